@@ -32,7 +32,7 @@ class ConnectAttempt(NamedTuple):
     Attributes:
         client_id: Client Identifier, as assigned where the client sent none.
         username: user name, or None where the client sent none.
-        password: as sent, or None.
+        password: the password as sent, or None.
         protocol_version: 3 (MQTT 3.1), 4 (MQTT 3.1.1) or 5.
         clean_start: Clean Start, or Clean Session in MQTT 3.1.1.
         keep_alive: seconds as asked for; 0 for none.
@@ -83,7 +83,7 @@ class Refused(NamedTuple):
 
     Attributes:
         reason_code: told to the client, where its packet may say it.
-        why: for the log alone, such as ``wrong password``; never a part of a secret.
+        why: the reason, for the log alone, such as ``wrong password``; never a part of a secret.
         username: whom the client has claimed to be in an exchange; None for what CONNECT says.
     """
 

@@ -17,16 +17,17 @@ class TcpFigures(NamedTuple):
     """What the kernel reported of the connection; see `penstock.broker.link.TcpLook`.
 
     Attributes:
-        age_seconds: since the kernel was asked.
+        age_seconds: seconds since the kernel was asked.
         rtt: smoothed RTT.
         rttvar: its mean deviation.
-        delivery_rate_bytes_per_second: at which data was lately acknowledged.
+        delivery_rate_bytes_per_second: the rate at which data was lately acknowledged.
         is_app_limited: the rate was measured while there was too little to send.
         unsent_bytes: bytes that the kernel has taken and never sent.
         unacked_segments: sent and not acknowledged.
-        retransmissions: of segments since the connection began.
+        retransmissions: the segments that were retransmitted since the connection began.
         retransmit_ratio: their share of the segments of the recent past, 0 to 1.
-        congestion_control: of the connection, such as ``cubic``; None where it is unknown.
+        congestion_control: the congestion control of the connection, such as ``cubic``; None where
+            it is unknown.
     """
 
     age_seconds: float
@@ -49,14 +50,14 @@ class LinkFigures(NamedTuple):
             away.
         rtt_source: name of its source, such as ``tcp_info``; "" before the first.
         rtt_bytes: payload bytes of the packet that was timed; 0 for a bare acknowledgement.
-        rtt_age_seconds: since the newest estimate was made, recent or not.
+        rtt_age_seconds: seconds since the newest estimate was made, recent or not.
         rtt_min: least RTT of the recent past.
         threshold_l: RTT above which the gate regards the path as congested; None where the gate has
             no such threshold.
         unsent_bytes: bytes that the broker had for the connection and the kernel had not taken, at
             the last write or the last time that writing resumed.
-        outstanding_age_seconds: since the oldest timed and unanswered packet was sent on this
-            connection.
+        outstanding_age_seconds: seconds since the oldest timed and unanswered packet was sent on
+            this connection.
         outstanding_bytes: payload bytes of that packet.
         tcp: what the kernel reported of the connection; None while the client is away.
         is_connected: whether the client has a network connection.
@@ -84,10 +85,10 @@ class DecisionFigures(NamedTuple):
         reason: what the gate compared with what.
         cause: one word for it, of `penstock.broker.outbox.withholding_record.CAUSES`.
         topic: Topic Name of the message.
-        payload_bytes: of the message.
+        payload_bytes: the payload bytes of the message.
         withheld_seconds: how long it has been held; for a client that is away, how long until the
             decision, as waiting time stops meanwhile.
-        age_seconds: since the decision.
+        age_seconds: seconds since the decision.
     """
 
     outcome: Literal["sent", "held", "gone"]
@@ -103,8 +104,8 @@ class SmallWaitFigures(NamedTuple):
     """What small messages have lately waited for behind large ones on the client's one connection.
 
     Attributes:
-        messages: that waited; waits below a tenth of a second do not count.
-        mean_seconds: of their waits.
+        messages: the messages that waited; waits below a tenth of a second do not count.
+        mean_seconds: the mean of their waits.
         since_seconds: the time that is told of: the last five to ten minutes, less for a new
             client.
     """
@@ -121,10 +122,11 @@ class PassageFigures(NamedTuple):
         last_seconds: what the newest of them took, from when it was sent, or the one before it was
             acknowledged, until its acknowledgement; None before the first.
         bytes_per_second: the same as a rate, without the round trip.
-        bad_bytes_per_second: of the newest that passed a bad path; None before the first.
-        pause_seconds: for which the next one waits as the last was slow; 0 for none.
+        bad_bytes_per_second: the rate of the newest that passed a bad path; None before the first.
+        pause_seconds: seconds for which the next one waits because the last one was slow; 0 for
+            none.
         on_way_bytes: payload bytes that are sent and not acknowledged.
-        on_way_seconds: since the oldest of these was sent; 0 for none.
+        on_way_seconds: seconds since the oldest of these was sent; 0 for none.
     """
 
     last_seconds: float | None
@@ -173,8 +175,9 @@ class LedgerFigures(NamedTuple):
         withheld: held by the gate.
         queued: waiting for other reasons.
         expired: their Message Expiry Interval had passed.
-        moved: to another member of their shared subscription, or to the client's other lane.
-        dropped: by reason.
+        moved: messages that went to another member of their shared subscription, or to the client's
+            other lane.
+        dropped: messages that were dropped, by reason.
         queued_bytes: payload bytes that wait, withheld or queued.
         waits_for: why no message leaves at the moment, as text.
     """
@@ -213,10 +216,11 @@ class ClientReport(NamedTuple):
     Attributes:
         client_id: Client Identifier.
         is_connected: whether it has a network connection.
-        gone_seconds: since its session ended, or its connection to a proxy; None while it has one.
-        username: of its newest connection, or None.
-        listener: of its newest connection; "" before its first.
-        why_away: of a client of a plugin such as an uplink: why it is not connected, or why it is
+        gone_seconds: seconds since its session ended, or its connection to a proxy; None while it
+            has one.
+        username: the username of its newest connection, or None.
+        listener: the listener of its newest connection; "" before its first.
+        why_away: for a client of a plugin such as an uplink: why it is not connected, or why it is
             by one connection in place of two; else "".
         subscriptions: how many, and of which size class; None where that is not known, as in a
             proxy and of a client that has gone.

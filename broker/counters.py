@@ -15,10 +15,10 @@ class Counters:
     """Counts of one broker, all from 0.
 
     Attributes:
-        bytes_received: of whole packets.
-        bytes_sent: handed to connections.
-        packets_received: of every type.
-        packets_sent: of every type.
+        bytes_received: the bytes of whole packets that were received.
+        bytes_sent: the bytes that were handed to connections.
+        packets_received: the packets of every type that were received.
+        packets_sent: the packets of every type that were sent.
         publish_received: PUBLISH packets from clients.
         publish_sent: PUBLISH packets to clients, repeats included.
         publish_refused: publishes that were not routed, by reason.
@@ -107,7 +107,7 @@ class Sample(NamedTuple):
 
     Attributes:
         labels: name to value, in their order.
-        value: of a counter, or a histogram.
+        value: the value of a counter, or a histogram.
     """
 
     labels: Mapping[str, str]
@@ -119,7 +119,7 @@ class Metric(NamedTuple):
 
     Attributes:
         name: ends in its unit, or in ``_total``.
-        type: as Prometheus calls it.
+        type: the metric's type, as Prometheus names it.
         help: what it counts, one sentence.
         samples: each with other labels.
     """

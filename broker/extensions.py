@@ -87,7 +87,7 @@ class Decision(NamedTuple):
     Attributes:
         verdict: the answer.
         topic: Topic Name of the message.
-        payload_bytes: of the message.
+        payload_bytes: the payload bytes of the message.
         sojourn: seconds for which it had been withheld then (ΔS of paper 002).
         at: monotonic seconds of the answer.
     """
@@ -153,8 +153,9 @@ class DeliveryGate:
         """Take note of a subscriber that has connected; its link has its names and its listener.
 
         Args:
-            link: of the subscriber.
-            user_properties: of its CONNECT, in their order; none before MQTT 5.0.
+            link: the link of the subscriber.
+            user_properties: the user properties of its CONNECT, in their order; none before MQTT
+                5.0.
 
         Returns:
             What of them is ignored and why, to be logged and counted; "" for nothing.
@@ -205,7 +206,7 @@ class LinkSampler:
         period: seconds between two calls of `sample` for each connected subscriber (T_Q of
             paper 002); None where the sampler needs none.
         probe_topic: Topic Name of probes, valid; None where none are sent.
-        probe_payload: of each probe.
+        probe_payload: the payload of each probe.
         is_sparing: the sampler says in the link what it would ignore. A broker whose only sampler
             it is does not call `sent` before `Link.quiet_until`, nor `acknowledged` while
             `Link.outstanding_since` is None.
@@ -229,10 +230,10 @@ class LinkSampler:
         """Take note of several at once, by `sent` for each unless overridden.
 
         Args:
-            link: of the subscriber.
-            first_packet_id: of the oldest; those of the others follow.
+            link: the link of the subscriber.
+            first_packet_id: the Packet Identifier of the oldest one; those of the others follow.
             n_packets: how many.
-            payload_bytes: of each.
+            payload_bytes: the payload bytes of each.
             now: monotonic seconds.
         """
         for packet_id in range(first_packet_id, first_packet_id + n_packets):
@@ -389,7 +390,7 @@ class MessageSink(ABC):
         """Take a message, for which there is room, without waiting.
 
         Args:
-            message: of QoS 0 when `receipt` is None.
+            message: the message, which has QoS 0 when `receipt` is None.
             receipt: settled by the sink once the message is safe or refused.
         """
 
@@ -397,7 +398,7 @@ class MessageSink(ABC):
         """Forget a deduplication identifier: the client may use it for another message after that.
 
         Args:
-            deduplication_id: as receipts have it; the sink may not have seen it.
+            deduplication_id: the identifier, as receipts have it; the sink may not have seen it.
             done: called once, on the loop's thread, with True when a crash cannot bring the
                 identifier back, or with False where that cannot be ensured. Then the broker asks
                 again later, and the client waits.
@@ -429,7 +430,7 @@ class Consumer(Protocol):
         """Send the client a message, or let it wait behind others; a large one passes the gate.
 
         Args:
-            message: with the topic, payload and properties that the client is to get.
+            message: the message with the topic, payload and properties that the client is to get.
             done: called once with what became of it, maybe before this returns. At QoS 0 that is
                 at once.
             now: monotonic seconds.
@@ -579,7 +580,8 @@ class LocalClients(Protocol):
         Flow control is asyncio's, both ways. What is written is handed over later, by the loop.
 
         Args:
-            protocol: of the client; its CONNECT names a client id below `LOCAL_CLIENT_PREFIX`.
+            protocol: the protocol of the client; its CONNECT names a client id below
+                `LOCAL_CLIENT_PREFIX`.
             tells_publisher: messages for it carry `PUBLISHER_PROPERTY`, behind all others.
             is_patient: what it publishes at QoS 1 and 2 waits for room and for the disk, and is
                 refused for neither: for one that forwards what others were told is safe.
@@ -595,8 +597,9 @@ class LocalClients(Protocol):
         Room is not looked at.
 
         Args:
-            client_id: of a relay that has a session.
-            first_byte: of the PUBLISH, with the QoS that the message has for everybody else.
+            client_id: the Client Identifier of a relay that has a session.
+            first_byte: the first byte of the PUBLISH, with the QoS that the message has for
+                everybody else.
             topic: Topic Name, valid.
             properties: encoded, with their length before them.
             payload: payload bytes.
@@ -616,8 +619,8 @@ class LocalClients(Protocol):
         At them, messages are dropped and counted, or their publishers are refused or wait.
 
         Args:
-            client_id: of a client that has a session.
-            messages: that may wait; None for the limit of all clients.
+            client_id: the Client Identifier of a client that has a session.
+            messages: the messages that may wait; None for the limit of all clients.
             n_bytes: payload bytes that may wait; None for the same.
             drops_oldest: what has waited longest is dropped, and not what comes.
             refuses: publishers of what comes are refused, or wait; also while the client is away.
@@ -630,7 +633,7 @@ class LocalClients(Protocol):
         """Have reports say of a client why it is not connected, or what else it is to be told of.
 
         Args:
-            client_id: of the client.
+            client_id: the Client Identifier of the client.
             why: returns it in words, "" for nothing; called at each report.
         """
 
@@ -655,7 +658,7 @@ class LocalClients(Protocol):
         """Let one of two clients of `keep_order` have what waits for the other, or comes for it.
 
         Args:
-            client_id: of the other, which has no connection.
+            client_id: the Client Identifier of the other, which has no connection.
             is_away: False: from now on it gets again what comes for it.
         """
 
@@ -674,9 +677,9 @@ class LocalClients(Protocol):
 
         Args:
             client_id: one of two clients of `keep_order`.
-            packet_id: of a message that it has not acknowledged, and which was not taken; None for
-                all of them. Then the client is not connected. What it has acknowledged by PUBREC
-                counts as delivered.
+            packet_id: the Packet Identifier of a message that it has not acknowledged, and which
+                was not taken; None for all of them. Then the client is not connected. What it has
+                acknowledged by PUBREC counts as delivered.
 
         Returns:
             How many messages the other one has got that may have been taken before.
@@ -692,7 +695,7 @@ class LocalClients(Protocol):
         """Return the number of the last change of what is retained.
 
         Args:
-            client_id: of a client.
+            client_id: the Client Identifier of a client.
 
         Returns:
             The number, where nothing waits that the client has not read; what it is sent may be
@@ -721,7 +724,8 @@ class LocalClients(Protocol):
         """Return topics whose retained messages some clients do not have, and do not get.
 
         Args:
-            client_ids: of clients for which a message may wait, or be unacknowledged.
+            client_ids: the Client Identifiers of clients for which a message may wait, or be
+                unacknowledged.
             filters: valid topic filters, to their QoS.
             after: a `retained_number`; messages that were set later count.
             except_of: what the Client Identifiers begin with of publishers that do not count.
@@ -733,9 +737,9 @@ class LocalClients(Protocol):
         """Send a client what is retained of a topic, or a clear, as if it had just been published.
 
         Args:
-            client_id: of the client.
-            topic: of the message.
-            qos: at most.
+            client_id: the Client Identifier of the client.
+            topic: the topic of the message.
+            qos: the maximum QoS.
             sizes: size class of what the client takes; None for both.
 
         Returns:
@@ -791,7 +795,7 @@ class PluginContext(NamedTuple):
         listeners: names of the listeners in the policy file.
         clients: knows the clients once the plugin is started; None where there are none.
         is_proxy: the plugin is one of the edge proxy.
-        sink_routes: by which sinks come and go while the broker runs, once the plugin is started;
+        sink_routes: adds and removes sinks while the broker runs, once the plugin is started;
             None where there is no broker.
         local_clients: connects clients in the broker's own process, from `Plugin.restored` on; None
             where there is no broker.
@@ -817,14 +821,14 @@ class Plugin:
         Config: a frozen dataclass that checks itself; its fields are the keys under the name.
         config: an instance of that, from the policy file.
         context: what the plugin is given of the broker.
-        gate: one in a broker.
-        sampler: told of every subscriber.
-        payload_store: one in a broker.
-        sinks: their names are unique in the broker.
-        sources: their prefixes are unique in the broker.
-        access: asked beside the other plugins'.
-        authenticators: their methods are unique in the broker.
-        callbacks: of events.
+        gate: a delivery gate; a broker has one.
+        sampler: a link sampler, which is told of every subscriber.
+        payload_store: a payload store; a broker has one.
+        sinks: message sinks, whose names are unique in the broker.
+        sources: message sources, whose prefixes are unique in the broker.
+        access: an access control, which is asked beside the other plugins'.
+        authenticators: authenticators, whose methods are unique in the broker.
+        callbacks: the callbacks of events.
         open_files: file descriptors that the plugin needs, which MQTT clients do not get.
         has_local_clients: it connects clients by `PluginContext.local_clients`.
     """

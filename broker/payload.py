@@ -40,7 +40,7 @@ class StoredPayload(Protocol):
         again in vain.
 
         Args:
-            start: where the piece begins, a multiple of `PIECE_BYTES` before the end.
+            start: the position where the piece begins, a multiple of `PIECE_BYTES` before the end.
 
         Raises:
             OSError: it cannot be read back.

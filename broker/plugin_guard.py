@@ -21,7 +21,7 @@ def is_logged(number: int, *, first: int = 1) -> bool:
     """Say whether one of many like cases is logged: the first ones, then each doubling.
 
     Args:
-        number: of the case, from 1.
+        number: the number of the case, from 1.
         first: how many are logged one by one.
     """
     return number <= first or not number & (number - 1)
@@ -38,7 +38,7 @@ def note_fault(
     Args:
         logger: gets the line.
         by_name: the counters.
-        name: of the part that raised, in the log and the counters.
+        name: the name of the part that raised, in the log and the counters.
         error: the exception.
         kind: precedes the name in the log.
     """

@@ -127,7 +127,7 @@ class LoadedPlugins:
 
         Args:
             logger: told why a plugin's files could not be used; it goes on with what it has.
-            guard: for each call.
+            guard: the guard for each call.
             at_start_alone: what the program reads at its start and not here, for the log.
             read: what the program itself has read again, as `Plugin.reload` names it.
             failed: keys of what it could not use.

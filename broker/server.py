@@ -76,7 +76,7 @@ class Server:
 
         Args:
             policy: a checked policy file.
-            logger: for what an operator should know; None for one named ``penstock``.
+            logger: the logger for what an operator should know; None for one named ``penstock``.
             memory_bytes: memory of the process, from which some limits are derived; None to ask the
                 system.
         """

@@ -43,7 +43,7 @@ class PluginCalls:
         """Begin without tasks.
 
         Args:
-            logger: for plugins that take too long.
+            logger: the logger for plugins that take too long.
             on_error: gets the name of a handler and the exception it raised.
             on_dropped: gets the name of a handler whose event was dropped.
             max_events: tasks of events from which on clients wait.

@@ -96,7 +96,7 @@ class AmqttHost(AccessControl):
 
         Args:
             policy: names at least one aMQTT plugin, or leaves the choice to aMQTT.
-            logger: for what an operator should know; None for one named ``penstock``.
+            logger: the logger for what an operator should know; None for one named ``penstock``.
             clock: returns monotonic seconds, from the same clock as every `now`.
             is_alone: whether nothing else authenticates clients.
 

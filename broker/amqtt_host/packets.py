@@ -168,9 +168,9 @@ def packet_view(
 
     Args:
         first_byte: packet type and flags.
-        size_bytes: of the whole packet.
+        size_bytes: the length of the whole packet in bytes.
         chunks: the packet; copied where they may change later.
-        version: of the client; None where there is no session yet.
+        version: the client's protocol version; None where there is no session yet.
     """
     frame = chunks[0] if len(chunks) == 1 and isinstance(chunks[0], bytes) else b"".join(chunks)
     if version is None:

@@ -33,8 +33,8 @@ def connack_properties(
     What is offered whole is left out, as the specification has it.
 
     Args:
-        options: from the policy file.
-        client_id: as sent or assigned.
+        options: the options from the policy file.
+        client_id: the Client Identifier as sent or assigned.
         packet: the client's CONNECT.
     """
     properties: dict[str, int | str] = {}
@@ -93,8 +93,8 @@ def check_publish(options: MqttOptions, first_byte: int) -> None:
     """Check that the broker offers what a PUBLISH needs.
 
     Args:
-        options: from the policy file.
-        first_byte: of the packet.
+        options: the options from the policy file.
+        first_byte: the first byte of the packet.
 
     Raises:
         ProtocolError: QoS not supported [MQTT-3.2.2-11], retain not supported [MQTT-3.2.2-14].

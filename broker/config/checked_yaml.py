@@ -89,7 +89,7 @@ def read_text(
     """Return a file's text, without the U+FEFF that editors and spreadsheets may put first.
 
     Args:
-        path: of the file.
+        path: the path of the file.
         form: what it is to hold, for errors.
         named_by: the key that names it: the file must then be a regular one, and an error that
             it cannot be read names the key. None for a file that a command line names, which may
@@ -134,7 +134,7 @@ def parse_mapping(text: str, file: str) -> dict[str, Any]:
 
     Args:
         text: one YAML document.
-        file: its name, for errors.
+        file: the file's name, for errors.
 
     Raises:
         ConfigError: as `read_mapping`.
@@ -178,7 +178,7 @@ def _problems_of_node(root: yaml.Node, loader: yaml.SafeLoader) -> list[ConfigPr
     and what looks like a number or a date and is none.
 
     Args:
-        root: of the document.
+        root: the root of the document.
         loader: makes values of its nodes.
     """
     problems: list[ConfigProblem] = []
@@ -453,10 +453,10 @@ def check_listeners(path: str, names: Iterable[str], known: Collection[str], fil
     """Check that the listeners exist of which a plugin's keys say something.
 
     Args:
-        path: of the keys in the file.
-        names: of listeners, as the keys give them.
+        path: the path of the keys in the file.
+        names: the names of listeners, as the keys give them.
         known: names of the listeners that there are.
-        file: its name, for errors.
+        file: the file's name, for errors.
 
     Raises:
         ConfigError: with each that does not exist.

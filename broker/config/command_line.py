@@ -57,8 +57,8 @@ class CommandLine(typer.Typer):
 
         Args:
             argv: arguments after the program's name; None for those of the process.
-            prog_name: as usage and errors show it.
-            obj: of the command's context.
+            prog_name: the program's name, as usage and errors show it.
+            obj: the object of the command's context.
         """
         try:
             self(args=argv, prog_name=prog_name, obj=obj)

@@ -172,7 +172,7 @@ class SessionDatabase:
     """One open database, for one thread at a time; any thread may call `read_payload`.
 
     Attributes:
-        path: name of the file.
+        path: the file's name.
         tightened: names of its files that other users could read until now.
         n_staying: payloads that `read` left in the database.
         room_bytes: bytes of messages for which there is room; `write` and `measure` set it.
@@ -182,7 +182,7 @@ class SessionDatabase:
         """Open the file, or create it.
 
         Args:
-            path: name of the file.
+            path: the file's name.
             is_flushed: whether each commit is on the disk before it is reported.
 
         Raises:

@@ -59,7 +59,7 @@ def open_private(path: str) -> int:
     overwritten, so links are refused.
 
     Args:
-        path: name of the file.
+        path: the file's name.
 
     Raises:
         DatabaseFileError: the name is a link, is no regular file, or the file has a second name.
@@ -247,7 +247,7 @@ class Format(NamedTuple):
 
     Attributes:
         application_id: stands in the file's header, so that no other program's database is used.
-        version: of the schema.
+        version: the version of the schema.
         schema: statements that create the tables.
     """
 

@@ -21,8 +21,8 @@ class DiskReserve:
     """A file that holds space until it is needed.
 
     Args:
-        path: name of the file.
-        n_bytes: its size.
+        path: the file's name.
+        n_bytes: the size of the file in bytes.
 
     Attributes:
         is_held: the space is reserved.

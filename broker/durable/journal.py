@@ -95,7 +95,7 @@ class Journal:
     stored deliveries and retained messages refer to it.
 
     Attributes:
-        number: of the commit that the next change will be in.
+        number: the number of the commit that the next change will be in.
         n_changes: changes noted so far; equal before and after a call that changed nothing.
         sealed: the batch that is being written, or None.
         is_failing: the disk refused the sealed batch, which is tried again and again.
@@ -207,9 +207,9 @@ class Journal:
         Args:
             own: its side of the journal.
             stored: its deliveries that are stored.
-            has_expired: its expiry interval has passed. If its stored row says so, a restart would
-                end it at once. Then it may be deleted in a commit that no client waits for, or
-                together with others, as their rows lie on the same pages.
+            has_expired: whether its expiry interval has passed. If its stored row says so, a
+                restart would end it at once. Then it may be deleted in a commit that no client
+                waits for, or together with others, as their rows lie on the same pages.
         """
         self._limited.pop(own.session, None)
         is_known = own not in self._sessions
@@ -248,7 +248,7 @@ class Journal:
 
         Args:
             session: newly made.
-            row: its number.
+            row: the row's number.
             lost_at: monotonic seconds when it lost its connection; None where it still had one.
         """
         own = session.journal = SessionJournal(self, session, row, is_stored=True)
@@ -292,8 +292,8 @@ class Journal:
         """Settle a receipt once everything that has changed so far is committed.
 
         Args:
-            receipt: of one publish.
-            n_bytes: of its payload.
+            receipt: the receipt of one publish.
+            n_bytes: the length of its payload in bytes.
             publisher: the client to stop reading from if too much waits already.
         """
         self._receipts.append(receipt)
@@ -390,7 +390,7 @@ class Journal:
 
         Args:
             publisher: session of its publisher.
-            plan: where it is to go.
+            plan: the targets of its topic.
             message: the published message.
         """
         lacks_room = self.lacks_room(message)
@@ -433,7 +433,8 @@ class Journal:
 
         Args:
             epoch: seconds of the database's clock at which the monotonic clock was 0.
-            away: of these, how many passed while no broker ran; lost connections do not count them.
+            away: seconds among these that passed while no broker ran; lost connections do not count
+                them.
 
         Returns:
             The batch, to be written and then reported by `committed`; it may be empty. None where

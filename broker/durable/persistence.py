@@ -75,7 +75,7 @@ class PersistentState:
         """Open the database and bring the broker into the state of its last commit.
 
         Args:
-            config: from the policy file; its durability is not ``memory``.
+            config: the config from the policy file; its durability is not ``memory``.
             core: without clients; its plugins have started.
             clock: returns monotonic seconds, as every `now` of the core.
             settle: runs a call into the core as a turn of the driver.

@@ -39,11 +39,11 @@ class PluginDatabase:
     """The file; a subclass has the tables and what is done with them.
 
     Attributes:
-        what: for errors, such as ``spool``.
+        what: the word for the file in errors, such as ``spool``.
         allowed: what an error says that the path may be.
-        format: of the file.
+        format: the format of the file.
         error: raised where the file cannot be used or written; the message names it.
-        full_error: the same where the disk is full; a kind of `error`.
+        full_error: the error that is raised where the disk is full, a subclass of `error`.
     """
 
     what: ClassVar[str]
@@ -58,8 +58,8 @@ class PluginDatabase:
         """Name the file; `open` follows.
 
         Args:
-            path: its name.
-            synchronous: of SQLite: ``FULL`` or ``NORMAL``.
+            path: the file's name.
+            synchronous: SQLite's setting of that name: ``FULL`` or ``NORMAL``.
             reserve: space that the file keeps for deleting; None for none.
         """
         self._path = path

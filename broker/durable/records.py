@@ -18,13 +18,14 @@ class SessionRow(NamedTuple):
     """One session that outlives its connection.
 
     Attributes:
-        row: its number.
+        row: the row's number.
         client_id: Client Identifier.
         username: user name of the newest connection, or None.
         listener: name of the newest connection's listener.
         version: protocol version of the newest connection.
         expiry_interval: seconds for which it outlives its connection; None without limit.
-        lost_at: when its connection ended, less `StorageClock.away`; None while it has one.
+        lost_at: the time at which its connection ended, less `StorageClock.away`; None while it has
+            one.
         origin: bytes that no other session has, of this or any other time.
     """
 
@@ -43,10 +44,10 @@ class SubscriptionRow(NamedTuple):
 
     Attributes:
         session: row of the session.
-        topic_filter: as given.
+        topic_filter: Topic Filter, as the client gave it.
         qos: granted QoS.
-        no_local: as given.
-        retain_as_published: as given.
+        no_local: No Local, as the client gave it.
+        retain_as_published: Retain As Published, as the client gave it.
         subscription_id: Subscription Identifier, or 0 for none.
         is_retained_due: retained messages that match are still to be sent to it.
         sizes: the size class of the messages that it takes; None for both.
@@ -66,15 +67,15 @@ class MessageRow(NamedTuple):
     """One message, once for all that refer to it.
 
     Attributes:
-        row: its number.
+        row: the row's number.
         topic: Topic Name.
         payload: bytes in a row to be written, `keep`'s result in a row that was read; None where
             the payload store could not read it back.
-        qos: it was published with.
-        retain: it was published with.
-        arrived_at: when.
-        expires_at: when, or None for never.
-        properties: as in a PUBLISH, or None for none.
+        qos: QoS with which it was published.
+        retain: RETAIN flag with which it was published.
+        arrived_at: the time of its arrival.
+        expires_at: the time at which it expires, or None for never.
+        properties: the properties, encoded as in a PUBLISH, or None for none.
         publisher: Client Identifier of the publisher.
     """
 
@@ -96,7 +97,7 @@ class DeliveryRow(NamedTuple):
         row: its number; the order of arrival within a session.
         session: row of the session; 0 for a delivery of a share that no durable session holds.
         message: row of the message.
-        qos: of the delivery.
+        qos: the QoS of the delivery.
         retain: RETAIN flag of the delivery.
         subscription_ids: numbers with a comma between them, or None for none.
         packet_id: Packet Identifier while it is inflight, otherwise 0.
@@ -168,7 +169,7 @@ class Batch(Stored):
     need no objects.
 
     Attributes:
-        number: of the commit; commits are written in order.
+        number: the number of the commit; commits are written in order.
         gone_sessions: rows of sessions, to delete with their subscriptions and packet identifiers.
         gone_subscriptions: (session, topic filter).
         moved_deliveries: (session, packet identifier, its PUBREC has come, row) of each delivery

@@ -35,7 +35,7 @@ def restore(
 
     Args:
         core: its plugins have started; no client is connected.
-        journal: of the core.
+        journal: the journal of the core.
         stored: read from the database.
         epoch: seconds of the database's clock at which the monotonic clock was 0.
         now: monotonic seconds.
@@ -160,10 +160,10 @@ def _deliver(
     """Put a delivery where it was: inflight, or waiting behind earlier ones.
 
     Args:
-        journal: of the core.
+        journal: the journal of the core.
         session: the subscriber's.
         delivery: made from `row`.
-        row: of the delivery.
+        row: the row of the delivery.
         is_lost: the payload store could not read the payload when the message was stored.
     """
     journal.restored_delivery(delivery, row.row)

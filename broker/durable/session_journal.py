@@ -82,7 +82,7 @@ class DeliveryJournal(ABC):
         """The session ends; its messages, still in outbox and inflight window, end with it.
 
         Args:
-            has_expired: its expiry interval has passed, as a restart would find as well.
+            has_expired: whether its expiry interval has passed, as a restart would find as well.
         """
 
     def _take_stored(self, session: Session) -> list[Delivery]:
@@ -149,7 +149,7 @@ class SessionJournal(DeliveryJournal):
         """The session ends; its messages, still in outbox and inflight window, end with it.
 
         Args:
-            has_expired: its expiry interval has passed, as a restart would find as well.
+            has_expired: whether its expiry interval has passed, as a restart would find as well.
         """
         self._is_ended = True
         stored = self._take_stored(self.session)
@@ -182,8 +182,8 @@ class ShareJournal(DeliveryJournal):
         """Begin without any delivery.
 
         Args:
-            journal: of the broker.
-            session: that holds the deliveries; None for those that no session holds.
+            journal: the journal of the broker.
+            session: the session that holds the deliveries; None for those that no session holds.
         """
         super().__init__(journal, 0)
         self._session = session

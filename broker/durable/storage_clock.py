@@ -28,7 +28,7 @@ class Boot(NamedTuple):
 
     Attributes:
         boot_id: another one after each start; "" where the system has none.
-        seconds: since then, the time in suspension included.
+        seconds: seconds since the machine's start, the time in suspension included.
     """
 
     boot_id: str
@@ -63,7 +63,7 @@ class StorageClock:
     """Seconds of one storage's life.
 
     Args:
-        clocks: of the machine.
+        clocks: the clocks of the machine.
         stored: text that `stored_text` returned in an earlier run; "" for none.
         at_least: seconds that were certainly reached when the storage was open.
         is_off_counted: whether the time for which the machine was off counts, as far as the wall
@@ -109,10 +109,10 @@ class _Last(NamedTuple):
     """The moment at which a clock was stored.
 
     Attributes:
-        seconds: of the clock.
-        boot: since the machine's start.
+        seconds: the seconds of the clock.
+        boot: the moment since the machine's start.
         wall: seconds since the Unix epoch.
-        away: as of the clock.
+        away: `StorageClock.away` at that moment.
     """
 
     seconds: float

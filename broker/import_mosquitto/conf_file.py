@@ -13,8 +13,8 @@ class Line(NamedTuple):
     """One directive in a file.
 
     Attributes:
-        file: its name.
-        number: of the line, from 1.
+        file: the file's name.
+        number: the number of the line, from 1.
         name: the first word.
         value: the rest without surrounding blanks; "" for nothing.
     """
@@ -35,7 +35,7 @@ def parse_lines(text: str, file: str) -> list[Line]:
 
     Args:
         text: the whole file.
-        file: its name.
+        file: the file's name.
     """
     lines = []
     for number, line in enumerate(text.splitlines(), 1):

@@ -47,8 +47,8 @@ class Directive:
     Attributes:
         place: what it applies to.
         values: the allowed words; () for any text.
-        minimum: of a number; None where the value is no number.
-        maximum: of a number.
+        minimum: the least number that is allowed; None where the value is no number.
+        maximum: the greatest number that is allowed.
         is_raised: a number below `minimum` counts as the minimum.
         may_repeat: whether it may be given several times in one place; where it is carried over,
             the last one takes effect.
@@ -142,8 +142,8 @@ def problem_of(directive: Directive, value: str) -> str:
     """Return what a directive's value may be, if it is something else; "" if it is allowed.
 
     Args:
-        directive: of mosquitto.
-        value: by `value_of`.
+        directive: the directive of mosquitto.conf.
+        value: the value, as `value_of` returns it.
     """
     if directive.minimum is not None:
         if not _is_number(value) or not directive.minimum <= int(value) <= directive.maximum:

@@ -116,7 +116,7 @@ class Translation(NamedTuple):
 
     Attributes:
         policy: the file's top level.
-        notes: in the order of the lines.
+        notes: the notes in the order of the lines.
         passwords: name of an uplink to the line with its password, which its `password_file` is to
             have.
     """
@@ -132,7 +132,7 @@ class _FilePlugin:
 
     Attributes:
         key: ``password_file`` or ``acl_file``: its only option, which is a directive, too.
-        line: that loads it.
+        line: the line that loads it.
         option: the line that names the file; None where there is none.
     """
 
@@ -146,12 +146,12 @@ class _Listener:
     """One listener of mosquitto's.
 
     Attributes:
-        line: with ``listener``; None for the default listener.
+        line: the line with ``listener``; None for the default listener.
         port: None where none is given.
         host: address, name or path of a Unix socket; None for all interfaces.
         set: its other directives, by name.
         origins: web sites whose pages may connect; empty for any.
-        plugins: that are used on it alone.
+        plugins: the plugins that are used on it alone.
     """
 
     line: Line | None
@@ -182,7 +182,7 @@ def translate(lines: Iterable[Line], host: str) -> Translation:
     """Return the policy that does what a mosquitto.conf says.
 
     Args:
-        lines: of the file.
+        lines: the lines of the file.
         host: name of the machine, which is part of a bridge's client id.
 
     Raises:

@@ -43,7 +43,7 @@ class Topic(NamedTuple):
     Attributes:
         directions: ``up``, ``down`` or both.
         filter: topic filter without prefixes; "" where one topic becomes another.
-        qos: of the subscription.
+        qos: the QoS of the subscription.
         local_prefix: "" for none.
         remote_prefix: "" for none.
     """
@@ -62,7 +62,7 @@ def read_topic(text: str) -> Topic:
     """Return what a line ``topic`` says.
 
     Args:
-        text: behind the directive's name.
+        text: the text behind the directive's name.
 
     Raises:
         ValueError: with what is allowed.
@@ -102,7 +102,7 @@ def read_addresses(text: str) -> list[str]:
     """Return the addresses of a bridge, with their ports.
 
     Args:
-        text: behind the directive's name.
+        text: the text behind the directive's name.
 
     Raises:
         ValueError: with what is allowed.
@@ -124,7 +124,7 @@ def read_restart(text: str) -> dict[str, int]:
     """Return the keys of ``reconnect`` that ``restart_timeout`` stands for.
 
     Args:
-        text: behind the directive's name.
+        text: the text behind the directive's name.
 
     Raises:
         ValueError: with what is allowed.
@@ -165,7 +165,7 @@ class Bridge:
     """One bridge.
 
     Attributes:
-        line: with ``connection``.
+        line: the line with ``connection``.
         set: its other directives by name, without ``topic``.
         topics: lines with ``topic``.
         notes: (line, what is not as it was), once `keys` was called.
@@ -204,7 +204,7 @@ class Bridge:
 
         Args:
             host: name of the machine.
-            password_file: where its password will be, if it has one.
+            password_file: the file that will hold its password, if it has one.
         """
         if not self.topics:
             self.notes.append((self.line, "it has no topic, so nothing passes; it is left out"))

@@ -16,7 +16,7 @@ def expiry_time(properties: Mapping[str, Any], now: float) -> float | None:
     """Return when a message expires that is received or published at a time.
 
     Args:
-        properties: of the message.
+        properties: the properties of the message.
         now: monotonic seconds.
 
     Returns:

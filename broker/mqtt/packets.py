@@ -160,7 +160,7 @@ class SubscriptionRequest(NamedTuple):
     A tuple, as one SUBSCRIBE may have thousands: it is built in a third of the time.
 
     Attributes:
-        topic_filter: as sent, ``$share/NAME/`` included.
+        topic_filter: the Topic Filter as sent, ``$share/NAME/`` included.
         qos: Maximum QoS.
         no_local: do not send back what this client publishes.
         retain_as_published: keep the RETAIN flag that messages were published with.

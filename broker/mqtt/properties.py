@@ -269,7 +269,7 @@ def read_publish_properties(
         data: bytes that hold the packet; if more bytes follow it, the caller checks that the
             returned position is inside the packet.
         start: position of the Property Length.
-        most_properties: as in `read_properties`.
+        most_properties: the maximum number, as in `read_properties`.
 
     Returns:
         (properties, position of the payload).
@@ -287,7 +287,7 @@ def write_properties(properties: Properties, carrier: int) -> bytes:
     """Write properties after their Property Length.
 
     Args:
-        properties: as `read_properties` returns them.
+        properties: the properties as `read_properties` returns them.
         carrier: packet type, or `WILL`.
 
     Raises:

@@ -57,9 +57,11 @@ class ProxyHeader(NamedTuple):
 
     Attributes:
         n_bytes: its length; the bytes after it are the client's.
-        address: of the client; "" where the proxy does not know it or sends the header for itself.
-        port: of the client, or 0.
-        common_name: of the client's certificate, where the proxy has verified one; or None.
+        address: the client's address; "" where the proxy does not know it or sends the header for
+            itself.
+        port: the port of the client, or 0.
+        common_name: the common name of the client's certificate, where the proxy has verified one;
+            or None.
     """
 
     n_bytes: int
@@ -203,10 +205,11 @@ def write_proxy_header(
     """Return a header of version 2 for a client's connection.
 
     Args:
-        source: of the client; None where it has no address, as on a Unix socket.
+        source: the client's own address; None where it has no address, as on a Unix socket.
         destination: the address that it has connected to; None where that is unknown.
-        tls_version: such as ``TLSv1.3``; None where it does not speak TLS.
-        common_name: of its certificate, which was verified; None where it has shown none.
+        tls_version: the version of TLS, such as ``TLSv1.3``; None where it does not speak TLS.
+        common_name: the common name of its certificate, which was verified; None where it has shown
+            none.
 
     Raises:
         ProxyHeaderError: the name is too long for a header.

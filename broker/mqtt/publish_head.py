@@ -21,9 +21,9 @@ def read_publish_head(
 
     Args:
         data: bytes that hold the whole packet; others may stand before and behind it.
-        first_byte: of the packet.
-        start: where its variable header begins: the topic begins two bytes later.
-        stop: where the packet ends.
+        first_byte: the first byte of the packet.
+        start: the position where its variable header begins; the topic begins two bytes later.
+        stop: the position where the packet ends.
         version: protocol version.
 
     Returns:

@@ -121,7 +121,7 @@ class ReceiveBuffer:
 
         Args:
             data: what `receive_data` returned last.
-            position: where the incomplete frame begins; `len(data)` if there is none.
+            position: the position where the incomplete frame begins; `len(data)` if there is none.
 
         Raises:
             MalformedPacketError: its Remaining Length has more than four bytes [MQTT-1.5.5].

@@ -39,7 +39,7 @@ def packets_from(packets: bytes, first_packet_id: int, n_packets: int) -> bytes:
 
     Args:
         packets: one of the `ALL_...`.
-        first_packet_id: of them.
+        first_packet_id: the Packet Identifier of the first one.
         n_packets: how many; the last identifier is at most 65,535.
     """
     start = first_packet_id * PACKET_BYTES
@@ -53,10 +53,10 @@ def n_equal_packets(
 
     Args:
         packets: one of the `ALL_...`.
-        first_packet_id: of the expected packets.
+        first_packet_id: the Packet Identifier of the expected packets.
         n_packets: how many are expected, at most.
         data: received bytes.
-        position: where the first may begin.
+        position: the position where the first packet may begin.
     """
     most = min(n_packets, (len(data) - position) // PACKET_BYTES)
     start = first_packet_id * PACKET_BYTES
@@ -77,7 +77,7 @@ def answers(first_byte: int, packet_ids: bytes | bytearray) -> bytearray:
     """Return packets with any Packet Identifiers.
 
     Args:
-        first_byte: of each.
+        first_byte: the first byte of each.
         packet_ids: the identifiers, two bytes each.
     """
     packets = bytearray(bytes((first_byte, 2, 0, 0)) * (len(packet_ids) // 2))
@@ -94,9 +94,9 @@ def number_packets(
     Args:
         packets: changed in place.
         packet_id_at: position of the first identifier.
-        stop: where the last packet ends.
-        packet_bytes: of each.
-        first_packet_id: of the new ones; the last one is at most 65,535.
+        stop: the position where the last packet ends.
+        packet_bytes: the length of each packet in bytes.
+        first_packet_id: the Packet Identifier of the new ones; the last one is at most 65,535.
     """
     last = first_packet_id + (stop - packet_id_at - 1) // packet_bytes
     packets[packet_id_at:stop:packet_bytes] = _HIGH[first_packet_id : last + 1]
@@ -110,11 +110,11 @@ def end_of_like(
 
     Args:
         data: received bytes.
-        position: where the one begins.
-        stop: where it ends.
-        topic_end: where its topic ends.
+        position: the position where the packet begins.
+        stop: the position where it ends.
+        topic_end: the position where its topic ends.
         between: what stands between its Packet Identifier and its payload.
-        last: where the last of them may begin.
+        last: the position where the last of them may begin.
     """
     packet_bytes = stop - position
     end = end_of_equal_heads(
@@ -139,10 +139,10 @@ def end_of_equal_heads(data: bytes, head: bytes, stop: int, packet_bytes: int, e
 
     Args:
         data: received bytes.
-        head: with which each packet begins, at least one byte.
-        stop: where the first packet ends.
-        packet_bytes: of each.
-        end: where the last one ends at most.
+        head: the bytes with which each packet begins, at least one byte.
+        stop: the position where the first packet ends.
+        packet_bytes: the length of each packet in bytes.
+        end: the position where the last one ends at most.
     """
     last = end - packet_bytes
     n_packets = _FIRST_LOOK_PACKETS

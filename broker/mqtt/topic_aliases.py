@@ -29,7 +29,7 @@ class IncomingAliases:
     Invariant: no alias is above the maximum or 0.
 
     Attributes:
-        n_bytes: of the topics.
+        n_bytes: the bytes that the topics have.
     """
 
     __slots__ = ("_maximum", "_topics", "n_bytes")
@@ -50,7 +50,7 @@ class IncomingAliases:
         A topic that comes with the alias is the alias's topic from now on.
 
         Args:
-            alias: as received.
+            alias: the alias as received.
             topic_bytes: Topic Name in UTF-8, as received; b"" where the alias replaces it.
 
         Raises:

@@ -111,8 +111,8 @@ def write_packet(packet: Packet, version: int) -> bytes:
     """Return a whole packet.
 
     Args:
-        packet: of any class; its values are assumed valid, as `penstock.broker.mqtt.reader` checks
-            them.
+        packet: the packet of any class; its values are assumed valid, as
+            `penstock.broker.mqtt.reader` checks them.
         version: 3, 4 or 5; a CONNECT is written in its own `protocol_version`.
 
     Raises:

@@ -53,7 +53,7 @@ class MemoryTransport(asyncio.Transport):
     """One end of a connection in memory.
 
     Attributes:
-        protocol: of this end.
+        protocol: the protocol of this end.
         other: the other end.
         unread: what was written at the other end and has not been received at this one.
         unread_bytes: what it sums up to.
@@ -245,7 +245,7 @@ class InProcessClients:
         """Prepare; clients can be connected once the broker listens.
 
         Args:
-            driver: of the broker.
+            driver: the driver of the broker.
             reception: returns that of the broker, once there is one.
         """
         self._driver = driver

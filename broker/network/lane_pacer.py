@@ -37,7 +37,7 @@ class LanePacer:
         """Begin, with nothing on its way; a connection that the kernel cannot pace is left alone.
 
         Args:
-            transport: of the connection.
+            transport: the transport of the connection.
             loop: the event loop.
             clock: monotonic seconds.
             on_yield: called when a message, or what follows it without a gap, has begun to yield.

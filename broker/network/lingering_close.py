@@ -32,7 +32,7 @@ def half_close(transport: asyncio.Transport, *, is_reading: bool) -> None:
     """End what is sent to a peer, and go on reading what it sends.
 
     Args:
-        transport: of the connection; it is dropped where the peer has reset it.
+        transport: the transport of the connection; it is dropped where the peer has reset it.
         is_reading: whether it is being read from.
     """
     try:

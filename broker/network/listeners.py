@@ -98,7 +98,7 @@ class Listening:
     """One listener with its sockets.
 
     Attributes:
-        listener: from the policy file.
+        listener: the listener from the policy file.
         address: (host, port) it is bound to; (path, 0) for a Unix socket.
     """
 
@@ -113,8 +113,8 @@ class Listening:
         """Prepare a listener; `open` binds it.
 
         Args:
-            listener: from the policy file.
-            reception: of the broker or proxy.
+            listener: the listener from the policy file.
+            reception: the reception of the broker or proxy.
             new_protocol: returns what speaks MQTT on a connection, above its layers. Without
                 layers it calls `AcceptedConnection.accept` in `connection_made`.
             maximum_packet_size: bytes of the largest packet that a client may send.
@@ -358,8 +358,8 @@ def _bound_sockets(
     another address, it chooses again.
 
     Args:
-        found: as `socket.getaddrinfo` returns them.
-        listener: of the policy file.
+        found: the addresses, as `socket.getaddrinfo` returns them.
+        listener: the listener of the policy file.
         plan: options for retransmissions, or None.
 
     Raises:

@@ -16,8 +16,8 @@ class LocalProtocol(asyncio.Protocol):
     """One connection, in MQTT 5; a subclass reads the packets.
 
     Attributes:
-        lost_error: with which everything fails that is expected when the connection ends.
-        transport: of the connection.
+        lost_error: the error with which every expected answer fails when the connection ends.
+        transport: the transport of the connection.
         session_present: the broker has had the session before.
         is_lost: the connection has ended.
     """
@@ -39,8 +39,8 @@ class LocalProtocol(asyncio.Protocol):
         It fails with `lost_error` when the connection ends before. It need not be waited for.
 
         Args:
-            first_byte: of the packet that is the answer.
-            packet_id: that it has; 0 where it has none.
+            first_byte: the first byte of the packet that is the answer.
+            packet_id: the Packet Identifier that it has; 0 where it has none.
         """
         answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         if self.is_lost:

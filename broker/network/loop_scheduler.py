@@ -84,7 +84,7 @@ class Driver:
     """Runs one core on the event loop; all of it on the loop's thread.
 
     Attributes:
-        core: what is driven; set right after both were made.
+        core: the broker that it drives; set right after both were made.
         clock: monotonic seconds, the `now` of every call into the core.
         loop: the event loop.
         protocols: the network connections there are.
@@ -102,8 +102,8 @@ class Driver:
         """Wait for connections.
 
         Args:
-            limits: of the policy.
-            logger: told of faults.
+            limits: the limits of the policy.
+            logger: gets a line for each fault.
             loop: the event loop; None for the one that runs.
             clock: monotonic seconds.
         """

@@ -43,9 +43,9 @@ class Reception:
     """What the incoming connections of all listeners share.
 
     Attributes:
-        admission: of the broker.
-        counters: of the broker.
-        logger: of the broker.
+        admission: the admission of the broker.
+        counters: the counters of the broker.
+        logger: the logger of the broker.
         clock: returns monotonic seconds.
         timeout: seconds that the layers of a connection may take.
         in_layers: connections that do not speak MQTT yet.
@@ -80,15 +80,16 @@ class AcceptedConnection:
     """One connection.
 
     Attributes:
-        reception: of the broker.
+        reception: the reception of the broker.
         listener: name of the listener that accepts it, in the policy file.
-        places: of that listener.
+        places: the listener's places for connections.
         is_behind_proxy: whether its peer is a proxy, which will send the client's address.
         transport: the lowest one, of the socket itself; set on acceptance.
         place: set on acceptance; None where there was none.
         accepted_at: monotonic seconds.
-        remote_address: of the client, as the socket or a proxy gives it; "" where it has none.
-        remote_port: of the client, or 0.
+        remote_address: the remote address of the client, as the socket or a proxy gives it; ""
+            where it has none.
+        remote_port: the remote port of the client, or 0.
         ssl_object: the TLS connection, or None.
         certificate_name: common name of the client's verified certificate, or None.
         connection: what speaks MQTT on it once its layers are ready; before that None.
@@ -140,7 +141,7 @@ class AcceptedConnection:
 
         Args:
             address: "" leaves it as it is.
-            port: of the client.
+            port: the port of the client.
 
         Returns:
             False where the connection was cut off.
@@ -239,7 +240,7 @@ class Layer(asyncio.Protocol, asyncio.Transport):
     Attributes:
         above: the protocol that sees this layer as its transport.
         below: the transport that sees it as its protocol; set on acceptance.
-        arrival: of the connection.
+        arrival: the connection as it was accepted.
         is_open: `above.connection_made` was called.
         is_below_paused: the transport below has called `pause_writing`.
     """

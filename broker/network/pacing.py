@@ -113,7 +113,7 @@ class Pacing:
         was acknowledged before tells nothing of the rate.
 
         Args:
-            info: of the connection.
+            info: the TCP figures of the connection.
             now: monotonic seconds.
 
         Returns:
@@ -138,7 +138,7 @@ class Pacing:
         """Choose the pace from here on.
 
         Args:
-            info: of the connection, which sends.
+            info: the TCP figures of the connection, which sends.
             now: monotonic seconds.
 
         Returns:
@@ -209,7 +209,7 @@ class Pacing:
 
         Args:
             queue: seconds.
-            seconds: since the last acknowledgement before this one.
+            seconds: the seconds since the last acknowledgement before this one.
         """
         self._rate = max(self._rates, default=self._rate)
         if self._rate is None:
@@ -231,7 +231,7 @@ class Pacing:
         """Send at what the path delivers, or try whether it carries more.
 
         Args:
-            room: for more in the queue, 0 to 1.
+            room: how much more the queue may hold, 0 to 1.
             rate: delivered bytes per second; None where there was too little to send to tell.
             now: monotonic seconds.
             is_calm: there is no queue.

@@ -21,7 +21,7 @@ class RevocationList(NamedTuple):
 
     Attributes:
         issuer: DER of the authority's name.
-        serials: of the certificates that it has revoked.
+        serials: the serial numbers of the certificates that it has revoked.
         next_update: when the list expires; None where it does not say.
     """
 
@@ -56,8 +56,8 @@ def is_revoked(lists: list[RevocationList], certificate: bytes) -> bool:
     """Say whether a certificate is in a list of its issuer.
 
     Args:
-        lists: to search.
-        certificate: in DER.
+        lists: the lists to search.
+        certificate: the certificate in DER.
 
     Raises:
         ValueError: the certificate cannot be decoded.

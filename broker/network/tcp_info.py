@@ -70,7 +70,7 @@ def parse_tcp_info(data: bytes) -> TcpInfo | None:
     """Return the fields of a struct tcp_info, or None where it is too short.
 
     Args:
-        data: from getsockopt; kernels before 4.9 return less than is needed.
+        data: the data from getsockopt; kernels before 4.9 return less than is needed.
     """
     if len(data) < _LAYOUT.size:
         return None

@@ -51,7 +51,7 @@ class Retransmissions:
     Attributes:
         max_ms: longest time between two retransmissions.
         give_up_ms: time from the first transmission to the loss of a connection.
-        orphan_ms: the same for a connection that the broker has closed.
+        orphan_ms: the same time for a connection that the broker has closed.
     """
 
     max_ms: int
@@ -119,7 +119,7 @@ def set_give_up(sock: socket.socket, give_up_ms: int) -> None:
     """Set when a socket's connection is lost, in place of `tcp_retries2` and its like.
 
     Args:
-        sock: of TCP.
+        sock: a TCP socket.
         give_up_ms: milliseconds without an acknowledgement.
 
     Raises:
@@ -133,8 +133,8 @@ def set_congestion_control(sock: socket.socket, name: str) -> None:
     """Set the congestion control of a socket's connections.
 
     Args:
-        sock: of TCP, not listening yet.
-        name: as the kernel calls it, such as `bbr`.
+        sock: a TCP socket that does not listen yet.
+        name: the kernel's name of it, such as `bbr`.
 
     Raises:
         CongestionControlError: it is not available; the message names those that are, and how to
@@ -213,7 +213,7 @@ def set_keepalive(sock: socket.socket, times: Mapping[str, int]) -> None:
     """Have the kernel ask the peer of a silent TCP connection whether it is still there.
 
     Args:
-        sock: of TCP.
+        sock: a TCP socket.
         times: names of the socket module, such as TCP_KEEPIDLE, and their values in seconds; not
             every system has each.
 

@@ -48,7 +48,7 @@ def make_context(tls: Tls, protocols: tuple[str, ...]) -> ssl.SSLContext:
     """Return the context of a listener; reads all its files.
 
     Args:
-        tls: from the policy file.
+        tls: the TLS settings from the policy file.
         protocols: names for ALPN, where a client offers any.
 
     Raises:
@@ -219,8 +219,8 @@ class TlsLayer(Layer):
 
         Args:
             above: the protocol inside TLS.
-            arrival: of the connection.
-            context: of the listener.
+            arrival: the connection as it was accepted.
+            context: the context of the listener.
         """
         super().__init__(above, arrival)
         self._context = context

@@ -51,10 +51,10 @@ class MqttProtocol(asyncio.Protocol):
     """One network connection on its transport.
 
     Attributes:
-        driver: of the broker.
-        arrival: of the connection.
+        driver: the driver of the broker.
+        arrival: the connection as it was accepted.
         connection: the broker's side of it, once there is a place for it; or None.
-        transport: as far as it has one.
+        transport: the transport, once there is one.
         is_in_line: it has a turn to come.
         is_reading: the transport reads from the client.
         written_at: monotonic seconds of the last write of what was ready to be sent.
@@ -86,8 +86,8 @@ class MqttProtocol(asyncio.Protocol):
         """Wait for a connection.
 
         Args:
-            driver: of the broker.
-            arrival: of the connection.
+            driver: the driver of the broker.
+            arrival: the connection as it was accepted.
         """
         self.driver = driver
         self.arrival = arrival

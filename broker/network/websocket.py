@@ -74,8 +74,8 @@ class WebSocketLayer(Layer):
 
         Args:
             above: the protocol that speaks MQTT.
-            arrival: of the connection.
-            listener: that accepted it.
+            arrival: the connection as it was accepted.
+            listener: the listener that accepted it.
             max_bytes: of the largest packet that a client may send.
         """
         super().__init__(above, arrival)
@@ -162,7 +162,7 @@ class WebSocketLayer(Layer):
         """Answer what is not understood.
 
         Args:
-            error: of the library; None for what is no request at all.
+            error: the library's error; None for what is no request at all.
         """
         self._is_closing = True
         status = HTTPStatus.BAD_REQUEST

@@ -58,7 +58,7 @@ class BoundedHandler(logging.StreamHandler[TextIO]):
     Invariant: it counts only lines since the beginning of the window.
 
     Args:
-        stream: where lines go.
+        stream: the stream that lines are written to.
     """
 
     def __init__(self, stream: TextIO) -> None:

@@ -20,9 +20,9 @@ def machine_memory_bytes(
     group applies to all groups below it, so each group on the path to the root is read.
 
     Args:
-        physical_bytes: of the machine; None to ask the system.
+        physical_bytes: the machine's memory; None to ask the system.
         groups: file that names the process's control groups.
-        mount: where control groups are mounted.
+        mount: the folder where control groups are mounted.
     """
     found = [psutil.virtual_memory().total if physical_bytes is None else physical_bytes]
     try:

@@ -79,8 +79,8 @@ class Subject(NamedTuple):
     Attributes:
         client_id: Client Identifier.
         is_connected: whether it has a network connection.
-        username: of its newest connection, or None.
-        listener: of its newest connection; "" before its first.
+        username: the username of its newest connection, or None.
+        listener: the listener of its newest connection; "" before its first.
         link: its path.
         outbox: what waits for it.
         ledger: its account.
@@ -90,8 +90,9 @@ class Subject(NamedTuple):
         sizes: topic filter to the size class of that subscription, None for both; None instead of
             the mapping where that is not known.
         left_at: monotonic seconds at which it went; None while it is there.
-        n_apart: messages that wait for its connection outside of its outbox, as in a proxy.
-        apart_bytes: of their payloads.
+        n_apart: the number of messages that wait for its connection outside of its outbox, as in a
+            proxy.
+        apart_bytes: the payload bytes of these messages.
         why_away: see `ClientReport`.
         large_ahead: what its small messages have waited for; None where that is not known.
     """

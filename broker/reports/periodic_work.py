@@ -24,7 +24,7 @@ class PeriodicWork:
         """Prepare the work; `start` or `begin` starts it.
 
         Args:
-            timers: of the broker.
+            timers: the timers of the broker.
             work: does one round from `now` on; yields after each slice but the last when the next
                 one is due, and is sent the `now` of that one.
             on_error: called with an exception that it raised.

@@ -33,7 +33,7 @@ class Sampling:
 
         Args:
             core: its subscribers are sampled.
-            sampler: to be called.
+            sampler: the sampler to be called.
             period: seconds from one sample of a subscriber to its next.
         """
         self._core = core

@@ -67,7 +67,7 @@ class Totals:
     beginning, when `ended` was read.
 
     Attributes:
-        ledger: of the ended sessions, and of those read so far.
+        ledger: the ledger of the ended sessions, and of those read so far.
         inflight: messages sent and unacknowledged.
         withheld: messages held by the gate.
         queued: messages that wait for other reasons.
@@ -110,7 +110,7 @@ class SysTopics:
 
         Args:
             core: its figures are published.
-            version: of Penstock.
+            version: the version of Penstock.
             started_at: monotonic seconds at which the broker started.
             has_common: False where aMQTT's own plugin publishes the names that it shares with
                 mosquitto, some in other units. Then only Penstock's own figures are published.

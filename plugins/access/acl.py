@@ -46,7 +46,7 @@ class Rule(NamedTuple):
 
     Attributes:
         access: `READ`, `WRITE`, both, or `DENY`.
-        topic_filter: for a pattern, before ``%u`` and ``%c`` are replaced.
+        topic_filter: the topic filter for a pattern, before ``%u`` and ``%c`` are replaced.
     """
 
     access: int
@@ -126,7 +126,7 @@ def parse_acl(text: str, file: str) -> AccessList:
 
     Args:
         text: the whole file.
-        file: its name, for errors.
+        file: the file's name, for errors.
 
     Raises:
         ConfigError: names every line that is wrong.

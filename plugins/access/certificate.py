@@ -26,7 +26,7 @@ def subject(certificate: Mapping[str, Any]) -> str | None:
     mosquitto uses this form, such as ``CN=client,O=Example,C=GB``.
 
     Args:
-        certificate: as `ssl.SSLObject.getpeercert` returns it.
+        certificate: the certificate as `ssl.SSLObject.getpeercert` returns it.
     """
     parts = [
         "+".join(f"{_SHORT_NAMES.get(key, key)}={_escape(value)}" for key, value in name)

@@ -65,8 +65,8 @@ class Scope:
     """The rules of one or more listeners, with the contents of their files.
 
     Attributes:
-        rules: from the policy file.
-        passwords: by user name.
+        rules: the rules from the policy file.
+        passwords: the passwords by user name.
         access_list: None allows every topic.
         scram_users: None where these listeners have no SCRAM.
         verified: digests of passwords that were right, by user name.
@@ -76,8 +76,8 @@ class Scope:
         """Read the files.
 
         Args:
-            rules: from the policy file.
-            policy_file: its name, for errors.
+            rules: the rules from the policy file.
+            policy_file: the file's name, for errors.
             path: place of the rules in it, for errors.
 
         Raises:
@@ -129,7 +129,7 @@ class FileAccess(AccessControl):
         scopes: rules by listener; "" for all others.
         checks_publish: whether any listener has an ACL file.
         checks_subscribe: False: a SUBSCRIBE is always allowed, as in mosquitto.
-        checks_receive: as `checks_publish`.
+        checks_receive: the same as `checks_publish`.
     """
 
     checks_subscribe = False
@@ -223,9 +223,9 @@ class FileAccess(AccessControl):
         """Say whether a user's SCRAM credentials are still those that let the client in.
 
         Args:
-            listener: of the client.
+            listener: the listener of the client.
             before: the users at the time of its login.
-            username: of the client.
+            username: the username of the client.
         """
         users = self.scope_of(listener).scram_users
         return users is not None and users.get(username) == before.get(username)
@@ -291,8 +291,8 @@ class _Named(AuthExchange):
         """Begin.
 
         Args:
-            exchange: with the client.
-            rules: of its listener.
+            exchange: the exchange with the client.
+            rules: the listener's rules.
             certified: the only user that it may prove to be, from its certificate; None for any.
             holds: says whether a user still has the same credentials.
         """

@@ -47,7 +47,8 @@ class PasswordHash(NamedTuple):
     """One stored password.
 
     Attributes:
-        iterations: of PBKDF2, 1 to `MAX_ITERATIONS`; 0 for the older form, a single digest.
+        iterations: the iterations of PBKDF2, 1 to `MAX_ITERATIONS`; 0 for the older form, a single
+            digest.
         salt: any number of bytes, at least one.
         digest: 64 bytes.
     """
@@ -77,8 +78,8 @@ class Argon2Hash(NamedTuple):
     """One stored password, by Argon2id.
 
     Attributes:
-        version: of the algorithm, 16 or 19.
-        memory_kib: that one digest takes, up to `MAX_MEMORY_KIB`.
+        version: the version of the algorithm, 16 or 19.
+        memory_kib: the KiB of memory that one digest takes, up to `MAX_MEMORY_KIB`.
         passes: over that memory, 1 to `MAX_PASSES`.
         lanes: degree of parallelism, 1 to `MAX_LANES`.
         salt: 8 bytes at least.
@@ -120,7 +121,7 @@ def make_hash(password: bytes, salt: bytes, iterations: int = DEFAULT_ITERATIONS
     """Return the ``$7$`` hash of a password; it blocks the calling thread while it computes.
 
     Args:
-        password: as the client will send it.
+        password: the password as the client will send it.
         salt: random, 12 bytes for mosquitto.
         iterations: 1 to `MAX_ITERATIONS`.
     """

@@ -18,7 +18,7 @@ def parse_users(text: str, file: str, parse_secret: Callable[[str], T]) -> dict[
 
     Args:
         text: the whole file.
-        file: its name, for errors.
+        file: the file's name, for errors.
         parse_secret: parses the text after a user's colon; raises ValueError with what is allowed.
 
     Returns:

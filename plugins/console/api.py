@@ -64,11 +64,11 @@ class ConsoleApi:
     """The routes and their answers.
 
     Args:
-        clients: of the broker.
+        clients: the clients of the broker.
         logger: gets what should not happen.
 
     Attributes:
-        token: that requests have to carry; None for none.
+        token: the token that requests must carry; None for none.
     """
 
     def __init__(self, clients: ClientReports, logger: Logger) -> None:
@@ -169,7 +169,7 @@ class ConsolePlugin(Plugin):
     """`console` in a policy file.
 
     Attributes:
-        http_url: where the HTTP API listens once started.
+        http_url: the URL of the HTTP API, once it has started.
     """
 
     Config = ConsoleConfig

@@ -78,9 +78,9 @@ def fetch(url: str, client_id: str | None, token: str | None = None) -> Any:
     """Ask for a client's report or a proxy's state.
 
     Args:
-        url: of the console's HTTP API.
+        url: the URL of the console's HTTP API.
         client_id: Client Identifier; None for the proxy.
-        token: that the console needs; None for none.
+        token: the token that the console needs; None for none.
 
     Returns:
         The JSON of the answer.

@@ -38,9 +38,9 @@ class _Kept:
     """The store's record of one payload.
 
     Attributes:
-        n_bytes: of it.
+        n_bytes: the length of the payload in bytes.
         data: the payload; None when it is in the file.
-        place: where it is in the file; None before it is.
+        place: (segment, position) in the file; None before it is there.
         is_lost: an earlier attempt to read it back has failed.
     """
 
@@ -94,8 +94,8 @@ class SpillStore(PayloadStore):
     the file.
 
     Attributes:
-        memory_bytes: of the payloads in memory.
-        n_spilled: payloads that have gone to the file so far.
+        memory_bytes: the bytes of the payloads in memory.
+        n_spilled: the number of payloads that have gone to the file so far.
         n_lost: payloads that could not be read back.
     """
 
@@ -104,7 +104,7 @@ class SpillStore(PayloadStore):
 
         Args:
             memory_limit: bytes in memory, at most.
-            file: for the payloads beyond it.
+            file: the file for the payloads beyond it.
             logger: gets a line when payloads begin to go to the file.
         """
         self.memory_bytes = 0

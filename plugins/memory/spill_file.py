@@ -44,8 +44,8 @@ class Segment:
 
     Attributes:
         fileno: its descriptor.
-        end_bytes: where the next payload begins.
-        n_payloads: that it holds.
+        end_bytes: the position where the next payload begins.
+        n_payloads: the number of payloads that it holds.
     """
 
     __slots__ = ("_free_bytes", "_holes", "end_bytes", "fileno", "n_payloads")
@@ -90,8 +90,8 @@ class Segment:
         """Free a payload; from time to time, return the blocks of all freed payloads.
 
         Args:
-            start: where it begins.
-            n_bytes: of it.
+            start: the position where the payload begins.
+            n_bytes: the length of the payload in bytes.
             punch: returns the blocks of (descriptor, start, bytes) to the disk.
         """
         self.n_payloads -= 1
@@ -108,7 +108,7 @@ class Segment:
         """Return the blocks of freed payloads to the disk; return whether there were any.
 
         Args:
-            punch: as in `free`.
+            punch: the function, as in `free`.
         """
         has_given = False
         for hole_start, hole_end in _merged(self._holes):
@@ -139,14 +139,14 @@ class SpillFile:
     Invariant: each segment but the last holds at least one payload.
 
     Attributes:
-        stored_bytes: of the payloads in them.
+        stored_bytes: the bytes of the payloads in them.
     """
 
     def __init__(self, directory: str, disk_limit: int | None = None) -> None:
         """Begin without a file.
 
         Args:
-            directory: for the files.
+            directory: the directory for the files.
             disk_limit: maximum of `stored_bytes`; None for as many as the disk takes.
         """
         self.stored_bytes = 0

@@ -80,7 +80,7 @@ class SourceEstimates:
     Attributes:
         name: the source, such as ``tcp_info``.
         latest: newest sample, seconds; meaningful once `updated_at` is set.
-        payload_bytes: of the packet that it was timed on.
+        payload_bytes: the payload bytes of the packet that it was timed on.
         updated_at: monotonic seconds of that sample, or None before the first.
         minimum: least recent sample.
         average: moving average.

@@ -22,7 +22,8 @@ class ProbeTimer:
     """Times the probe in flight to one subscriber.
 
     Attributes:
-        packet_id: of the probe that is being timed; 0 for none (no packet has it [MQTT-2.2.1-4]).
+        packet_id: the Packet Identifier of the probe that is being timed; 0 for none (no packet has
+            it [MQTT-2.2.1-4]).
         sent_at: monotonic seconds at which it was handed over.
     """
 

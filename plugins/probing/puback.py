@@ -25,7 +25,7 @@ class PubackSample(NamedTuple):
 
     Attributes:
         rtt: seconds.
-        payload_bytes: of the packet that was timed.
+        payload_bytes: the payload bytes of the packet that was timed.
     """
 
     rtt: float
@@ -40,7 +40,7 @@ class PubackTimer:
         give_up_seconds: age at which an unanswered packet is given up for the next.
         sent_at: monotonic seconds at which the timed packet was handed over; None while there is
             none.
-        payload_bytes: of that packet.
+        payload_bytes: the payload bytes of that packet.
         next_at: monotonic seconds before which no packet needs to be reported.
     """
 

@@ -60,10 +60,10 @@ class SubscriberPath:
     """The records of one subscriber, beside its link.
 
     Attributes:
-        timer: of normal deliveries.
+        timer: the timer of normal deliveries.
         sources: those that have had a sample.
-        probe: of probes.
-        stall: of the connection.
+        probe: the timer of probes.
+        stall: the stall detector of the connection.
         totals: data segments and retransmissions of the connection at its last look, or None.
     """
 
@@ -104,8 +104,8 @@ class RttSampler(LinkSampler):
 
     Attributes:
         period: seconds between two looks at a subscriber (T_Q of paper 002).
-        probe_topic: of probes; None where they are no source.
-        probe_payload: of each probe: random, so that no link can compress it.
+        probe_topic: the Topic Name of probes; None where they are no source.
+        probe_payload: the payload of each probe, random, so that no link can compress it.
     """
 
     is_sparing = True

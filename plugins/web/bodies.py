@@ -29,14 +29,14 @@ class Bodies:
     `BEGINNING_BYTES` of each other body.
 
     Attributes:
-        received_bytes: at the moment.
+        received_bytes: the bytes that are received or handled at the moment.
     """
 
     def __init__(self, most_bytes: int, timeout_seconds: float) -> None:
         """Begin without a body.
 
         Args:
-            most_bytes: of all of them.
+            most_bytes: the maximum bytes of all bodies together.
             timeout_seconds: time for a body to be complete, from its header on.
         """
         self.received_bytes = 0
@@ -100,9 +100,9 @@ class Bodies:
         """Say whether a body may grow.
 
         Args:
-            body_bytes: of the body, the new bytes included.
+            body_bytes: the bytes of the body, with the new ones.
             more_bytes: the new bytes.
-            reader: of the body.
+            reader: the reader of the body.
         """
         if body_bytes <= BEGINNING_BYTES or self.received_bytes + more_bytes <= self._most_bytes:
             return True

@@ -55,7 +55,7 @@ class Guards:
     """The connections of one HTTP API.
 
     Attributes:
-        limits: of each and of all.
+        limits: the limits of each connection and of all together.
         refused: connections above the limit so far.
     """
 
@@ -70,10 +70,10 @@ class Guards:
         """Begin without connections.
 
         Args:
-            limits: of time.
-            connections: at a time.
+            limits: the limits on how long a connection may take.
+            connections: the maximum number of connections at a time.
             new_protocol: makes aiohttp's protocol for a connection.
-            name: of the policy key with the API's address, for the log.
+            name: the name of the policy key with the API's address, for the log.
             logger: gets refusals.
         """
         self.limits = limits
@@ -156,8 +156,8 @@ class Guards:
         """Count an answer that is written piece by piece.
 
         Args:
-            transport: of its connection.
-            n_bytes: of the whole answer.
+            transport: the transport of its connection.
+            n_bytes: the bytes of the whole answer.
 
         Returns:
             What to call with the bytes of each piece once it is written.
@@ -194,7 +194,7 @@ class Guard(asyncio.Protocol):
     """One connection.
 
     Attributes:
-        transport: of the socket; set when it is connected.
+        transport: the transport of the socket; set when it is connected.
     """
 
     def __init__(self, guards: Guards) -> None:

@@ -118,17 +118,17 @@ class HttpServer:
     """An application on a socket.
 
     Args:
-        application: to serve.
-        key: of the policy file with the address, for errors.
-        limits: of its connections.
+        application: the application to serve.
+        key: the key of the policy file with the address, for errors.
+        limits: the limits for its connections.
         logger: gets refused connections, and why TLS handshakes failed.
         tls: None for plain connections.
         longest_path: bytes of the longest accepted path and query, percent-encoded.
-        most_connections: where the limits give no number; fewer where the process may not have open
-            eight times as many files.
+        most_connections: the maximum where the limits give no number; fewer where the process may
+            not have open eight times as many files.
 
     Attributes:
-        open_files: that it may take.
+        open_files: the file descriptors that the API may take.
     """
 
     def __init__(
@@ -321,7 +321,7 @@ def _is_local(asked: str, own_name: str) -> bool:
 
     Args:
         asked: ``HOST`` or ``HOST:PORT``.
-        own_name: in the policy file, in lower case.
+        own_name: the API's host name in the policy file, in lower case.
     """
     name = asked.lower()
     name = name[1 : name.find("]")] if name.startswith("[") else name.partition(":")[0]
@@ -340,7 +340,7 @@ def answering_errors(
     """Return a middleware that turns every error into a status and a JSON object.
 
     Args:
-        name: of the API, for the log.
+        name: the name of the API, for the log.
         logger: gets what should not happen.
         statuses: HTTP status by class of error; the first match decides.
     """
@@ -395,8 +395,8 @@ def integer(
     """Return a whole number in ``[least, most]``.
 
     Args:
-        name: of the value, for errors.
-        value: as read.
+        name: the name of the value, for errors.
+        value: the value that was read.
         least: least value allowed.
         most: greatest value allowed.
         parse: turns text into a number, where the value comes from a URL.

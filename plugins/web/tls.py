@@ -34,10 +34,10 @@ class ServerTls:
     Args:
         certificate: PEM file of the certificate, then those between it and its root.
         key: PEM file of its private key, without a passphrase.
-        policy_key: of the policy file, under which both stand.
+        policy_key: the key of the policy file under which both stand.
 
     Attributes:
-        context: for new connections.
+        context: the context for new connections.
     """
 
     def __init__(self, certificate: str, key: str, policy_key: str) -> None:
