@@ -26,7 +26,7 @@ class Output:
     at once.
 
     Args:
-        context: of the command.
+        context: the command's context.
         figures: file for the tables; None for none.
         plot: file for the picture; None for none.
 
@@ -56,7 +56,7 @@ class Output:
 
         Args:
             heading: what they show.
-            tables: by name.
+            tables: the tables by name.
             draw_into: draws the picture; needed where there may be a file for it.
             doubts: reasons to doubt the figures, for the file.
         """
@@ -102,7 +102,7 @@ def write(draw_into: Callable[[Path], None], file: Path, option: str) -> None:
     Args:
         draw_into: writes it, or checks that it can be written.
         file: where.
-        option: its name, for the error.
+        option: the name of the option, for the error.
 
     Raises:
         typer.BadParameter: the file cannot be written, or matplotlib is not installed.

@@ -83,9 +83,9 @@ def seconds_to_send(n_bytes: int, state: State, congestion_control: str, sharing
     """Return for how long a message would occupy a link as it is now.
 
     Args:
-        n_bytes: of the message.
-        state: of the link.
-        congestion_control: of the connection.
+        n_bytes: the length of the message.
+        state: the state of the link.
+        congestion_control: the congestion control of the connection.
         sharing: how many connections send large messages over it, this one included.
     """
     if state.loss >= 1:

@@ -19,8 +19,8 @@ class Display:
     """The progress of a run.
 
     Args:
-        title: of the whole.
-        total_seconds: that it takes at the least.
+        title: the title of the whole.
+        total_seconds: the time that it takes at the least.
     """
 
     def __init__(self, title: str, total_seconds: float) -> None:

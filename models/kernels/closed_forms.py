@@ -55,9 +55,9 @@ def check_stable(
     """Check that a queue without limits has a steady state.
 
     Args:
-        stage: its name, for the error.
+        stage: the name of the stage, for the error.
         arrival_rate: lambda.
-        service_rate: of all servers together, while they work.
+        service_rate: the service rate of all servers together, while they work.
         work: what arrives.
 
     Raises:
@@ -162,7 +162,7 @@ def mm1_lifetime(arrival_rate: float, service_rate: float, lifetime: float) -> f
     Args:
         arrival_rate: lambda, not equal to mu.
         service_rate: mu.
-        lifetime: of each message.
+        lifetime: the lifetime of each message.
     """
     utilisation = arrival_rate / service_rate
     left = math.exp((arrival_rate - service_rate) * lifetime)

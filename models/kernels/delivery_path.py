@@ -145,7 +145,7 @@ class Path:
         (Burke). With lifetimes only the first one's losses are known.
 
         Args:
-            number: of the stage, from 0 on.
+            number: the number of the stage, from 0 on.
         """
         stage, before = self.stages[number], self.stages[:number]
         servers = [self.peers[name] for name in stage.works_with if name in self.peers]
@@ -190,7 +190,7 @@ def compose(
             broker.
         subscriber_is_reliable: whether the broker keeps messages for it while it is off.
         arrival_rate: lambda, messages a second.
-        lifetime: of a message, seconds; infinite for none.
+        lifetime: the lifetime of a message, seconds; infinite for none.
         capacity: K of each stage; None for no limit.
         peers: those that are ever off.
         serves_expired: as in `Path`.

@@ -107,9 +107,9 @@ class Step(NamedTuple):
     Attributes:
         stage: the stage that they came to.
         numbers: the numbers of the messages that came.
-        times: when they came, seconds.
+        times: the times at which they came, seconds.
         passed: which of them go on.
-        departures: when these leave.
+        departures: the times at which these leave.
         fates: which were dropped, which expired and which were lost.
     """
 
@@ -155,7 +155,7 @@ def simulate(path: Path, n_messages: int, rng: np.random.Generator) -> DeliveryO
 
     Args:
         path: what is simulated.
-        n_messages: that are created.
+        n_messages: the number of messages that are created.
         rng: draws everything, see `draw`.
     """
     draws = draw(path, n_messages, rng)
@@ -249,11 +249,11 @@ def pass_stage(
     """Pass messages through a stage.
 
     Args:
-        path: with the stage.
-        stage: that they pass.
+        path: the path that has the stage.
+        stage: the stage that they pass.
         arrivals: ascending, seconds.
         deadlines: when the lifetime of each ends; ascending where the stage has a capacity.
-        timelines: of peers, by name.
+        timelines: the timelines of peers, by name.
         services: seconds that each takes while the server works.
 
     Returns:

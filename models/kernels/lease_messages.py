@@ -40,7 +40,7 @@ class VisibleMessages:
     """A heap of visible messages.
 
     Args:
-        order: in which they are received; `any` is as they became visible.
+        order: the order in which they are received; `any` is as they became visible.
     """
 
     def __init__(self, order: Order) -> None:

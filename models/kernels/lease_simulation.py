@@ -96,7 +96,7 @@ def draw(setting: LeaseSetting, seconds: float, rng: np.random.Generator) -> Dra
 
     Args:
         setting: what is simulated.
-        seconds: in which messages are created.
+        seconds: the time in which messages are created.
         rng: draws everything; equal ones give equal senders, and equal services in the broker in
             the order in which they begin.
     """
@@ -127,7 +127,7 @@ def simulate(
     Args:
         setting: what is simulated.
         messages: the empty queue.
-        seconds: in which messages are created; waiting and utilisation are means over them.
+        seconds: the time in which messages are created; waiting and utilisation are means over it.
         rng: draws everything, see `draw`.
     """
     created, services, deliveries = draw(setting, seconds, rng)

@@ -203,7 +203,7 @@ class _Subscriber:
     Attributes:
         bottleneck: the link that it is behind.
         gate: asked about large messages.
-        traffic: its messages.
+        traffic: the messages on it.
         seed: the seed of arrivals and losses.
         seconds: the time for which messages come.
         is_relayed: whether a relay is between the broker and the link.
@@ -427,12 +427,12 @@ def simulate(
     """Return the latencies of the subscribers behind one link, all together.
 
     Args:
-        changes: of the link, the first at 0, in order.
+        changes: the changes of the link, the first at 0, in order.
         make_gate: makes the gate of one subscriber; is given the link, for a gate that knows it.
-        traffic: of each subscriber.
-        seed: of arrivals and losses: the same for each gate.
-        seconds: for which messages come.
-        n_subscribers: that share the link.
+        traffic: the traffic of each subscriber.
+        seed: the seed of arrivals and losses: the same for each gate.
+        seconds: the time for which messages come.
+        n_subscribers: the number of subscribers that share the link.
         is_relayed: whether a relay is between the broker and the link.
         probe_period: T_Q, seconds.
     """

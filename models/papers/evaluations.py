@@ -55,7 +55,7 @@ class Evaluation:
     """One evaluation of a paper.
 
     Attributes:
-        paper: its number.
+        paper: the number of the paper.
         command: the words behind ``penstock plan`` that run it alone.
         run: runs it, whole or quick, and returns its results.
         numbers: yields the numbers of the paper's text from the results.
@@ -157,7 +157,7 @@ def run(
     """Run evaluations, two at a time.
 
     Args:
-        evaluations: in any order; those that take longest should be first.
+        evaluations: the evaluations in any order; those that take longest should be first.
         tell: gets a line about each finished step, and the share of all steps that are done.
         is_quick: few and short runs, which show that each row can be made, and little of how it
             stands.

@@ -46,7 +46,7 @@ class Compared:
     """A figure of a model, and of the real run.
 
     Attributes:
-        paper: its number.
+        paper: the number of the paper.
         what: the name of the figure.
         units: independent ones.
         late_seconds: how late 99 of 100 actions of the clients were at most, by the fault of this

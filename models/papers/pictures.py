@@ -16,8 +16,8 @@ def panels(file: Path, rows: int, columns: int, inches: tuple[float, float]) -> 
 
     Args:
         file: overwritten; its suffix, such as ``.png``, gives the format.
-        rows: of panels.
-        columns: of panels.
+        rows: the rows of panels.
+        columns: the columns of panels.
         inches: width and height.
 
     Raises:
@@ -44,11 +44,11 @@ def draw_curve(
     """Draw a curve with a band for its intervals.
 
     Args:
-        axes: to draw into.
-        places: of the figures on the horizontal axis.
+        axes: the axes to draw into.
+        places: the places of the figures on the horizontal axis.
         found: the figures.
-        form: of the line, as matplotlib writes it.
-        options: of the line: label, color and others.
+        form: the format of the line, as matplotlib writes it.
+        options: the options of the line: label, color and others.
     """
     (line,) = axes.plot(places, [each.value for each in found], form, **options)
     lows, highs = [each.low for each in found], [each.high for each in found]

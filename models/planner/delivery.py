@@ -158,11 +158,11 @@ def predict(fleet: Fleet, costs: Costs, source: str, name: str, variant: Variant
     """Simulate a variant.
 
     Args:
-        fleet: with its other traffic.
-        costs: on its machine.
+        fleet: the fleet, with its other traffic.
+        costs: the costs on its machine.
         source: name of the devices.
-        name: of the subscribers.
-        variant: of both.
+        name: the name of the subscribers.
+        variant: the variant of both.
     """
     path, simulated_ratio, wire = _path(fleet, costs, source, name, variant)
     light = path.light_load()

@@ -25,8 +25,8 @@ def queue_tables(setting: LeaseSetting, outcomes: Sequence[LeaseOutcome]) -> dic
     failed deliveries that are visible again at once.
 
     Args:
-        setting: that was simulated.
-        outcomes: of its runs.
+        setting: the setting that was simulated.
+        outcomes: the outcomes of its runs.
     """
     has_network = setting.order == "any" and setting.visibility_timeout is None
     figures = analytic(setting) if has_network else None

@@ -73,10 +73,10 @@ class Case(NamedTuple):
 
     Attributes:
         about: the case in words.
-        good: its link at first.
-        bad: its link in between.
+        good: the link at first.
+        bad: the link in between.
         mean_seconds: mean time for which it is good, and bad.
-        traffic: its messages.
+        traffic: the messages on it.
     """
 
     about: str
@@ -174,8 +174,8 @@ def make_case(fleet: Fleet, name: str, threshold_s: int | None) -> tuple[Case, f
     """Return what one subscriber meets, and the share of small messages in it.
 
     Args:
-        fleet: with the subscribers.
-        name: of them.
+        fleet: the fleet of the subscribers.
+        name: their name.
         threshold_s: payload bytes.
 
     Returns:

@@ -107,7 +107,7 @@ def run(scaled: Scaled, seconds: float, rng: np.random.Generator) -> Measured:
 
     Args:
         scaled: the fleet.
-        seconds: in which messages are created.
+        seconds: the time in which messages are created.
         rng: draws all times, and of which devices each subscriber gets messages.
 
     Raises:

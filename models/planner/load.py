@@ -93,8 +93,8 @@ def slow_start_seconds(n_bytes: int, link: LinkClass) -> float:
     The window doubles with each round trip, until it fills the link (RFC 5681, section 3.1).
 
     Args:
-        n_bytes: of the message.
-        link: that it is sent over.
+        n_bytes: the length of the message.
+        link: the link over which it is sent.
     """
     waits, sent, window = 0.0, 0, INITIAL_WINDOW_BYTES
     while sent + window < n_bytes:
@@ -116,8 +116,9 @@ def idle_ratio(rate: float, link: LinkClass) -> float:
     """Return the share of messages that find their connection idle.
 
     Args:
-        rate: of all messages of the connection, a second; times between them are exponential.
-        link: that it is over.
+        rate: the rate of all messages of the connection, a second; times between them are
+            exponential.
+        link: the link of the connection.
     """
     return math.exp(-rate * is_idle_after(link))
 
@@ -152,8 +153,8 @@ def broker_work(fleet: Fleet, costs: Costs) -> list[Work]:
     """Return what the broker does, without looks at RTTs.
 
     Args:
-        fleet: that it serves.
-        costs: on its machine.
+        fleet: the fleet that it serves.
+        costs: the costs on its machine.
     """
     found = []
     for name, each in fleet.devices.items():
@@ -262,8 +263,8 @@ def memory(fleet: Fleet, costs: Costs) -> dict[str, float]:
     """Return bytes of memory without messages that wait.
 
     Args:
-        fleet: that is served.
-        costs: of a connection and a subscription.
+        fleet: the fleet that is served.
+        costs: the costs of a connection and a subscription.
     """
     n_subscriptions = sum(each.count * len(each.devices) for each in fleet.subscribers.values())
     return {

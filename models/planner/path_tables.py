@@ -18,8 +18,8 @@ def path_tables(path: Path, outcomes: Sequence[DeliveryOutcome]) -> dict[str, Ta
     """Return what independent runs of a path found, beside the closed forms.
 
     Args:
-        path: that was simulated.
-        outcomes: of its runs.
+        path: the path that was simulated.
+        outcomes: the outcomes of its runs.
     """
     light = path.light_load()
     closed = math.nan if light is None else light.within(path.lifetime)

@@ -189,7 +189,7 @@ def make_plan(fleet: Fleet, tell: Callable[[str], None]) -> Plan:
     """Predict what a fleet does.
 
     Args:
-        fleet: to be planned for.
+        fleet: the fleet to plan for.
         tell: gets a line about each step.
 
     Raises:

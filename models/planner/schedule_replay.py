@@ -68,8 +68,8 @@ def make_schedule(
     """Draw when a client is on, and what a device creates.
 
     Args:
-        each: its kind.
-        seconds: in which messages are created; clients go on and off for longer.
+        each: the kind of the client.
+        seconds: the time in which messages are created; clients go on and off for longer.
         rng: draws them.
     """
     timeline = None
@@ -96,9 +96,9 @@ def replay(
 
     Args:
         scaled: the fleet.
-        name: of the subscribers.
+        name: the name of the subscribers.
         devices: the schedules of those devices, by the name of their kind.
-        subscriber: its schedule.
+        subscriber: the subscriber's schedule.
 
     Returns:
         What arrives of each kind.
@@ -188,10 +188,10 @@ def _arrivals(
     """Return when messages of one connection arrive, which is in their order.
 
     Args:
-        departures: when the last byte of each is sent, ascending, seconds.
-        services: for how long each is sent.
+        departures: the time at which the last byte of each is sent, ascending, seconds.
+        services: the time that it takes to send each, seconds.
         slow_starts: what TCP's slow start takes of each where the connection is idle.
-        link: that it is over.
+        link: the link of the connection.
     """
     idle_for = np.diff(departures, prepend=-np.inf) - services
     opening = np.where(idle_for > is_idle_after(link), slow_starts, 0.0)

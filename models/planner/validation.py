@@ -39,7 +39,7 @@ def validate(fleet: Fleet, tell: Callable[[str], None]) -> dict[str, Table]:
     """Run a fleet scaled to this machine, and return what was predicted and measured.
 
     Args:
-        fleet: of a plan; it has subscribers.
+        fleet: the fleet of a plan; it has subscribers.
         tell: gets a line about each step.
 
     Raises:

@@ -107,7 +107,7 @@ class Recorder:
         """Prepare the connection.
 
         Args:
-            address: of the broker.
+            address: the address of the broker.
             wanted: what to record.
             take: gets each row; what it raises ends the recording.
 
@@ -169,7 +169,7 @@ class Recorder:
         """Record over the open connection, until an exception or the end of the time.
 
         Args:
-            seconds: for which; infinity for no end.
+            seconds: the time for which it records; infinity for no end.
             tell: gets a line about what happens.
 
         Raises:
@@ -368,7 +368,7 @@ def record_into(
 
     Args:
         folder: new or empty.
-        address: of the broker.
+        address: the address of the broker.
         topics: filters of the messages.
         seconds: for which; it ends before, where the files become `MOST_BYTES` long.
         tell: gets a line about what happens.

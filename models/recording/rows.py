@@ -20,7 +20,7 @@ class RttRow(NamedTuple):
     """The path to a client, as the broker knew it.
 
     Attributes:
-        seconds: when.
+        seconds: the time of the look.
         client: Client Identifier, or what stands for it.
         is_connected: whether it had a network connection.
         rtt_seconds: newest estimate of the plugin `probing`.
@@ -50,9 +50,9 @@ class MessageRow(NamedTuple):
     """A message that was published.
 
     Attributes:
-        seconds: when the recorder had it.
+        seconds: the time at which the recorder had it.
         topic: Topic Name, or what stands for its levels.
-        payload_bytes: its length.
+        payload_bytes: the length of the payload.
         expiry_seconds: rest of its Message Expiry Interval.
     """
 
@@ -66,7 +66,7 @@ class SubscriptionRow(NamedTuple):
     """A topic filter that a client had; without one, a client that had none.
 
     Attributes:
-        seconds: when it was first seen.
+        seconds: the time at which it was first seen.
         client: Client Identifier, or what stands for it.
         topic_filter: without the share's name, or None.
     """
@@ -80,7 +80,7 @@ class FigureRow(NamedTuple):
     """One of the broker's own figures.
 
     Attributes:
-        seconds: when it came.
+        seconds: the time at which it came.
         name: topic below ``$SYS/broker/``.
         value: the value as it was published.
     """
@@ -118,7 +118,7 @@ class Writer:
 
         Args:
             folder: new or empty.
-            max_bytes: of all files together.
+            max_bytes: the length of all files together.
 
         Raises:
             FileExistsError: there is something in the folder.

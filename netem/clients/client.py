@@ -34,7 +34,7 @@ class _Client:
     """A client's process.
 
     Attributes:
-        client_id: its name.
+        client_id: the client's name.
         pid: the process id of its process.
         orders: file descriptor of its input.
     """

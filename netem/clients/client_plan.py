@@ -26,7 +26,7 @@ class StreamPlan:
         topic: Topic Name.
         payload_bytes: length of each message.
         qos: the QoS of each message.
-        times: when messages are due.
+        times: the times at which messages are due.
     """
 
     number: int
@@ -42,7 +42,7 @@ class PublisherPlan:
     """A publisher.
 
     Attributes:
-        client_id: its name in the results.
+        client_id: the name in the results.
         number: the number of the publisher in the run.
         address: the address of the broker.
         protocol: the version of MQTT.
@@ -67,8 +67,8 @@ class Awaited:
     """A stream of a publisher that a subscriber should receive.
 
     Attributes:
-        publisher: its number.
-        stream: its number.
+        publisher: the number of the publisher.
+        stream: the number of the stream.
         messages: how many there are.
         is_promised: whether each message must arrive: at QoS 1 and 2.
     """
@@ -84,7 +84,7 @@ class LanePlan:
     """A connection of a subscriber.
 
     Attributes:
-        client_id: its Client Identifier.
+        client_id: the Client Identifier.
         filters: topic filters.
         sizes: size class of its subscriptions, ``small`` or ``large``; None for both.
         has_lanes: whether it opens a second connection by itself, as `penstock.lanes` does.
@@ -101,7 +101,7 @@ class SubscriberPlan:
     """A subscriber.
 
     Attributes:
-        client_id: its name in the results.
+        client_id: the name in the results.
         address: the address of the broker.
         port: TCP port of the broker, or of a load balancer before it.
         protocol: the version of MQTT.

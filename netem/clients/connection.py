@@ -73,8 +73,8 @@ def new_client(client_id: str, protocol: Protocol, *, has_lanes: bool = False) -
     """Return a client with a persistent session that reconnects when its connection is lost.
 
     Args:
-        client_id: its Client Identifier.
-        protocol: of MQTT; ``5`` with lanes.
+        client_id: the Client Identifier.
+        protocol: the version of MQTT; ``5`` with lanes.
         has_lanes: whether it is that of `penstock.lanes`.
     """
     client: mqtt.Client

@@ -238,9 +238,9 @@ class _Work(NamedTuple):
     """A message in the hands of a subscriber.
 
     Attributes:
-        mid: its packet identifier.
+        mid: the packet identifier.
         qos: the QoS of the PUBLISH.
-        publisher: its number.
+        publisher: the number of the publisher.
         number: the number of the message.
     """
 

@@ -20,7 +20,7 @@ class OnOffPublisher:
     """A client that publishes messages as they are created.
 
     Attributes:
-        client_id: its Client Identifier.
+        client_id: the Client Identifier.
         topic: Topic Name.
         on: the begin and the end of each time on, ascending; the last end may be infinite.
         created: when each message is created, ascending.
@@ -59,7 +59,7 @@ class OnOffSubscriber:
     """A client that receives messages and works on one after the other.
 
     Attributes:
-        client_id: its Client Identifier.
+        client_id: the Client Identifier.
         filters: topic filters, of QoS 1.
         on: the times on, as in `OnOffPublisher`.
         keeps_session: whether its session outlives its connections.
@@ -112,10 +112,10 @@ class Sent(NamedTuple):
     """A PUBLISH that a publisher sent.
 
     Attributes:
-        publisher: its number.
+        publisher: the number of the publisher.
         number: the number of the message.
-        at: when.
-        expiry_seconds: its Message Expiry Interval; infinite for none.
+        at: the time since the beginning, seconds.
+        expiry_seconds: the Message Expiry Interval; infinite for none.
     """
 
     publisher: int
@@ -128,10 +128,10 @@ class Answered(NamedTuple):
     """A PUBACK that a publisher got.
 
     Attributes:
-        publisher: its number.
+        publisher: the number of the publisher.
         number: the number of the message.
-        at: when.
-        reason_code: its Reason Code.
+        at: the time since the beginning, seconds.
+        reason_code: the Reason Code.
     """
 
     publisher: int
@@ -144,11 +144,11 @@ class Arrived(NamedTuple):
     """A PUBLISH that a subscriber got.
 
     Attributes:
-        subscriber: its number.
+        subscriber: the number of the subscriber.
         publisher: number of the publisher.
         number: the number of the message.
-        at: when.
-        is_duplicate: its DUP flag.
+        at: the time since the beginning, seconds.
+        is_duplicate: the DUP flag.
         asked_at: when the subscriber asked for the connection on which it came.
     """
 
@@ -164,10 +164,10 @@ class Worked(NamedTuple):
     """A message that a subscriber has done within its lifetime.
 
     Attributes:
-        subscriber: its number.
+        subscriber: the number of the subscriber.
         publisher: number of the publisher.
         number: the number of the message.
-        at: when.
+        at: the time since the beginning, seconds.
     """
 
     subscriber: int

@@ -45,7 +45,7 @@ class Published(NamedTuple):
     """A message as its publisher knows it.
 
     Attributes:
-        stream: its number.
+        stream: the number of the stream.
         number: the number of the message.
         published_at: monotonic seconds at which it was given to the connection.
         acknowledged_at: monotonic seconds of its PUBACK or PUBCOMP; None if none arrived.

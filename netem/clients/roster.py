@@ -33,10 +33,10 @@ class PublisherMember(NamedTuple):
     """A publisher.
 
     Attributes:
-        client_id: its name in the results.
+        client_id: the name in the results.
         number: the number in the run, from 0.
         topic_number: value of ``{n}`` in a topic, from 1.
-        publisher: its entry in the scenario.
+        publisher: the publisher's entry in the scenario.
     """
 
     client_id: str
@@ -49,10 +49,10 @@ class SubscriberMember(NamedTuple):
     """A subscriber.
 
     Attributes:
-        client_id: its name in the results; the Client Identifier where it has one connection.
-        group: its name in the scenario.
+        client_id: the name in the results; the Client Identifier where it has one connection.
+        group: the name of its entry in the scenario.
         is_focus: whether its latencies are reported and compared.
-        subscriber: its entry in the scenario.
+        subscriber: the subscriber's entry in the scenario.
     """
 
     client_id: str
@@ -183,7 +183,7 @@ class Roster:
 
         Args:
             address: returns that at which one host reaches another.
-            directory: for the files of clients.
+            directory: the directory for the files of clients.
         """
 
         def address_from(host: str) -> str:

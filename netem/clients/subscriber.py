@@ -41,11 +41,11 @@ class Delivered(NamedTuple):
     """A PUBLISH as the subscriber received it.
 
     Attributes:
-        publisher: its number.
-        stream: its number.
+        publisher: the number of the publisher.
+        stream: the number of the stream.
         number: the number of the message.
         qos: the QoS of the PUBLISH.
-        is_duplicate: its DUP flag.
+        is_duplicate: the DUP flag.
         at: monotonic seconds.
     """
 
@@ -115,9 +115,9 @@ class Progress:
         """Count a message; a duplicate is counted once.
 
         Args:
-            publisher: its number.
-            stream: its number.
-            number: of the message, or `SOUNDING`.
+            publisher: the number of the publisher.
+            stream: the number of the stream.
+            number: the number of the message, or `SOUNDING`.
         """
         if number == SOUNDING:
             if (publisher, stream) in self._silent:

@@ -53,7 +53,7 @@ def spread(places: Sequence[float], least: float, low: float) -> list[float]:
     """Return places for labels near those given, so far from each other that none touch.
 
     Args:
-        places: in any order.
+        places: the places, in any order.
         least: distance between two.
         low: below which none is put.
 
@@ -106,7 +106,7 @@ class Canvas:
         """Say what shapes mean, in a row below the title.
 
         Args:
-            handles: of matplotlib, each with its label.
+            handles: matplotlib's handles, each with its label.
             in_colours: whether words have the colours of what they are for.
         """
         self.figure.legend(
@@ -180,10 +180,10 @@ def shade(axes: Axes, measures: Measures, broker: str, seed: int, unit: str | No
     """Show when the way to a subscriber in focus was impaired; where it never is, any link.
 
     Args:
-        axes: to draw into.
-        measures: of the run.
+        axes: the axes to draw into.
+        measures: the measures of the run.
         broker: name.
-        seed: of the run.
+        seed: the seed of the run.
         unit: name of the unit of the subscriber; None for any.
     """
     if _is_focus_impaired(measures):

@@ -153,7 +153,7 @@ def bootstrap(n_units: int, statistic: Statistic) -> Estimate:
 
     Args:
         n_units: how many there are, one at least.
-        statistic: of units by their numbers.
+        statistic: the statistic of units, which are given by their numbers.
 
     Returns:
         The estimate. It has no interval with fewer units than `LEAST_UNITS`, and where the

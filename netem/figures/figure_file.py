@@ -173,7 +173,7 @@ def begin(command: str) -> Origin:
     """Return the origin of the figures of a run that begins; what is committed later is not in it.
 
     Args:
-        command: that makes the figures again.
+        command: the command that makes the figures again.
     """
     return Origin(command, commit(), machine(), python(), datetime.now(UTC).date().isoformat())
 
@@ -182,9 +182,9 @@ def write_figure_file(file: Path, origin: Origin, tables: Mapping[str, Table]) -
     """Write what a run has found, with where it is from; overwrite the file.
 
     Args:
-        file: to be named by pages.
-        origin: from the begin of the run.
-        tables: by name.
+        file: the file, which pages name.
+        origin: the origin, from the begin of the run.
+        tables: the tables by name.
 
     Raises:
         OSError: the file cannot be written.

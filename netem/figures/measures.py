@@ -147,7 +147,7 @@ class Measures:
 
     Attributes:
         scenario: the scenario as it was run.
-        tables: its rows.
+        tables: the rows of the run.
     """
 
     def __init__(self, scenario: Scenario, tables: Tables) -> None:
@@ -196,8 +196,8 @@ class Measures:
         """Return the independent units, the same for all brokers: by seed, then as they stand.
 
         Args:
-            stream: that their subscribers get; None for any.
-            group: of the subscribers; None for all in focus.
+            stream: the stream that their subscribers get; None for any.
+            group: the group of the subscribers; None for all in focus.
         """
         return self._units.get((stream, group), [])
 
@@ -218,7 +218,7 @@ class Measures:
         Args:
             broker: name.
             stream: name.
-            group: of the subscribers; None for all in focus.
+            group: the group of the subscribers; None for all in focus.
 
         Returns:
             An empty list where one of the runs has none.
@@ -282,7 +282,7 @@ class Measures:
 
         Args:
             broker: name.
-            seed: of the run.
+            seed: the seed of the run.
             unit: name of the unit of the subscribers; None for all.
         """
         groups = {

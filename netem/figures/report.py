@@ -80,7 +80,7 @@ def join_runs(folders: Sequence[Path], out: Path) -> None:
     """Write the tables and the description of one run with the seeds of several.
 
     Args:
-        folders: of the runs, in the order in which their rows are to stand.
+        folders: the folders of the runs, in the order in which their rows are to stand.
         out: folder of the result.
 
     Raises:
@@ -102,7 +102,7 @@ def write_report(
     """Write ``report.md`` and its plots into the folder of a run; earlier ones are replaced.
 
     Args:
-        folder: of the run.
+        folder: the folder of the run.
         figures: file for the tables of the report, for pages; None for none.
         with_plots: whether plots are drawn; without, matplotlib is not loaded.
 
@@ -176,9 +176,9 @@ def to_markdown(
 
     Args:
         info: what was run.
-        verdicts: of its targets.
+        verdicts: the verdicts of its targets.
         plots: those that stand beside it.
-        tables: as `sections` returns them.
+        tables: the tables, as `sections` returns them.
     """
     scenario = info.scenario
     pictures = [f"![{each.title}]({each.name})\n\n*{each.about}.*\n" for each in plots]

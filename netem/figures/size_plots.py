@@ -125,9 +125,9 @@ def correlate(measures: Measures, broker: str, seed: int, size: int) -> float:
     """Return how far a broker's memory goes with the latency from it to subscribers.
 
     Args:
-        measures: of the run.
+        measures: the measures of the run.
         broker: name.
-        seed: of the run.
+        seed: the seed of the run.
         size: payloads of the messages that are looked at, bytes.
 
     Returns:

@@ -101,7 +101,7 @@ class MemoryRow(NamedTuple):
     Attributes:
         broker: name.
         seed: the seed of the run.
-        at_s: when.
+        at_s: the time of the look.
         rss_bytes: resident set of its process and those it has started.
     """
 
@@ -118,9 +118,9 @@ class WithheldRow(NamedTuple):
         broker: name.
         seed: the seed of the run.
         subscriber: Client Identifier.
-        begin_s: when.
+        begin_s: the begin.
         end_s: the end, give or take the time between two looks.
-        most_messages: withheld at a time.
+        most_messages: the most messages that were withheld at a time.
     """
 
     broker: str
@@ -140,7 +140,7 @@ class LinkRow(NamedTuple):
         link: name, such as ``cloud-edge``.
         profile: name.
         is_impaired: whether it was another than the topology's.
-        begin_s: when.
+        begin_s: the begin.
         end_s: the end.
     """
 
@@ -159,7 +159,7 @@ class PacketsRow(NamedTuple):
     Attributes:
         broker: name.
         seed: the seed of the run.
-        link: its name.
+        link: the name of the link.
         direction: ``upstream`` or ``downstream``.
         taken: packets that entered it.
         delivered: packets that arrived, duplicates included.
@@ -212,7 +212,7 @@ class MachineRow(NamedTuple):
     Attributes:
         seed: the seed of the run.
         round: the number of the round, as in `RunRow`.
-        begin_s: when.
+        begin_s: the begin.
         end_s: the end.
         busy_share: the share of all processors that was in use.
         steal_share: the share of all processors that the hypervisor gave to others.

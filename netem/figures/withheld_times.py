@@ -26,7 +26,7 @@ class Accuracy:
         both: the time for which something was withheld in an impairment.
         outside: the time for which something was withheld, neither in an impairment nor in its
             grace.
-        most_messages: withheld at a time.
+        most_messages: the most messages that were withheld at a time.
     """
 
     withheld: float = 0.0
@@ -52,10 +52,10 @@ def find_impaired(
     """Return when subscribers of a group could not be reached as usual.
 
     Args:
-        scenario: as it was run.
-        tables: of the run.
+        scenario: the scenario as it was run.
+        tables: the tables of the run.
         broker: name.
-        seed: of the run.
+        seed: the seed of the run.
         group: name of the subscribers in the scenario.
 
     Returns:
@@ -84,10 +84,10 @@ def judge_withholding(
     """Return how the times of withholding from the subscribers in focus fit to impairments.
 
     Args:
-        scenario: as it was run.
-        tables: of the run.
+        scenario: the scenario as it was run.
+        tables: the tables of the run.
         broker: name.
-        seed: of the run.
+        seed: the seed of the run.
         unit: name of the independent unit of the subscribers; None for all of them.
 
     Raises:

@@ -96,7 +96,7 @@ def run_tool(*words: str, lines: str | None = None) -> str:
 
     Args:
         words: its name and its arguments.
-        lines: for ``-batch -``, one command a line.
+        lines: the standard input of ``-batch -``, one command a line.
 
     Returns:
         Its standard output.

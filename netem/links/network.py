@@ -123,11 +123,11 @@ class Host:
 
         Args:
             command: program and arguments.
-            cwd: its working directory; None for this process's.
-            env: its environment; None for this process's.
-            stdin: as for `subprocess.Popen`; nothing by default.
-            stdout: as for `subprocess.Popen`.
-            stderr: as for `subprocess.Popen`.
+            cwd: the working directory; None for this process's.
+            env: the environment; None for this process's.
+            stdin: the standard input, as for `subprocess.Popen`; nothing by default.
+            stdout: the standard output, as for `subprocess.Popen`.
+            stderr: the standard error, as for `subprocess.Popen`.
         """
         # `ip` becomes the command, so that the process id is the command's.
         process = subprocess.Popen(  # noqa: S603 - that is what it is for
@@ -228,8 +228,8 @@ class Network:
         """Describe a network; entering the context makes it.
 
         Args:
-            seed: of the links' random numbers, which decide on loss and jitter.
-            congestion_control: of hosts that name no other.
+            seed: the seed of the links' random numbers, which decide on loss and jitter.
+            congestion_control: the congestion control of hosts that name no other.
         """
         self._seed = seed
         self._congestion_control = congestion_control
@@ -284,7 +284,7 @@ class Network:
 
         Args:
             name: letters, digits, dots, dashes and underscores; unique in the network.
-            congestion_control: for TCP; None for the network's.
+            congestion_control: the congestion control of TCP; None for the network's.
 
         Raises:
             NetemError: the name is taken, or the congestion control is unknown.
@@ -323,8 +323,8 @@ class Network:
             server: upstream is towards it.
             client: downstream is towards it.
             profile: the profile at the beginning.
-            congestion_control: of the TCP connections whose packets leave either host by this
-                link; None for that of the host.
+            congestion_control: the congestion control of the TCP connections whose packets
+                leave either host by this link; None for that of the host.
 
         Raises:
             NetemError: both hosts are the same, the devices cannot be made, or the congestion

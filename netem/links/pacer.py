@@ -70,7 +70,7 @@ class Pacer:
         """Send a chunk; the next may be sent at `free_at`.
 
         Args:
-            n_bytes: its length.
+            n_bytes: the length of the chunk.
             now: monotonic seconds, not before `free_at`.
         """
         rate = self._direction.rate

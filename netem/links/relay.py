@@ -48,7 +48,7 @@ class _Channel:
     """One direction of the link, which all connections share.
 
     Attributes:
-        pacer: when what enters it leaves it.
+        pacer: the rule of when what enters it leaves it.
         turn: the turn of the connection whose chunk occupies it; the others wait in the order of
             asking.
     """
@@ -148,7 +148,7 @@ class Relay:
 
         Args:
             target_host: address of the server.
-            target_port: its TCP port.
+            target_port: the TCP port of the target.
             profile: the link at the beginning.
             host: address to listen on.
             port: TCP port to listen on; 0 for any free one.
@@ -262,7 +262,7 @@ async def serve(targets: list[tuple[str, int]], profile: Profile, port: int = 0)
     Args:
         targets: (host, port) of the servers; each has a link of its own.
         profile: the links at the beginning.
-        port: to listen on, where there is one target; 0 for any free one.
+        port: the port to listen on, where there is one target; 0 for any free one.
 
     Raises:
         OSError: no socket can be opened.

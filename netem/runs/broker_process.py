@@ -85,7 +85,7 @@ def proxy_command(directory: Path, config: Mapping[str, Any], *options: str) -> 
     """Write the edge proxy's file into a directory; return the command that starts it.
 
     Args:
-        directory: for the file.
+        directory: the directory for the file.
         config: what stands in it.
         options: further ones of ``penstock proxy``.
     """
@@ -159,8 +159,8 @@ class RunningBroker:
         """Start it; it may not serve yet.
 
         Args:
-            name: for failures.
-            command: that starts it.
+            name: the name for failures.
+            command: the command that starts it.
             directory: where it runs, and where its log is written.
             popen: starts a process as `subprocess.Popen` does, such as `Host.popen`.
         """
@@ -187,7 +187,7 @@ class RunningBroker:
         Args:
             port: TCP port.
             seconds: maximum to wait; None for `START_SECONDS`.
-            look_seconds: between two looks at whether it listens.
+            look_seconds: the time between two looks at whether it listens.
 
         Raises:
             RunError: it has ended, or does not listen in time.

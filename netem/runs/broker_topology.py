@@ -51,10 +51,10 @@ class Crew:
         """Start the clients.
 
         Args:
-            name: of their broker.
-            plans: by the namespace of a host.
+            name: the name of their broker.
+            plans: the plans by the namespace of a host.
             host: where the parent of all runs.
-            directory: for its log and the plan.
+            directory: the directory for its log and the plan.
         """
         clients = [each for plan in plans.values() for each in plan.clients()]
         self.told: dict[str, set[str]] = {each.client_id: set() for each in clients}

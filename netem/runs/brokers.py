@@ -51,7 +51,7 @@ def penstock_policy(settings: Mapping[str, Any], bind: Bind = FOR_CLIENTS) -> di
     """Return a policy for Penstock.
 
     Args:
-        settings: of the scenario, laid over the runner's own key by key.
+        settings: the settings of the scenario, laid over the runner's own key by key.
         bind: what it listens on.
     """
     policy: dict[str, Any] = {
@@ -88,7 +88,7 @@ def sidecar_config(keys: Mapping[str, Any]) -> dict[str, Any]:
     """Return the file of a sidecar.
 
     Args:
-        keys: of the scenario, laid over the runner's own key by key.
+        keys: the keys of the scenario, laid over the runner's own key by key.
     """
     config: dict[str, Any] = {
         "listeners": {"default": {"type": "tcp", "bind": _written(FOR_CLIENTS)}},
@@ -102,9 +102,10 @@ def edge_policy(settings: Mapping[str, Any], host: str, broker_address: str) -> 
     """Return the policy of Penstock as an edge broker.
 
     Args:
-        settings: of the scenario, laid over the runner's own key by key, with the marks of `Edges`.
+        settings: the settings of the scenario, laid over the runner's own key by key, with
+            the marks of `Edges`.
         host: name of its host.
-        broker_address: of the broker behind it.
+        broker_address: the address of the broker behind it.
     """
     uplink = {
         "upstream": {"address": f"{broker_address}:{PORT}"},
@@ -230,7 +231,7 @@ def prepare_sidecar(keys: Mapping[str, Any], directory: Path) -> list[str]:
 
     Args:
         keys: `Broker.sidecar`.
-        directory: for its file.
+        directory: the directory for its file.
     """
     return proxy_command(directory, sidecar_config(keys))
 
@@ -252,8 +253,8 @@ def prepare_edge(edges: Edges, host: str, broker_address: str, directory: Path) 
     Args:
         edges: what it is.
         host: name of its host.
-        broker_address: of the broker behind it, from there.
-        directory: for its file.
+        broker_address: the address of the broker behind it, from there.
+        directory: the directory for its file.
 
     Returns:
         The command that starts it.

@@ -92,7 +92,7 @@ class Impairment:
 
         Args:
             ways: the links' states, by name.
-            seed: of the run.
+            seed: the seed of the run.
             until_seconds: end of the traffic, after which nothing changes.
 
         Raises:
@@ -156,8 +156,8 @@ def make_changes(
     Args:
         on_off: the one kind of plan, or None.
         trace: the other; at most one is given.
-        profiles: by name.
-        seed: of times that are drawn.
+        profiles: the profiles by name.
+        seed: the seed of times that are drawn.
 
     Raises:
         MistakesError: a name is unknown, or times are out of range; places begin with ``on_off``

@@ -69,7 +69,7 @@ def with_kinds(scenario: Scenario) -> Scenario:
     """Return a scenario with the hosts, links and clients of its kinds, if it has any.
 
     Args:
-        scenario: in whose kinds `find_kind_mistakes` finds nothing.
+        scenario: a scenario in whose kinds `find_kind_mistakes` finds nothing.
     """
     each = scenario.each_kind
     if each is None:

@@ -31,7 +31,7 @@ def run_on_off_clients(
 
     Args:
         plan: what they do; the broker listens already.
-        directory: for files of the run.
+        directory: the directory for files of the run.
         hosts: what starts a process on each host; None: all are of one host, "", this machine.
         begun: is called with the beginning, monotonic seconds, before it.
 

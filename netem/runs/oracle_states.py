@@ -17,7 +17,7 @@ def oracle_states(roster: Roster, begin_at: float) -> dict[str, Told]:
     """Return what the link of each subscriber is, by the Client Identifier of each connection.
 
     Args:
-        roster: of the broker, and of the seed by which links change.
+        roster: the roster of the broker, and of the seed by which links change.
         begin_at: monotonic seconds of the beginning.
     """
     scenario = roster.scenario

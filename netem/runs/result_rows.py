@@ -108,7 +108,7 @@ def link_rows(
 
     Args:
         roster: who took part.
-        link: its name.
+        link: the name of the link.
         log: monotonic seconds and the profile's name of each change, the first included.
         begin_at: monotonic seconds of the beginning.
         end_at: those of the end of the last row.
@@ -145,11 +145,11 @@ def packets_rows(
 
     Args:
         roster: who took part.
-        link: of the topology.
+        link: the link of the topology.
         device: name of its device in both hosts.
         counts: towards the first host, and towards the second.
         bytes_before: carried before the beginning of the traffic, likewise.
-        drops: of the devices of each host, by host and device.
+        drops: the drops of the devices of each host, by host and device.
     """
     first, second = (drops[host].get(device, DeviceDrops()) for host in link.between)
     for direction, each, before, sender, receiver in (

@@ -58,7 +58,7 @@ def join_infos(infos: Sequence[RunInfo], names: Sequence[str]) -> RunInfo:
     """Return the description of one run with the seeds of several.
 
     Args:
-        infos: of the runs; at least one.
+        infos: the descriptions of the runs; at least one.
         names: their folders, for messages.
 
     Raises:

@@ -59,9 +59,9 @@ def run(
         seeds: numbers with commas between; None for the scenario's.
         kinds: names with commas between; None for all.
         out: folder of the result; None for ``netem-NAME`` in the working directory.
-        form: of the tables: name of a `Format`.
+        form: the format of the tables: name of a `Format`.
         check: whether missed targets count.
-        congestion_control: of hosts that name none; None for the scenario's.
+        congestion_control: the congestion control of hosts that name none; None for the scenario's.
         figures: file for the tables of the report, for pages; None for none.
         with_plots: whether plots are drawn.
 

@@ -179,8 +179,8 @@ class _Round:
 
         Args:
             scenario: what.
-            seed: of the run.
-            number: of the round, from 1.
+            seed: the seed of the run.
+            number: the number of the round, from 1.
             networks: an empty one for each broker, by its name.
             folder: an empty folder for the files of brokers and clients.
         """

@@ -189,7 +189,7 @@ class Publisher:
 
         Args:
             stream: one of `streams`.
-            number: of the publisher, from 1.
+            number: the number of the publisher, from 1.
         """
         topic = stream.topic.replace("{n}", str(number)).replace("{host}", self.host)
         return topic.replace("{to}", self.to)
@@ -429,7 +429,7 @@ class Scenario:
 
         Args:
             broker: name of one of `brokers`.
-            host: of the clients.
+            host: the host of the clients.
         """
         edges = self.brokers[broker].edges
         if edges is None:

@@ -59,7 +59,7 @@ def _read_with_inherited(path: Path, heirs: tuple[Path, ...]) -> dict[str, Any]:
     """Return what stands in a file, laid over what it inherits.
 
     Args:
-        path: of the file.
+        path: the path of the file.
         heirs: files that inherit from it, directly or not.
 
     Raises:

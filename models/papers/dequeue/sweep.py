@@ -103,7 +103,7 @@ def run(
 
     Args:
         rates: lambda, ascending.
-        seeds: of the runs of each strategy.
+        seeds: the seeds of the runs of each strategy.
         seconds: that count of each run; half as many go before them.
         tell: gets a line about each finished step.
     """

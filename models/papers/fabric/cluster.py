@@ -22,7 +22,7 @@ class Cluster:
 
     Args:
         setting: what is simulated.
-        rng: of services and pauses.
+        rng: the random numbers of services and pauses.
 
     Attributes:
         rings: the rings of the nodes.
@@ -53,7 +53,7 @@ class Cluster:
         """Send a message; return when its sender hears that it is stored; infinite for never.
 
         Args:
-            queue: to which it is sent.
+            queue: the queue to which it is sent.
             now: not before the last call's.
         """
         while self._epoch + 1 < len(self._epochs) and now >= self._epochs[self._epoch + 1].begins:

@@ -23,7 +23,7 @@ class Fault:
     """A fault of a node, with all that runs on it.
 
     Attributes:
-        node: its name.
+        node: the name of the node.
         begins: seconds.
         ends: when it goes on; infinite for a node that is killed, with what it had not answered.
         slowness: times as long as else a service takes; infinite for a node that stands still.

@@ -29,7 +29,7 @@ class StoreCosts(NamedTuple):
 
         Args:
             rate_alone: messages a second with one under way.
-            depth: of the other rate, above 1.
+            depth: the depth of the other rate, above 1.
             rate: messages a second with so many under way.
         """
         alone, together = 1 / rate_alone, 1 / rate

@@ -165,8 +165,8 @@ def run(effort: Effort, seed: int, tell: Callable[[str], None]) -> list[Compared
     """Run all kinds of paths; those with a limit on a broker that has it.
 
     Args:
-        effort: to be spent.
-        seed: of the first path; the others follow.
+        effort: the effort to spend.
+        seed: the seed of the first path; the others follow.
         tell: gets a line about each run.
 
     Raises:
@@ -199,8 +199,8 @@ def run_cells(
 
     Args:
         cells: all of one limit.
-        effort: to be spent.
-        seed: of the first path.
+        effort: the effort to spend.
+        seed: the seed of the first path.
         at_end: is called with the broker's port while it still runs.
 
     Returns:

@@ -148,7 +148,7 @@ def run(effort: Effort, tell: Callable[[str], None]) -> Results:
     """Simulate every point.
 
     Args:
-        effort: to be spent on each.
+        effort: the effort to spend on each.
         tell: gets a line about each finished step.
     """
     by_cell: dict[Cell, list[DeliveryOutcome]] = {}

@@ -101,8 +101,8 @@ def run(effort: Effort, seed: int, tell: Callable[[str], None]) -> list[Compared
     """Run all settings, one after the other.
 
     Args:
-        effort: to be spent.
-        seed: of the first queue; the others follow.
+        effort: the effort to spend.
+        seed: the seed of the first queue; the others follow.
         tell: gets a line about each run.
 
     Raises:

@@ -20,7 +20,8 @@ def least_latencies(
 
     Args:
         trace: RTT of the query in each second, seconds; after its end the last value applies.
-        arrivals: of the large messages, as in `simulate`; the others do not count then.
+        arrivals: the arrivals of the large messages, as in `simulate`; the others do not count
+            then.
         message_period: whole seconds between two large messages.
         size_scale: latency of the large message over that of the query.
     """

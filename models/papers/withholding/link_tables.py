@@ -197,7 +197,7 @@ def links_tables(effort: Effort, tell: Callable[[str], None]) -> dict[str, Table
     """Run all cells with all gates; return what each closes of the oracle's gain, and the price.
 
     Args:
-        effort: for each cell and gate.
+        effort: the effort for each cell and gate.
         tell: is told what is run.
     """
     names = [name for name in GATES if name not in (BASELINE, ORACLE)]
@@ -233,7 +233,7 @@ def sensitivity_tables(effort: Effort, tell: Callable[[str], None]) -> dict[str,
     """Set each constant and option to half and double or so; return what that does to `adaptive`.
 
     Args:
-        effort: for each cell and value.
+        effort: the effort for each cell and value.
         tell: is told what is run.
     """
     cells = [cell for cell in CELLS if not (cell.is_relayed and cell.kind in _LIKE_DIRECT)]

@@ -80,8 +80,8 @@ def draw_trace(trace: Sequence[float], setting: WithholdingSetting, file: Path) 
 
     Args:
         trace: RTT of the query in each second, seconds.
-        setting: of the simulation.
-        file: as for `draw`.
+        setting: the setting of the simulation.
+        file: the file to draw into, as for `draw`.
 
     Raises:
         ImportError: as `draw`.
@@ -133,7 +133,7 @@ def draw(results: Results, file: Path) -> None:
     curves shows how far below the baseline the paper reports historic.
 
     Args:
-        results: of a sweep.
+        results: the results of a sweep.
         file: overwritten; its suffix, such as ``.png``, gives the format.
 
     Raises:

@@ -57,7 +57,7 @@ def read_traces(folder: Path) -> list[Trace]:
     """Return a trace of each client.
 
     Args:
-        folder: of `penstock record`, or of `penstock netem run`.
+        folder: the folder that `penstock record` or `penstock netem run` has written.
 
     Raises:
         OSError: a file cannot be read.
@@ -119,7 +119,7 @@ def _trace(
     """Return the trace of a client, if it is long enough.
 
     Args:
-        name: of the client.
+        name: the name of the client.
         samples: (seconds, RTT or None while it is away), in the order of time.
         messages: seconds and payload bytes of its large messages, in the order of time.
     """

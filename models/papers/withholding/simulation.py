@@ -102,7 +102,7 @@ def simulate(
         policy: the same object that a gate asks.
         trace: RTT of the query in each second, seconds; after its end the last value applies.
         setting: the other parameters.
-        arrivals: of the large messages, in order; None for those of the setting.
+        arrivals: the arrivals of the large messages, in order; None for those of the setting.
 
     Returns:
         One latency in seconds for each message, in order of arrival.

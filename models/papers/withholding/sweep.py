@@ -93,7 +93,7 @@ class Results:
     """Mean latency of each policy on each trace.
 
     Attributes:
-        sweep: its parameters.
+        sweep: the parameters of the sweep.
         means: (label, T_Q, threshold_l or None) to one mean latency in seconds for each trace.
     """
 
