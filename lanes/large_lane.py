@@ -238,7 +238,13 @@ class LargeLane(mqtt.Client):
         properties.SessionExpiryInterval = max(expiry, SESSION_SECONDS)
         self._connect_properties = properties
         self._keep_unsent0()
-        self.reconnect()
+        try:
+            self.reconnect()
+        except (AttributeError, OSError):
+            if not self.has_left:  # else `disconnect` has closed the socket in another thread
+                raise
+        if self.has_left:
+            self._sock_close()
 
     def _keep_unsent0(self) -> None:
         """Keep unsent messages of QoS 0, which paho would drop: the broker has not got them."""

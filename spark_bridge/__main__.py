@@ -346,7 +346,7 @@ def check_queue(source: SourceOptions) -> int:
     patience = min(source.retry_seconds, START_PATIENCE_SECONDS)
     reader = QueueReader(replace(source, retry_seconds=patience))
     try:
-        held = [reader.held(queue) for queue in source.queues]
+        held = [reader.contents(queue) for queue in source.queues]
     finally:
         reader.close()
     return sum(end - first for one in held for first, end in one.offsets.values())

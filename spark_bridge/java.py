@@ -30,8 +30,8 @@ class Java:
     """A Java runtime.
 
     Attributes:
-        program: its ``java`` program.
-        version: its own version text, such as ``17.0.15``.
+        program: the path of its ``java`` program.
+        version: the version that it prints, such as ``17.0.15``.
     """
 
     program: Path
@@ -42,10 +42,10 @@ def find_java(environment: Mapping[str, str]) -> Java:
     """Return the Java that Spark's start script uses.
 
     Args:
-        environment: environment variables; ``JAVA_HOME`` comes before ``PATH``.
+        environment: the environment variables; ``JAVA_HOME`` has precedence over ``PATH``.
 
     Raises:
-        JavaError: there is none, or it is too old.
+        JavaError: there is no Java, or it is too old.
     """
     advice = f"Spark needs Java {LEAST_JAVA} or newer (Debian: apt install openjdk-17-jre-headless)"
     home = environment.get("JAVA_HOME")

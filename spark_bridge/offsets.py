@@ -1,18 +1,18 @@
 """Positions of a query in its queues, and the ranges that a micro-batch reads.
 
-A position is, for each queue, its incarnation and for each of its physical queues the offset of the
-next message to read. Spark writes the position's JSON form to the checkpoint before a micro-batch
-runs, and asks for the same range again after a crash. So two positions determine a range, and a
-queue keeps every message until the query's group has committed the position after it.
+A position has, for each queue, the queue's incarnation and, for each physical queue, the offset of
+the next message to read. Spark writes the position as JSON to the checkpoint before a micro-batch
+runs, and asks for the same range again after a crash. So two positions define a range, and a queue
+keeps every message until the query's group has committed a position after it.
 
-A position has two more fields. `reader` is the name of the query to which its group belongs. It is
-made with the checkpoint, and nothing else distinguishes two queries. `first` is where the query's
-first micro-batch begins. Spark has only the end of that batch in the checkpoint, and asks for its
-beginning again when it repeats the batch; ``latest`` would then be another place.
+A position has two more fields. `reader` is the name of the query that owns the group. It is created
+with the checkpoint, and nothing else distinguishes two queries. `first` is the start of the query's
+first micro-batch. The checkpoint has only the end of that batch, and Spark asks for its start again
+when it repeats the batch; by then, ``latest`` would be another offset.
 
-The module only compares positions with what a queue reports. A difference that this query's own
-reading cannot explain (messages that are gone unread, a queue that was created again or is shorter
-than the checkpoint) is reported, never skipped.
+The module only compares positions with what a queue reports. It reports every difference that this
+query's own reading does not explain: unread messages that are gone, a queue that was created again
+or that is shorter than the checkpoint.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ _FIRST: Final = "first"
 
 ONE_TASK_MESSAGES: Final = 25_000
 """One task reads so many messages of 1 KiB in half a second of processor time. More tasks would
-save little, and each would write a small file of its own."""
+save little, and each would write a small file."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueContents:
-    """What a queue holds.
+    """What a queue contains.
 
     Attributes:
-        incarnation: UUID of the queue; a queue that is created again gets another one.
-        offsets: physical queue to (earliest offset held, offset of the next message to be
-            enqueued).
+        incarnation: the queue's UUID; a queue that is created again gets another one.
+        offsets: for each physical queue, its earliest offset and the offset of the next message to
+            be enqueued.
     """
 
     incarnation: str
@@ -50,14 +50,14 @@ class QueueContents:
 
 @dataclass(frozen=True, slots=True)
 class QueuePosition:
-    """A place in one queue.
+    """A position in one queue.
 
     Attributes:
-        following: physical queue to the offset of the next message to read.
-        incarnation: UUID of the queue.
-        reader: name of the query; "" in a position that is not of a checkpoint.
-        first: where the micro-batch that ends here begins, with the keys of `following`; None where
-            it begins at the end of the one before.
+        following: for each physical queue, the offset of the next message to read.
+        incarnation: the queue's UUID.
+        reader: the query's name; "" in a position that is not from a checkpoint.
+        first: the start of the micro-batch that ends here, in the form of `following`; None if it
+            starts at the end of the previous one.
     """
 
     following: Mapping[int, int]
@@ -67,13 +67,10 @@ class QueuePosition:
 
     def to_json(self) -> dict[str, Any]:
         """Return the form for Spark; equal positions have equal JSON texts."""
-        told = {_INCARNATION: self.incarnation, _READER: self.reader}
+        reader = {_READER: self.reader} if self.reader else {}
         first = {} if self.first is None else {_FIRST: _texts(self.first)}
-        return (
-            {name: text for name, text in told.items() if text}
-            | first
-            | {_NEXT: _texts(self.following)}
-        )
+        following = {_NEXT: _texts(self.following)}
+        return {_INCARNATION: self.incarnation} | reader | first | following
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> QueuePosition:
@@ -91,12 +88,12 @@ class QueuePosition:
         )
 
     def is_at(self, other: QueuePosition) -> bool:
-        """Say whether two positions are one place."""
+        """Tell whether two positions have the same offsets."""
         return self.following == other.following and self.incarnation == other.incarnation
 
-    def is_of(self, held: QueueContents) -> bool:
-        """Say whether the position is one in the queue that exists."""
-        return self.incarnation == held.incarnation
+    def is_of(self, contents: QueueContents) -> bool:
+        """Tell whether the position belongs to the queue that exists."""
+        return self.incarnation == contents.incarnation
 
 
 def _texts(offsets: Mapping[int, int]) -> dict[str, int]:
@@ -109,17 +106,17 @@ def _numbers(offsets: Mapping[str, Any]) -> dict[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A query's position: a place in each of its queues, by name."""
+    """A query's position in each of its queues, by the queue's name."""
 
     queues: Mapping[str, QueuePosition]
 
     @property
     def reader(self) -> str:
-        """The name of the query; "" in a position that is not of a checkpoint."""
+        """The query's name; "" in a position that is not from a checkpoint."""
         return next((one.reader for one in self.queues.values() if one.reader), "")
 
     def beginnings(self) -> Position:
-        """Return where the micro-batch that ends here begins, in queues that tell it."""
+        """Return the start of the micro-batch that ends here, for the queues that have it."""
         return Position(
             {
                 queue: replace(one, following=one.first, first=None)
@@ -129,7 +126,7 @@ class Position:
         )
 
     def named(self, reader: str) -> Position:
-        """Return the position with the name of its query, where its first micro-batch begins."""
+        """Return this start of the first micro-batch with the query's name."""
         return Position(
             {
                 queue: replace(one, reader=reader, first=one.following)
@@ -146,9 +143,9 @@ class Position:
         """Read the form for Spark back.
 
         Args:
-            value: what ``to_json`` returned.
-            names: the queues that the query's options name; None for any. Those that the checkpoint
-                lacks are left out.
+            value: a result of ``to_json``.
+            names: the queues in the query's options; None for any. The result lacks those that are
+                not in the checkpoint.
 
         Raises:
             QueueChangedError: the checkpoint belongs to another source, or has a queue that the
@@ -171,9 +168,9 @@ class Position:
 
 
 def least(positions: Sequence[Position]) -> Position:
-    """Return the least of several positions of one query, queue by queue.
+    """Return the least of several positions of one query, for each queue.
 
-    A queue counts that only some of them have. A physical queue that is missing in one of these is
+    A queue needs to be in one of the positions only. A physical queue that one of these lacks is
     left out.
     """
     found: dict[str, QueuePosition] = {}
@@ -194,11 +191,11 @@ class Range:
     """Messages of one physical queue with ``start <= offset < end``.
 
     Attributes:
-        queue: the logical queue.
-        physical_queue: its number.
-        start: first offset.
-        end: the offset after the last.
-        incarnation: of the queue.
+        queue: the logical queue's name.
+        physical_queue: the physical queue's number.
+        start: the first offset.
+        end: the offset after the last one.
+        incarnation: the queue's UUID.
     """
 
     queue: str
@@ -208,34 +205,34 @@ class Range:
     incarnation: str
 
 
-def find_losses(start: QueuePosition, held: QueueContents) -> list[str]:
-    """Report messages that the query has still to read and the queue no longer holds.
+def find_losses(start: QueuePosition, contents: QueueContents) -> list[str]:
+    """Report unread messages that are gone from the queue.
 
     Args:
         start: the query's position in the queue.
-        held: what the queue holds.
+        contents: what the queue contains.
 
     Returns:
-        A sentence for each physical queue that lost something, or one for a queue that was created
-        again; empty when nothing is lost.
+        a sentence for each physical queue that lost messages, or one for a queue that was created
+        again; empty if nothing is lost.
     """
-    if not start.is_of(held):
+    if not start.is_of(contents):
         recreated = (
             "the queue was deleted and created again since the checkpoint was written (incarnation "
-            f"{start.incarnation}, the queue's is {held.incarnation}), or its storage was restored "
-            "from an earlier copy: what the query had not read is gone, and the checkpoint's "
-            "offsets mean nothing in the new queue"
+            f"{start.incarnation}, the queue's is {contents.incarnation}), or its storage was "
+            "restored from an earlier copy: what the query had not read is gone, and the "
+            "checkpoint's offsets mean nothing in the new queue"
         )
         return [recreated]
     losses = []
     for number, wanted in sorted(start.following.items()):
-        if number not in held.offsets:
+        if number not in contents.offsets:
             losses.append(
                 f"physical queue {number} is gone, the checkpoint stands at offset {wanted} in it "
-                f"(the queue has {', '.join(map(str, sorted(held.offsets))) or 'none'})"
+                f"(the queue has {', '.join(map(str, sorted(contents.offsets))) or 'none'})"
             )
             continue
-        first, following = held.offsets[number]
+        first, following = contents.offsets[number]
         if following < wanted:
             losses.append(
                 f"physical queue {number} ends at offset {following}, the checkpoint stands at "
@@ -250,32 +247,32 @@ def find_losses(start: QueuePosition, held: QueueContents) -> list[str]:
     return losses
 
 
-def resume(start: QueuePosition, held: QueueContents) -> QueuePosition:
-    """Return the position from which to read on, after losses were reported.
+def resume(start: QueuePosition, contents: QueueContents) -> QueuePosition:
+    """Return the position from which to continue, after losses were reported.
 
     Args:
         start: the query's position in the queue.
-        held: what the queue holds.
+        contents: what the queue contains.
 
     Returns:
-        ``start`` where the queue still holds it; the queue's earliest offset for a physical queue
+        the offsets of ``start`` that the queue still has; the earliest offset of a physical queue
         that is new, was created again or lost messages. Physical queues that are gone are left out.
     """
-    known = start.following if start.is_of(held) else {}
+    known = start.following if start.is_of(contents) else {}
     following = {}
-    for number, (first, end) in held.offsets.items():
+    for number, (first, end) in contents.offsets.items():
         wanted = known.get(number, first)
         following[number] = first if wanted > end else max(wanted, first)
-    return QueuePosition(following, held.incarnation)
+    return QueuePosition(following, contents.incarnation)
 
 
 def ranges_between(queue: str, start: QueuePosition, end: QueuePosition) -> list[Range]:
     """Return a range for each physical queue with messages between two positions.
 
     Args:
-        queue: the logical queue.
-        start: has every physical queue that `end` has.
-        end: of the same incarnation.
+        queue: the logical queue's name.
+        start: a position with every physical queue of `end`.
+        end: a position of the same incarnation.
     """
     return [
         Range(queue, number, start.following[number], past, end.incarnation)
@@ -285,16 +282,19 @@ def ranges_between(queue: str, start: QueuePosition, end: QueuePosition) -> list
 
 
 def split(ranges: Sequence[Range], min_partitions: int) -> list[list[Range]]:
-    """Return what each task is to read.
+    """Divide ranges among tasks.
 
-    Without `min_partitions`, a few messages are one task, and of more each range is one. With it,
-    the longest ranges are cut until there are so many, if there are so many messages: each into
-    equal parts, as many as its share of all messages asks for. The tasks depend on nothing else, so
-    a micro-batch that is repeated has the same ones.
+    Without `min_partitions`, up to `ONE_TASK_MESSAGES` make one task, and more make one task for
+    each range. With it, each range is cut into equal parts, their number in proportion to its share
+    of all messages, so that there are enough tasks if there are enough messages. The tasks depend
+    on nothing else, so a repeated micro-batch has the same tasks.
 
     Args:
-        ranges: none of them empty.
-        min_partitions: at least so many tasks; 0 where any number will do.
+        ranges: ranges that are not empty.
+        min_partitions: the least number of tasks; 0 for any number.
+
+    Returns:
+        the ranges of each task.
     """
     total = sum(one.end - one.start for one in ranges)
     if not min_partitions and 0 < total <= ONE_TASK_MESSAGES:
@@ -304,7 +304,7 @@ def split(ranges: Sequence[Range], min_partitions: int) -> list[list[Range]]:
     parts = []
     for one in ranges:
         n_messages = one.end - one.start
-        # Rounded up, so that all parts together are at least as many as asked for.
+        # Rounded up, so that there are at least as many parts as tasks are wanted.
         n_parts = min(n_messages, -(-min_partitions * n_messages // total))
         cuts = [one.start + n_messages * part // n_parts for part in range(n_parts + 1)]
         for begin, past in pairwise(cuts):

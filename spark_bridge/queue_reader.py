@@ -66,11 +66,11 @@ _NOT_FOUND: Final = 404
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """What a query may read next.
+    """The plan of a micro-batch.
 
     Attributes:
-        end: the end of the next micro-batch; where it begins, if nothing waits.
-        latest: the end of the queues.
+        end: the position at its end; the position at its start if there are no messages.
+        latest: the position at the end of the queues.
     """
 
     end: Position
@@ -78,11 +78,11 @@ class BatchPlan:
 
 
 class ReadSettings(NamedTuple):
-    """What a task must know of a queue whose server it does not ask.
+    """Settings of a queue, for a task that does not ask the queue's server.
 
     Attributes:
-        key: setting that says what a message's key is.
-        keeps_last: whether messages leave for newer ones of their key.
+        key: the setting that defines a message's key.
+        keeps_last: whether a newer message removes older ones of its key.
     """
 
     key: str | None
@@ -105,11 +105,11 @@ class QueueReader:
     """Reads the queues of one query.
 
     Args:
-        options: checked options.
-        client: the queues' client; None makes one from the options.
-        log: where losses that the options allow are told; None for this module's logger.
-        sleep: how to wait between two attempts, seconds.
-        clock: monotonic seconds.
+        options: the checked options.
+        client: the client for the queues; None for one that is made from the options.
+        log: logs losses that the options allow; None for this module's logger.
+        sleep: waits for a number of seconds between two attempts.
+        clock: returns monotonic seconds.
     """
 
     def __init__(
@@ -139,8 +139,8 @@ class QueueReader:
 
     # -- where a query begins ------------------------------------------------------------------
 
-    def held(self, queue: str) -> QueueContents:
-        """Return what a queue holds.
+    def contents(self, queue: str) -> QueueContents:
+        """Return what a queue contains.
 
         Raises:
             QueueUnavailableError: no such queue, or no answer for ``retrySeconds``.
@@ -159,11 +159,11 @@ class QueueReader:
         return QueueContents(latest.incarnation, offsets)
 
     def located(self, place: PlaceOption) -> Position:
-        """Return the position that a place means, other than ``group``.
+        """Return the position that an option names, other than ``group``.
 
         Raises:
             QueueUnavailableError: no such queue, or no answer for ``retrySeconds``.
-            OptionError: the place names an offset that its queue does not have.
+            OptionError: the option names an offset that its queue does not have.
         """
         if isinstance(place, Mapping):
             return Position({queue: self._at_offsets(queue, place[queue]) for queue in place})
@@ -175,26 +175,26 @@ class QueueReader:
         return QueuePosition(found.offsets, found.incarnation)
 
     def _at_offsets(self, queue: str, offsets: Mapping[int, int]) -> QueuePosition:
-        held = self.held(queue)
-        if offsets.keys() != held.offsets.keys():
+        contents = self.contents(queue)
+        if offsets.keys() != contents.offsets.keys():
             raise OptionError(
                 f"position in queue {queue!r}: read offsets of physical queues "
                 f"{', '.join(map(str, sorted(offsets))) or 'none'}; allowed: of "
-                f"{', '.join(map(str, sorted(held.offsets)))}"
+                f"{', '.join(map(str, sorted(contents.offsets)))}"
             )
         following = {}
         for number, offset in offsets.items():
-            first, end = held.offsets[number]
+            first, end = contents.offsets[number]
             following[number] = {EARLIEST_OFFSET: first, LATEST_OFFSET: end}.get(offset, offset)
             if not first <= following[number] <= end:
                 raise OptionError(
                     f"position in queue {queue!r}: read offset {offset} of physical queue "
                     f"{number}; allowed: {first} to {end}, what the queue holds"
                 )
-        return QueuePosition(following, held.incarnation)
+        return QueuePosition(following, contents.incarnation)
 
     def join(self) -> Position:
-        """Create the query's group where it is missing.
+        """Create the query's group in each queue that does not have it.
 
         Returns:
             The group's position in each queue.
@@ -207,7 +207,7 @@ class QueueReader:
         return Position({queue: self._join(queue) for queue in self.options.queues})
 
     def check_group(self, reader: str) -> None:
-        """Check that the group, as it was when it was joined, is that of a query or of none.
+        """Check that the group belonged to this query, or to none, when it was joined.
 
         Raises:
             GroupTakenError: it belongs to another query.
@@ -235,7 +235,7 @@ class QueueReader:
         return QueuePosition(following, found["incarnation"])
 
     def claim(self, position: Position) -> None:
-        """Make the group the query's own, in each queue of a position that is in its checkpoint.
+        """Reserve the group for the query, in each queue of its checkpoint's position.
 
         Raises:
             QueueUnavailableError: no answer for ``retrySeconds``.
@@ -273,16 +273,15 @@ class QueueReader:
         """Return the end of the next micro-batch.
 
         Args:
-            start: where it begins, in each queue.
-            until: where it ends at the latest; None for the end of the queues.
-            max_messages: of all queues; None for any number.
-            max_bytes: the same in stored bytes, about.
-            wait_seconds: for how long the server may hold the question while nothing is there.
+            start: the position at its start.
+            until: the last position at which it may end; None for the end of the queues.
+            max_messages: the most messages, of all queues together; None for any number.
+            max_bytes: about the most stored bytes, likewise.
+            wait_seconds: the server may delay its answer for so long while there are no messages.
 
         Raises:
             QueueUnavailableError: no such queue, or no answer for ``retrySeconds``.
-            QueueChangedError: something that was still to be read is gone, and the options do not
-                allow that.
+            QueueChangedError: unread messages are gone, and the options do not allow that.
         """
         while True:
             at = {
@@ -292,7 +291,7 @@ class QueueReader:
             ends = until and {
                 queue: one.following
                 for queue, one in until.queues.items()
-                # A target in a queue that was created again since means nothing.
+                # An end in an earlier queue of the same name has no meaning.
                 if one.incarnation == at[queue].incarnation
             }
             try:
@@ -316,11 +315,11 @@ class QueueReader:
                 continue
             break
         for queue, plan in plans.items():
-            held = QueueContents(
+            contents = QueueContents(
                 plan.end.incarnation,
                 {number: (first, plan.latest[number]) for number, first in plan.earliest.items()},
             )
-            for loss in find_losses(start.queues[queue], held):
+            for loss in find_losses(start.queues[queue], contents):
                 self._tell_loss(queue, loss)
         return BatchPlan(
             Position(
@@ -338,27 +337,26 @@ class QueueReader:
         )
 
     def resumed(self, start: Position) -> Position:
-        """Return the position to read on from, after comparing it with what the queues hold.
+        """Compare a position with what the queues contain; return where to continue reading.
 
         Raises:
             QueueUnavailableError: no such queue, or no answer for ``retrySeconds``.
-            QueueChangedError: something that was still to be read is gone, and the options do not
-                allow that.
+            QueueChangedError: unread messages are gone, and the options do not allow that.
         """
         queues = {}
         for queue, one in start.queues.items():
-            held = self.held(queue)
-            for loss in find_losses(one, held):
+            contents = self.contents(queue)
+            for loss in find_losses(one, contents):
                 self._tell_loss(queue, loss)
-            queues[queue] = resume(one, held)
+            queues[queue] = resume(one, contents)
         return Position(queues)
 
     def ranges(self, start: Position, end: Position) -> list[Range]:
-        """Return what lies between two positions, a range for each physical queue.
+        """Return the ranges between two positions, one for each physical queue.
 
-        Asks only where `start` does not have all of `end`. Physical queues that were added, and a
-        queue that was created again, are read from their first message on; a queue that the query
-        did not read before, from where its group stands.
+        The server is asked only if `start` lacks a part of `end`. Added physical queues, and a
+        queue that was created again, are read from their first message; a queue that is new to the
+        query is read from its group's position.
 
         Raises:
             QueueUnavailableError: no such queue, or no answer for ``retrySeconds``.
@@ -371,25 +369,25 @@ class QueueReader:
                 and begin.following.keys() >= past.following.keys()
             )
             if not is_complete:
-                held = self.held(queue)
-                if not past.is_of(held):
-                    for loss in find_losses(past, held):
+                contents = self.contents(queue)
+                if not past.is_of(contents):
+                    for loss in find_losses(past, contents):
                         self._tell_loss(queue, loss)
                     continue
-                begin = resume(begin, held)
+                begin = resume(begin, contents)
                 known = {
                     number: offset
                     for number, offset in past.following.items()
-                    if number in held.offsets
+                    if number in contents.offsets
                 }
-                past = QueuePosition(known, held.incarnation)  # noqa: PLW2901 - what is left of it
+                past = QueuePosition(known, contents.incarnation)  # noqa: PLW2901 - the part that exists
             found += ranges_between(queue, begin, past)
         return found
 
     # -- read ----------------------------------------------------------------------------------
 
     def read_settings(self, queue: str) -> ReadSettings | None:
-        """Return what a task must know of a queue; asked once. None for nothing."""
+        """Return the settings of a queue that its tasks need, or None; the server is asked once."""
         if self.options.redis is None and "key" not in self.options.columns:
             return None
         settings = self._queue_settings(queue)
@@ -400,11 +398,11 @@ class QueueReader:
 
         Args:
             wanted: the range.
-            settings: of its queue, where `read_settings` returned some.
+            settings: what `read_settings` returned for its queue.
 
         Raises:
             QueueUnavailableError: no answer for ``retrySeconds``.
-            QueueChangedError: something in the range is gone, and the options do not allow that.
+            QueueChangedError: a message of the range is gone, and the options do not allow that.
         """
         key = None if settings is None else settings.key
         place = RowOrigin(wanted.queue, wanted.physical_queue, key, self.options.large_above_bytes)
@@ -429,7 +427,7 @@ class QueueReader:
         return keeps_last
 
     def _read(self, wanted: Range, start: int, place: RowOrigin) -> Piece:
-        """Read from ``start``, or from the earliest offset after it that is still there."""
+        """Read from ``start``, or from the earliest offset after it that still exists."""
         queue, end = wanted.queue, wanted.end
         try:
             return self._patiently(
@@ -440,7 +438,7 @@ class QueueReader:
                 _RefusedError,
             )
         except (OtherIncarnationError, _RefusedError) as error:
-            # The latter for an offset or a physical queue that the queue does not have.
+            # A refusal means that the queue does not have the offset or the physical queue.
             self._tell_loss(queue, error.message)
         except RangeGoneError as error:
             earliest = error.earliest or end
@@ -457,10 +455,10 @@ class QueueReader:
     # -- commit --------------------------------------------------------------------------------
 
     def commit(self, position: Position) -> None:
-        """Tell the queues that all below a position is done with; may be repeated.
+        """Tell the queues that the query will not read what is before a position; repeatable.
 
-        Where messages leave by their age, nothing is told: a checkpoint that is wound back reads
-        them again.
+        A queue that removes messages by their age is not told. So a query whose checkpoint is set
+        back can read them again.
 
         Raises:
             QueueUnavailableError: no answer for ``retrySeconds``.
@@ -472,7 +470,7 @@ class QueueReader:
                 self._commit(queue, one)
 
     def _leaves_by_age(self, queue: str) -> bool:
-        """Say whether reading is not needed to make room in a queue."""
+        """Tell whether a queue makes room without commits."""
         settings = self._queue_settings(queue)
         is_limited = settings["max_messages"] is not None or settings["max_bytes"] is not None
         refuses = is_limited and settings["when_full"] != "drop_oldest"
@@ -501,12 +499,12 @@ class QueueReader:
                 self._join(queue)  # the group has expired, or was deleted
                 continue
             except _RefusedError as error:
-                # Offsets that the queue does not have. The next plan tells it.
-                held = self.held(queue)
+                # The queue does not have these offsets. The next plan reports it.
+                contents = self.contents(queue)
                 known = {
                     number: offset
                     for number, offset in at.offsets.items()
-                    if number in held.offsets and offset <= held.offsets[number][1]
+                    if number in contents.offsets and offset <= contents.offsets[number][1]
                 }
                 if known == at.offsets:
                     raise self._unavailable(queue, error) from error
@@ -526,12 +524,12 @@ class QueueReader:
         self._log.warning("penstock: queue %r: %s; reading on", queue, what)
 
     def _patiently(self, queue: str, ask: Callable[[], _T], *passed: type[QueueError]) -> _T:
-        """Ask until an answer comes, for ``retrySeconds``.
+        """Repeat a request until it is answered, for ``retrySeconds`` at most.
 
         Args:
-            queue: the queue that is asked; "" for all queues of the query.
+            queue: the queue of the request; "" for all queues of the query.
             ask: makes the request.
-            passed: errors that the caller handles.
+            passed: the errors that the caller handles.
 
         Raises:
             QueueError: one of `passed`.
@@ -557,4 +555,4 @@ class QueueReader:
 
 
 class _RefusedError(QueueError):
-    """Status 400, where the caller understands it."""
+    """Status 400, which the caller handles."""

@@ -1,19 +1,19 @@
-"""Output folders of streaming queries: who owns them, and which files a killed run has left.
+"""Output folders of streaming queries: their owners, and files that killed runs have left.
 
 Spark's file sink writes a micro-batch's files and then lists them in ``_spark_metadata``, in one
-file for each batch. Spark does not handle two consequences. A killed query leaves files that are in
-no list. Spark skips them, but every other reader takes them for messages. And a query with a *new*
-checkpoint counts its batches from 0 again: Spark silently skips batches whose number is listed
+file for each batch. Spark leaves two problems unsolved. A killed query leaves files that are in no
+list; Spark skips them, but every other reader counts their messages. And a query with a *new*
+checkpoint numbers its batches from 0 again; Spark silently skips batches whose number is listed
 already. This module is importable without Spark.
 
-A file is deleted only where the query's own metadata say that the query may have written it: the
-checkpoint has the plan of a batch that is not listed, and the file is not older than that plan,
-lies where the sink's partitions lie, and has a name as Spark gives it. Anything else in the folder
-may belong to others. A file of its own names what a killed compaction may have left.
+A file is deleted only if the query's metadata show that the query may have written it: the
+checkpoint has the plan of an unlisted batch, and the file is not older than that plan, is in a
+folder of the sink's partitions, and has a name of Spark's form. Other files in the folder may
+belong to other programs. A separate file names what a killed compaction may have left.
 
-An unlisted file may also be one that another run is writing. So a run locks its folders, by a lock
-that ends with its process. Places elsewhere, such as ``s3a://`` and ``hdfs://``, get a file that
-names the run.
+An unlisted file may also be one that another run is writing. So a run locks its folders with a lock
+that ends with its process. Elsewhere, such as in ``s3a://`` and ``hdfs://``, it creates a file with
+its name.
 """
 
 from __future__ import annotations
@@ -39,30 +39,30 @@ _LOG = "_spark_metadata"
 _COMPACT = ".compact"
 _PREFIX = "part-"
 _NAME = re.compile(r"part-\d{5,}-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}-c\d{3,}\..+")
-"""Names that Spark's file sink gives: task, a UUID, number, and the format's suffix."""
+"""Names of the files of Spark's sink: the task, a UUID, a number and the format's suffix."""
 _DRAFT = re.compile(r"\.{1,2}\d+\..+\.tmp(\.crc)?")
 """Names of unfinished files of Spark's logs, and of their checksums."""
 _LOCK = ".penstock.lock"
 _JOINING = ".penstock.joining"
-"""Readers of a folder leave out names that begin with a dot."""
+"""Spark skips files whose names begin with a dot."""
 
 _PROCESS_BYTES = 20
 
 
 class SinkFolderError(BridgeError):
-    """A folder and a checkpoint that do not belong together."""
+    """A folder and a checkpoint do not belong together."""
 
     status = 2
 
 
 class FolderInUseError(BridgeError):
-    """Another run has one of the folders."""
+    """Another run uses one of the folders."""
 
     status = 2
 
 
 def local_folder(place: str) -> Path | None:
-    """Return the folder that a path or URI of Spark's names on this machine; None for any other."""
+    """Return the folder of a path or URI if it is on this machine; else None."""
     parts = urlsplit(place)
     if parts.scheme == "file":
         return Path(unquote(parts.path))
@@ -71,10 +71,10 @@ def local_folder(place: str) -> Path | None:
 
 @contextmanager
 def held_folders(folders: Iterable[Path]) -> Iterator[None]:
-    """Keep other runs out of the folders.
+    """Lock folders against other runs.
 
     Args:
-        folders: existing ones, for output and checkpoints.
+        folders: existing folders of outputs and checkpoints.
 
     Raises:
         FolderInUseError: another run holds one of them.
@@ -98,7 +98,7 @@ def held_folders(folders: Iterable[Path]) -> Iterator[None]:
 
 
 class PlaceError(BridgeError):
-    """A place in which Spark cannot write."""
+    """Spark cannot write to a place."""
 
     status = 2
 
@@ -121,15 +121,15 @@ def check_paths(spark: SparkSession, places: Iterable[str]) -> None:
 
 @contextmanager
 def held_places(spark: SparkSession, places: Iterable[str]) -> Iterator[None]:
-    """Keep other runs out of places that are no folders of this machine, such as ``s3a://``.
+    """Lock places that are not folders of this machine, such as in ``s3a://``.
 
-    Spark's own file system creates a file with the run's name where there is none. A run that is
-    killed leaves it. The next run on that machine takes it over; on another machine only the user
-    knows that the run has ended, and deletes it.
+    Spark's file system creates a lock file with the run's name if there is none. A killed run
+    leaves the file. The next run on the same machine replaces it; on another machine, the user has
+    to delete it, because only the user knows that the run has ended.
 
     Args:
-        spark: whose file systems are used.
-        places: URIs, for output and checkpoints.
+        spark: the session with the file systems.
+        places: URIs of outputs and checkpoints.
 
     Raises:
         FolderInUseError: another run holds one of them.
@@ -151,7 +151,7 @@ def held_places(spark: SparkSession, places: Iterable[str]) -> Iterator[None]:
 
 
 def _hold(spark: SparkSession, place: str) -> Callable[[], None]:
-    """Create the lock of a place; return what deletes it."""
+    """Create the lock file of a place; return a function that deletes it."""
     folder = HadoopFolder(spark, place)
     owner = folder.read(_LOCK)
     if owner is not None:
@@ -162,17 +162,17 @@ def _hold(spark: SparkSession, place: str) -> Callable[[], None]:
             )
         folder.delete(_LOCK)
     text = json.dumps({"host": socket.gethostname(), "process": os.getpid()})
-    folder.write(_LOCK, text, overwrites=False)  # it fails where another run was faster
+    folder.write(_LOCK, text, overwrites=False)  # fails if another run was faster
     return lambda: folder.delete(_LOCK)
 
 
 def _has_ended(owner: str) -> bool:
-    """Say whether the run of a lock is known to have ended: it ran on this machine."""
+    """Tell whether the run of a lock file is known to have ended: it ran on this machine."""
     try:
-        said = json.loads(owner)
-        if said["host"] != socket.gethostname():
+        run = json.loads(owner)
+        if run["host"] != socket.gethostname():
             return False
-        os.kill(said["process"], 0)
+        os.kill(run["process"], 0)
     except ProcessLookupError:
         return True
     except (ValueError, KeyError, TypeError, OSError):
@@ -181,14 +181,14 @@ def _has_ended(owner: str) -> bool:
 
 
 def check_nesting(outputs: Iterable[Path]) -> None:
-    """Check that no output lies within that of another query.
+    """Check that no output is inside the output of another query.
 
     Args:
-        outputs: folders of all sinks of the run, which may lie within each other.
+        outputs: the folders of all sinks of the run, which may be inside each other.
 
     Raises:
-        SinkFolderError: one of them lies within a folder that another query writes to, or has such
-            a folder in it.
+        SinkFolderError: one of them is inside a folder that another query writes to, or contains
+            such a folder.
     """
     own = {folder.resolve() for folder in outputs}
     for folder in sorted(own):
@@ -213,13 +213,12 @@ def prepare_folder(folder: Path, checkpoint: Path, partition_by: Sequence[str] =
     """Prepare a folder for its query, which must not be running.
 
     Args:
-        folder: of the query's output.
-        checkpoint: the query's own checkpoint.
-        partition_by: columns whose values are folders in it.
+        folder: the query's output folder.
+        checkpoint: the query's checkpoint.
+        partition_by: the columns whose values are subfolders.
 
     Returns:
-        The files that a killed run had left; they were deleted, as their messages are written
-        again.
+        the files of a killed run that were deleted, as their messages will be written again.
 
     Raises:
         SinkFolderError: the folder holds the output of another query. Nothing is deleted.
@@ -252,7 +251,7 @@ def prepare_folder(folder: Path, checkpoint: Path, partition_by: Sequence[str] =
 
 
 def _own_files(folder: Path, partition_by: Sequence[str]) -> list[Path]:
-    """Return the files that are named as Spark names them, where a query's partitions lie."""
+    """Return files with names of Spark's form, in the folders of a query's partitions."""
     levels = [f"{column}=".lower() for column in partition_by]
     found = []
     for file in folder.glob("/".join(["*"] * len(levels) + [f"{_PREFIX}*"])):
@@ -264,9 +263,9 @@ def _own_files(folder: Path, partition_by: Sequence[str]) -> list[Path]:
 
 
 def note_joining(folder: Path, names: Iterable[str]) -> None:
-    """Note which files are about to be joined into which, before any of them is touched.
+    """Write a note of the files that are about to be joined, before any of them is changed.
 
-    `prepare_folder` deletes those that no list has afterwards, and the note.
+    `prepare_folder` deletes those that are in no list afterwards, and the note.
     """
     note = folder / _JOINING
     with note.open("w", encoding="utf-8") as file:
@@ -276,17 +275,17 @@ def note_joining(folder: Path, names: Iterable[str]) -> None:
 
 
 def end_joining(folder: Path) -> None:
-    """Delete the note: what it names is joined, and deleted."""
+    """Delete the note, once its files are joined and deleted."""
     (folder / _JOINING).unlink(missing_ok=True)
 
 
 def _finish_joining(folder: Path) -> list[Path]:
-    """Return the files of a joining that no list has."""
+    """Return the files in the note that are in no list."""
     try:
         names = json.loads((folder / _JOINING).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return []
-    except ValueError:  # killed while it was written: nothing was touched
+    except ValueError:  # killed while writing the note: nothing was changed
         return []
     there = listed_names(folder)
     if not there:
@@ -296,12 +295,12 @@ def _finish_joining(folder: Path) -> list[Path]:
 
 
 def check_place(spark: SparkSession, place: str, checkpoint: str) -> None:
-    """Check through Spark's file systems that a place is its query's; nothing in it is deleted.
+    """Check through Spark's file systems that a place belongs to its query; delete nothing.
 
     Args:
-        spark: whose file systems are used.
-        place: path or URI of the query's output.
-        checkpoint: the same of the query's own checkpoint.
+        spark: the session with the file systems.
+        place: the path or URI of the query's output.
+        checkpoint: the path or URI of the query's checkpoint.
 
     Raises:
         SinkFolderError: the place holds the output of another query.

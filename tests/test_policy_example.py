@@ -51,7 +51,7 @@ def test_a_key_behind_a_comment_sign_is_one_that_exists(name: str, tmp_path: Pat
     file = tmp_path / "example.yaml"
     file.write_text(text)
     if name == "proxy":
-        assert load_proxy_config(file).identity == "proxy_v2"
+        assert load_proxy_config(file).keys.identity == "proxy_v2"
     else:
         assert load_policy(file).plugins
 
