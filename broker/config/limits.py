@@ -70,130 +70,97 @@ class Limits:
 
     Attributes:
         connections: network connections at a time. None: as many as the process may have files
-            open, less some for everything else; the process cannot accept more.
-        connections_per_address: the same from one address. The network of an IPv6 address counts as
-            one address, because one host may use all of it. None, because all devices of a site may
-            share one address.
-        sessions: of connected and of disconnected clients together. At the limit, a client without
-            a session is refused (0x97, return code 3 in MQTT 3.1.1), and a client with one is
-            accepted. None: one for each 32 KiB of the machine's memory; a session takes 6 KB while
-            its client is connected and 3 KB otherwise.
-        sessions_per_user: sessions of one user name. None, because all devices of a site may share
-            one.
-        sessions_per_address: sessions whose clients connected from one address last; an address is
-            counted as for `connections_per_address`. None: half of `sessions`: sessions of one
-            address cannot keep clients of other addresses out, and a gateway of a whole site stays
-            far below it.
-        total_received_bytes: bytes that all connections together hold of incomplete packets, and of
-            topics with an alias. Above it the connection that holds the most is closed (0x97),
-            first among clients whose CONNECT was not accepted yet. None: an eighth of the machine's
-            memory; each packet may be as large as `maximum_packet_size`.
+            open, less a reserve.
+        connections_per_address: connections from one address at a time. An IPv6 network of 64 bits
+            counts as one address, as one host may use all of it. None: no limit, because all
+            devices of a site may share an address.
+        sessions: sessions of connected and disconnected clients. At the limit, a client that has no
+            session is refused (0x97, return code 3 in MQTT 3.1.1). None: one for each 32 KiB of the
+            machine's memory; a session takes 6 KB while its client is connected, and 3 KB
+            otherwise.
+        sessions_per_user: sessions of one user name. None: no limit.
+        sessions_per_address: sessions whose clients last connected from one address. None: half of
+            `sessions`, so that one address cannot keep all others out.
+        total_received_bytes: bytes of incomplete packets and of topics with an alias, of all
+            connections. Above it, the connection that holds the most is closed (0x97), clients
+            without an accepted CONNECT first. None: an eighth of the machine's memory.
         maximum_packet_size: bytes of the largest packet that a client may send. The default is the
-            format's maximum: a packet that aMQTT accepted is accepted here, and a packet takes no
-            more memory than its sender has sent.
-        control_bytes: bytes of the largest packet other than PUBLISH. The connection of a client
-            that sends a larger one is closed (0x97). A packet of many small parts takes up to 25
-            times its bytes in memory.
-        connect_bytes: bytes of the largest CONNECT, and of the largest AUTH before CONNACK, where
-            `control_bytes` is not less. A larger CONNECT is refused (0x95; in MQTT 3.1.1 the
-            connection is closed without CONNACK). A client that is not authenticated uses the
-            broker's time and memory with these packets. The longest will of 64 KiB fits, with
-            64 KiB for the rest.
-        properties: User Properties of one packet, and as many of a will. A connection with more is
-            closed or refused (0x97) before they are read. Each takes some 2 us of the event loop's
-            time and 300 bytes; applications use a dozen.
-        properties_bytes: bytes of the properties of a PUBLISH. A connection with more is closed
-            (0x97). Each subscriber gets a copy. The longest Correlation Data of 64 KiB fits, with
-            64 KiB for the rest.
-        payload_bytes: bytes of the largest payload of a PUBLISH or of a will. A larger message is
-            not routed. At QoS 1 and 2 it is acknowledged, because a client of MQTT 3.1.1 would
-            otherwise send it again after each reconnect; in MQTT 5 the acknowledgement says 0x97. A
-            CONNECT with such a will is refused (0x95, return code 5 in MQTT 3.1.1). None: what fits
-            in a packet.
-        topic_bytes: bytes of the longest Topic Name or Topic Filter. The default is the format's
-            maximum: the cost of a topic depends on its levels more than on its bytes.
+            maximum of the format.
+        control_bytes: bytes of the largest packet other than PUBLISH. A larger one closes the
+            connection (0x97): many small parts take up to 25 times their bytes in memory.
+        connect_bytes: bytes of the largest CONNECT, and of the largest AUTH before CONNACK. A
+            larger one is refused (0x95; in MQTT 3.1.1 without CONNACK), as its sender is not
+            authenticated yet. The longest will of 64 KiB fits.
+        properties: User Properties of one packet, and of a will. More close the connection (0x97).
+            Applications use a dozen.
+        properties_bytes: bytes of the properties of a PUBLISH. More close the connection (0x97).
+            The longest Correlation Data of 64 KiB fits.
+        payload_bytes: bytes of the largest payload. A larger PUBLISH is acknowledged (in MQTT 5
+            with 0x97) and not routed, as a client of MQTT 3.1.1 would repeat it without end. A
+            CONNECT with a larger will is refused (0x95, return code 5 in MQTT 3.1.1). None: what
+            fits in a packet.
+        topic_bytes: bytes of the longest Topic Name or Topic Filter. The default is the maximum of
+            the format.
         topic_levels: levels of the deepest Topic Name or Topic Filter; `a/b` has two. A level takes
-            some 250 bytes in a subscription or retained message. No naming scheme in use comes near
-            128; a topic of 65,535 bytes may have 32,768.
-        topic_control_characters: a Topic Name or Topic Filter may have U+0001 to U+001F, U+007F to
-            U+009F and noncharacters such as U+FFFF, which MQTT 5.0, 1.5.4, advises against. False:
-            it is refused, as by mosquitto.
-        subscriptions: subscriptions of one session, shared ones included. At 1 KB each, 10,000 take
-            10 MB.
-        subscription_bytes: the same in bytes of memory: each filter with all its levels. A further
-            subscription is refused (0x97). 10,000 of 3 KB each fit, and 500 of the longest.
-        total_subscription_bytes: the same of all sessions, where levels that filters have in common
-            count once. None: an eighth of the machine's memory.
-        total_will_bytes: bytes of memory of the wills of all connected clients, and of delayed
-            wills. A client with a further will is refused (0x97, return code 3 in MQTT 3.1.1).
-            None: a sixteenth of the machine's memory, which is 2 KiB for each of the sessions that
-            `sessions` allows by default.
-        receive_maximum: QoS 1 and 2 messages that an MQTT 5 client may have unacknowledged
-            towards the broker. With the default, one publisher keeps a sink busy that commits in
-            groups.
-        inflight_messages: QoS 1 and 2 messages that may be unacknowledged towards one
-            subscriber, where the client itself does not ask for fewer. At an RTT of half a
-            second the default allows 2,000 messages/s.
-        inflight_bytes: the same in payload bytes. From so many on, no further message of QoS 1 or 2
-            is sent until some are acknowledged, so that one message of any size may be sent.
-        queued_messages: messages that may wait for one session. The default is more than a day of
-            one message a second.
-        queued_bytes: the same in payload bytes, and in bytes of memory of properties of more than
-            1 KiB. Each message counts in full for each session, though it is stored once. 100,000
-            messages of 1 KiB fit.
-        total_queued_messages: messages that may wait for all sessions together, each counted for
-            every session that it waits for. None: any number; their memory is what has to be
-            limited.
-        total_queued_bytes: the same in bytes of memory. Each message counts once with all the
-            memory that it takes, because it is stored once, and 144 bytes for each session that it
-            waits for. Messages that are inflight to disconnected clients count, too. None: a
-            quarter of the machine's memory.
-        queue_full: what happens when a session is at one of its two limits, or all together are at
-            one of theirs. `reject` refuses a message of QoS 1 or 2 to its publisher (0x97). A
-            publisher of MQTT 3.1.1 gets no acknowledgement before there is room, and no subscriber
-            gets the message until then. A message for which no publisher waits is dropped as by
-            `drop_newest`, and so is one for a client that is away, which cannot make room.
-            `reject` is the default because a publisher relies on an acknowledged
-            message. `drop_newest` drops the new message, `drop_oldest` the message that has waited
-            longest for the session, QoS 0 first. `disconnect` drops the new message and closes the
-            client's connection (0x97); the session of a disconnected client ends, so that the
-            client finds none.
-        queue_full_seconds: with `reject`, how long publishers wait for one session: if it has
-            not come down to half of its limits by then, messages for which it has no room are
-            dropped until it has. A minute is longer than most links stall, and short
-            enough that a client that takes nothing does not stop its topics for long. None: as
-            long as the session is full and the client connected.
-        publish_messages_per_second: messages that one connection may publish in a second. Above it
-            the broker slows the client down by not reading from it. None: no limit.
+            some 250 bytes in a subscription or retained message.
+        topic_control_characters: allow control characters and noncharacters in topics, which MQTT
+            5.0, 1.5.4, advises against. False: such a topic is refused, as by mosquitto.
+        subscriptions: subscriptions of one session, shared ones included.
+        subscription_bytes: bytes of memory that the subscriptions of one session take. A further
+            one is refused (0x97).
+        total_subscription_bytes: the same for all sessions together; levels that filters have in
+            common count once. None: an eighth of the machine's memory.
+        total_will_bytes: bytes of memory of all wills. A client with a further will is refused
+            (0x97, return code 3 in MQTT 3.1.1). None: a sixteenth of the machine's memory.
+        receive_maximum: QoS 1 and 2 messages that an MQTT 5 client may have unacknowledged towards
+            the broker.
+        inflight_messages: QoS 1 and 2 messages that one subscriber may leave unacknowledged, unless
+            it asks for fewer. At an RTT of half a second the default allows 2,000 messages/s.
+        inflight_bytes: payload bytes of such messages, above which no further one is sent; a single
+            message may have any size.
+        queued_messages: messages that may wait for one session.
+        queued_bytes: payload bytes that may wait for one session, with properties of more than 1
+            KiB. A message counts in full for each session, though it is stored once.
+        total_queued_messages: messages that may wait for all sessions together. None: no limit;
+            `total_queued_bytes` limits their memory.
+        total_queued_bytes: bytes of memory of all messages that wait, or that are inflight to
+            disconnected clients: each message once, and 144 bytes for each session that it waits
+            for. None: a quarter of the machine's memory.
+        queue_full: what happens when one session, or all together, are at such a limit. `reject`: a
+            message of QoS 1 or 2 is refused to its publisher (0x97), or not acknowledged until
+            there is room (MQTT 3.1.1), and no subscriber gets it before; other messages, and those
+            for disconnected clients, are dropped as by `drop_newest`. `drop_newest` drops the new
+            message. `drop_oldest` drops the message that has waited longest, QoS 0 first.
+            `disconnect` drops the new message and closes the client's connection (0x97), or ends
+            the session of a disconnected client.
+        queue_full_seconds: with `reject`, how long publishers wait for one session. If it has not
+            come down to half of its limits by then, messages for which it has no room are dropped
+            until it has. None: as long as the client is connected.
+        publish_messages_per_second: messages that one connection may publish in a second. Above it,
+            the broker reads from the client more slowly. None: no limit.
         publish_bytes_per_second: the same in bytes of PUBLISH packets.
         publish_burst_seconds: what a silent client may publish at once, in seconds of either rate;
-            at least one message of any size. One second allows for what a device sends when it
-            wakes up.
+            at least one message.
         publish_rate_exceeded: `slow_down`, or `disconnect` a client above its rate (0x96).
-        retained_messages: retained messages of all clients; `$SYS` does not count. A further
-            one is refused at QoS 1 and 2 in MQTT 5 (0x97); otherwise it is routed, and its topic
-            has no retained message. The default allows half a million devices with one state each.
-        retained_bytes: the same in bytes of memory: each message with all the memory that it takes,
-            and each level of their topics once. None: an eighth of the machine's memory.
-        plugin_events: calls of aMQTT plugins that may run at a time for events of clients. The
-            broker does not read from a client that causes more, for a second at most. The default
-            keeps a plugin busy that waits 0.1 s for its database, at 10,000 events/s.
-        connect_timeout_seconds: time from the network connection to a complete CONNECT. A CONNECT
-            arrives within ten seconds over any link that can carry MQTT.
-        login_failures: wrong passwords that an address may try for one user before it has to wait,
-            at first 1 s and twice as long after each further one; see
-            `penstock.broker.quotas.login_backoff`. None: any number. A user who mistypes a
-            password gets it right within five attempts.
-        login_failures_per_address: the same for all users of an address together; an address
-            regains one each second. A site of that many devices may be set up wrongly at once.
-        login_failures_per_user: the same for a user from all addresses together. Above it, an
-            address that is new to the user may fail once.
-        login_backoff_seconds: the longest wait. With a minute, an address has 1,440 attempts a day.
+        retained_messages: retained messages of all clients. A further one is refused at QoS 1 and 2
+            in MQTT 5 (0x97); otherwise it is routed and not retained.
+        retained_bytes: bytes of memory of retained messages and their topics. None: an eighth of
+            the machine's memory.
+        plugin_events: calls of aMQTT plugins for events of clients that may run at a time. A client
+            that causes more waits, for a second at most.
+        connect_timeout_seconds: time from the network connection to a complete CONNECT.
+        login_failures: wrong passwords that an address may try for one user before it has to wait:
+            1 s at first, and twice as long after each further one. None: no limit.
+        login_failures_per_address: the same for all users of an address together; it regains one
+            attempt each second. None: no limit.
+        login_failures_per_user: the same for a user from all addresses together; above it, a new
+            address has one attempt. None: no limit.
+        login_backoff_seconds: the longest of these waits.
         maximum_keep_alive: seconds; the Keep Alive of a client that asks for more, or for none. An
-            MQTT 5 client gets it as Server Keep Alive. None: the client decides.
-        write_high_bytes: unsent bytes of a connection above which its outbox yields no more
-            messages. A small message has to wait for all unsent bytes, so the default is low.
-        write_low_bytes: unsent bytes below which it yields again.
+            MQTT 5 client is told by Server Keep Alive. None: the client decides.
+        write_high_bytes: unsent bytes of a connection above which no more messages are moved to it.
+            A small message waits for all of them, so the default is low.
+        write_low_bytes: unsent bytes below which messages are moved to the connection again.
     """
 
     connections: Positive | None = None

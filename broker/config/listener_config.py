@@ -70,13 +70,13 @@ class ClientCertificates:
     """The keys of a listener that say which certificates of clients count, and the ciphers.
 
     Attributes:
-        cafile: PEM file of the authorities whose client certificates count, or None.
-        capath: folder of such, named by their hashes as `openssl rehash` does, or None.
-        cadata: such as PEM text, or None.
+        cafile: PEM file of the authorities whose client certificates are accepted, or None.
+        capath: folder of such files, named by their hashes as `openssl rehash` does, or None.
+        cadata: the authorities' certificates as PEM text, or None.
         crlfile: PEM file of the authorities' revocation lists, or None. Each authority that has
-            issued a client's certificate needs one in it that holds.
-        require_certificate: refuse a client without a certificate of one of the authorities.
-            False: a certificate that is shown must be right, but none need be shown.
+            issued a client's certificate needs a valid one.
+        require_certificate: refuse a client without a certificate. False: a certificate that is
+            shown must be valid, but none need be shown.
         ciphers: OpenSSL's cipher list, for TLS 1.2; None for Python's own choice.
     """
 
@@ -114,19 +114,18 @@ class ConnectionOptions:
 
     Attributes:
         when_full: whether a client above `max_connections` waits for a place, as with aMQTT, or is
-            told to go.
-        path: the only one that a WebSocket client may ask for; None for any.
+            refused.
+        path: the only path that a WebSocket client may ask for; None for any.
         allowed_origins: web sites whose pages may connect by WebSocket; None for any.
         proxy_protocol: each connection begins with a header of the PROXY protocol.
-        unsent_bytes: bytes of one connection that the kernel holds and has not sent, from which on
-            it takes no more (TCP_NOTSENT_LOWAT); None: the kernel decides. What it has taken,
-            no other message can pass.
-        send_buffer_bytes: bytes of one connection that the kernel holds, sent and unacknowledged
-            ones too (SO_SNDBUF); None: it finds out by itself what fills the link.
+        unsent_bytes: unsent bytes of one connection that the kernel may hold (TCP_NOTSENT_LOWAT);
+            no other message can overtake them. None: the kernel decides.
+        send_buffer_bytes: bytes of one connection that the kernel may hold, unacknowledged ones
+            included (SO_SNDBUF). None: the kernel decides.
         congestion_control: name of the kernel's algorithm (TCP_CONGESTION); None for its default.
         rto_max_seconds: the longest retransmission timeout (TCP_RTO_MAX_MS); None for the default.
-        sizes: size class of the messages that clients of this listener subscribe to, where their
-            SUBSCRIBE names none and no pattern of client ids applies; None for both.
+        sizes: size class of the messages that clients of this listener get, where their SUBSCRIBE
+            names none and no pattern of `mqtt.sizes_by_client` matches; None for both.
     """
 
     when_full: Literal["wait", "refuse"] = "wait"
@@ -178,17 +177,17 @@ class ListenerKeys(ConnectionOptions, ClientCertificates):
     Attributes:
         type: `tcp`, or `ws` for WebSocket.
         bind: `host:port`, a port, or `unix:/path`. Where no plugin authenticates clients, an
-            address of all interfaces is served at loopback alone, and any other address ends the
-            start.
+            address of all interfaces is replaced by loopback, and any other address of the network
+            ends the start.
         max_connections: connections at a time; 0 for no limit.
         ssl: whether the listener speaks TLS, with `certfile` and `keyfile`.
-        certfile: PEM file of the certificate, then those between it and its root. SIGHUP reads all
-            files of TLS again, for new connections.
+        certfile: PEM file of the certificate, followed by its intermediate ones. SIGHUP reads all
+            TLS files again, for new connections.
         keyfile: PEM file of the certificate's private key, without a passphrase.
         tls_minimum_version: 1.2 or 1.3.
         socket_mode: permissions of the file of a Unix socket, octal.
-        reader: of aMQTT's listeners of type `external`; refused.
-        writer: of aMQTT's listeners of type `external`; refused.
+        reader: belongs to aMQTT's listeners of type `external`; refused.
+        writer: belongs to aMQTT's listeners of type `external`; refused.
     """
 
     type: str = "tcp"

@@ -30,43 +30,36 @@ class MqttOptions:
     """The features of MQTT that the broker offers; the keys under `mqtt`.
 
     Attributes:
-        allow_mqtt31: accept clients of MQTT 3.1, the protocol before the standard, which devices in
-            the field still use.
-        allow_empty_client_id: assign a Client Identifier to a client that sends an empty one. If
-            false, such a client is refused (0x85).
-        topic_alias_maximum: Topic Aliases that an MQTT 5 client may use towards the broker; 0
-            for none. Most devices publish on fewer topics than 64. Each alias may take 64 KiB, so
-            64 of them limit a client to 4 MiB.
-        outgoing_topic_aliases: Topic Aliases that the broker uses towards one subscriber, where
-            the client allows as many; 0 for none. Each saves the bytes of a topic in every
-            message but the first, and takes some 200 bytes of memory.
+        allow_mqtt31: accept clients of MQTT 3.1, the protocol before the standard.
+        allow_empty_client_id: assign a Client Identifier to a client that sends an empty one.
+            False: such a client is refused (0x85).
+        topic_alias_maximum: Topic Aliases that an MQTT 5 client may use towards the broker; 0 for
+            none. Each may take 64 KiB.
+        outgoing_topic_aliases: Topic Aliases that the broker uses towards one subscriber, where the
+            client allows as many; 0 for none. Each takes some 200 bytes.
         maximum_qos: the highest QoS that clients may publish with, and that subscriptions are
             granted.
-        retain_available: clients may publish with RETAIN. Messages that the broker itself retains,
-            such as `$SYS`, are not affected.
+        retain_available: clients may publish with RETAIN.
         wildcard_subscription_available: clients may subscribe with ``+`` and ``#``.
         subscription_identifiers_available: clients may give their subscriptions identifiers.
         shared_subscription_available: clients may subscribe to ``$share/NAME/FILTER``.
-        server_reference: other servers, as ``host:port`` separated by spaces. The broker sends it
-            to MQTT 5 clients that it redirects, and to all MQTT 5 clients when it shuts down
-            (MQTT 5.0, 4.11).
-        redirect: refuse every client that connects: ``temporary`` (use another server) or
-            ``permanent`` (server moved). MQTT 3.1.1 clients get the return code "server
-            unavailable".
-        response_information: a prefix from which a client that asks for it may build its response
-            topics, with its Client Identifier in place of ``{client_id}``; None for no answer.
-        reveal_refusals: send MQTT 5 clients the reason code "not authorized" for a message or a
-            subscription. If false, they get only "unspecified error", as MQTT 3.1.1 clients always
-            get a bare failure, and a client that probes for topics learns nothing.
+        server_reference: other servers, as ``host:port`` separated by spaces, for MQTT 5 clients
+            that are redirected, and for all of them when the broker stops (MQTT 5.0, 4.11).
+        redirect: refuse every client: ``temporary`` (use another server) or ``permanent`` (server
+            moved). MQTT 3.1.1 clients get "server unavailable".
+        response_information: prefix of the response topics of a client that asks for one, with its
+            Client Identifier in place of ``{client_id}``; None for no answer.
+        reveal_refusals: send MQTT 5 clients the reason code "not authorized". False: they get
+            "unspecified error", so that a client that probes for topics learns nothing.
         check_payload_format: refuse a message that declares its payload as UTF-8 where it is not.
-            False by default, because it reads every such payload; subscribers may check themselves.
+            The check reads every such payload.
         sizes_by_client: pattern of client ids (``*``, ``?``, ``[...]``) to the size class of the
-            messages that these clients subscribe to, where their SUBSCRIBE names none; None for
-            both. The first pattern that matches decides, before `sizes` of the listener.
-        lane_takeover_seconds: one of two connections that are lanes of a client is taken over by
-            the other after it was away for so long. A client that only reconnects is back sooner.
-        lane_give_up_seconds: after a lane was away for so long, its unacknowledged messages hold
-            back later ones of their topics no more: it may not come back. Their order is lost then.
+            messages that these clients get, where their SUBSCRIBE names none; None for both. The
+            first pattern that matches decides, before `sizes` of the listener.
+        lane_takeover_seconds: time for which one of two lanes of a client must be away before the
+            other takes over.
+        lane_give_up_seconds: time after which the unacknowledged messages of a lane that is away no
+            longer hold back later ones of their topics; their order is lost then.
     """
 
     allow_mqtt31: bool = True

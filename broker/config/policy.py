@@ -48,16 +48,14 @@ class Persistence:
 
     Attributes:
         path: file of the database, from the directory the broker started in.
-        durability: ``memory``: nothing is written; ``normal``: with the operating system before
-            anything is acknowledged, which survives the end of the process, however it ends;
-            ``full``: on the disk before that, which survives a power cut.
+        durability: ``memory``: nothing is written. ``normal``: a message is with the operating
+            system before it is acknowledged, and survives the end of the process, however it ends.
+            ``full``: it is on the disk before that, and survives a power cut.
         commit_wait_seconds: how long a first change waits for others to its commit. What is
-            delivered and acknowledged within it is never written. Two milliseconds are less
-            than most networks take and enough for the acknowledgement of a near subscriber.
+            delivered and acknowledged within it is never written.
         max_pending_messages: messages that may wait for their commit. At half of it publishers are
-            slowed down, further ones are refused. A hundred publishers with as many
-            unacknowledged as they may have by default.
-        max_pending_bytes: the same in payload bytes.
+            slowed down; above it messages are refused.
+        max_pending_bytes: payload bytes that may wait for their commit.
     """
 
     path: Annotated[str, Field(min_length=1)] = "penstock-sessions.db"
@@ -72,18 +70,18 @@ class Policy:
     """A whole policy file.
 
     Attributes:
-        file: its name as the user gave it.
-        listeners: by name, in the order of the file; at least one.
-        limits: what one client may take.
-        mqtt: what of the protocol the broker offers.
+        file: the file's name, as the user gave it.
+        listeners: the listeners by name, in the order of the file; at least one.
+        limits: limits on what clients may use.
+        mqtt: features of MQTT that the broker offers.
         plugins: short name of a plugin to its keys, in the order of the file.
-        amqtt: what aMQTT's `BrokerConfig.from_dict` takes, or None where the file names no
+        amqtt: the argument of aMQTT's `BrokerConfig.from_dict`, or None where the file names no
             aMQTT plugin.
         timeout_disconnect_delay: seconds added to the keep-alive a client asks for.
-        session_expiry_interval: seconds after which a disconnected session ends, whatever
-            the client asked for; None for no such bound.
+        session_expiry_interval: seconds after which a disconnected session ends, whatever the
+            client asked for; None for no such bound.
         sys_interval: seconds between two publications of `$SYS`; 0 for none.
-        persistence: what outlives the process, or None for nothing.
+        persistence: settings of the database, or None where nothing outlives the process.
     """
 
     file: str
@@ -105,18 +103,18 @@ class PolicyKeys:
     Attributes:
         listeners: name of a listener to its keys. A listener takes each key that it does not set
             from the one named `default`. None: one listener, `default`.
-        limits: what clients may take of the broker.
-        mqtt: what of the protocol is offered.
+        limits: limits on what clients may use.
+        mqtt: features of MQTT that are offered.
         plugins: short name of a plugin, or dotted name of an aMQTT plugin, to its keys. A list, as
-            in older files of aMQTT, is taken as well.
+            in older files of aMQTT, is accepted.
         auth: an older form of aMQTT's plugin settings.
         topic_check: an older form of aMQTT's plugin settings.
         sys_interval: seconds between two publications of `$SYS`; 0 for none. None: 10.
         timeout_disconnect_delay: seconds added to the keep-alive that a client asks for. None: 0.
-        session_expiry_interval: seconds, the most that a session outlives its connection. None: as
-            long as its client has asked for.
-        persistence: sessions, their messages, retained messages and wills outlive the process.
-            None: they end with it.
+        session_expiry_interval: seconds that a session may outlive its connection. None: as long as
+            its client asks for.
+        persistence: storage of sessions, their messages, retained messages and wills, which then
+            outlive the process. None: they end with it.
     """
 
     listeners: dict[str, dict[str, Any] | None] | None = None

@@ -18,8 +18,8 @@ class ConsoleConfig:
     """Where the console can be reached.
 
     Attributes:
-        http: ``HOST:PORT`` of the HTTP API, port 0 for any free one. Only this machine without a
-            ``token_file``, as the API names clients, users and topics.
+        http: ``HOST:PORT`` of the HTTP API, port 0 for any free one. Without a ``token_file`` it
+            must be an address of this machine, as the API names clients, users and topics.
         token_file: file with the bearer token of every request, of 16 characters or more; null:
             none is needed.
         http_limits: limits for its clients.

@@ -23,16 +23,15 @@ class MemoryConfig:
 
     Attributes:
         store: ``reference``: each payload is in memory once, for all its subscribers. ``spill``:
-            the same, until they exceed `memory_limit`; then those that have waited longest go to
-            files. ``copy``: one copy for each subscriber, as in the brokers that paper 002 compares
-            itself with.
-        memory_limit: of ``spill``: bytes of payloads in memory, those just being received included.
-            A payload of more than a third of it goes to the file at once.
-        directory: of ``spill``: where its files are made, relative to the directory in which the
-            broker was started. They have no name, so that nothing remains of them when the broker
-            ends, however it ends. It should be on a disk: a file system in memory saves no memory.
-        disk_limit: of ``spill``: bytes of payloads in files; further messages are refused. None: as
-            many as the disk takes.
+            the same up to `memory_limit`; beyond it, those that have waited longest go to files.
+            ``copy``: one copy for each subscriber, for comparisons with paper 002.
+        memory_limit: bytes of payloads that ``spill`` keeps in memory, those just being received
+            included. A payload of more than a third of it goes to the file at once.
+        directory: directory of the files of ``spill``, relative to that in which the broker was
+            started. The files have no name, so that nothing remains of them. It should be on a
+            disk.
+        disk_limit: bytes of payloads that ``spill`` keeps in files; further messages are refused.
+            None: as many as the disk takes.
     """
 
     store: Literal["reference", "spill", "copy"] = "reference"

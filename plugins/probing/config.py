@@ -36,14 +36,14 @@ class ProbingConfig:
     """Where the RTT of subscribers comes from.
 
     Attributes:
-        sources: ``tcp_info``, the kernel's RTT of the connection; ``puback``, the time that normal
-            QoS 1 and 2 deliveries take until their acknowledgement; ``probe``, the same for
-            messages that are sent only to be timed. The first two by default, as they send nothing.
-        probe_period: seconds between two looks at each connected subscriber (T_Q of paper
-            002); the plugin `withholding` decides by it, too.
+        sources: ``tcp_info``: the kernel's RTT of the connection. ``puback``: the time that QoS 1
+            and 2 deliveries take until their acknowledgement. ``probe``: the same for messages that
+            are sent only to be timed.
+        probe_period: seconds between two looks at each connected subscriber (T_Q of paper 002);
+            `withholding` decides by it, too.
         probe_topic: Topic Name of probes. Clients that subscribe to it by this exact name, at QoS 1
-            or 2, get them; a subscription with a wildcard gets none.
-        probe_bytes: payload of a probe.
+            or 2, get them.
+        probe_bytes: payload bytes of a probe.
         max_age_seconds: age at which an estimate no longer counts, and a timed packet without an
             answer is given up for another.
     """

@@ -15,12 +15,12 @@ class HttpLimits:
     """Limits for the clients of an HTTP API: the keys under `http_limits`.
 
     Attributes:
-        connections: at a time. None: an eighth of the files that the process may have open, and no
-            more than the API needs; the rest is for MQTT clients.
+        connections: connections at a time. None: an eighth of the files that the process may have
+            open, and no more than the API needs.
         header_timeout_seconds: time for the complete header of a request, from the connection or
-            from its first byte; the same as for a CONNECT.
+            from its first byte.
         idle_timeout_seconds: time for which a connection may stay without a request, or a client
-            may take nothing of its answer; a usual value of servers.
+            may take nothing of its answer.
     """
 
     connections: Annotated[int, Field(ge=1)] | None = None
