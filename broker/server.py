@@ -22,6 +22,7 @@ from penstock.broker.config.loopback_only import (
 from penstock.broker.config.policy import Policy
 from penstock.broker.events import Callbacks
 from penstock.broker.extensions import Plugin, overridden
+from penstock.broker.fast_paths.door import core_class
 from penstock.broker.network.in_process import LISTENER as IN_PROCESS
 from penstock.broker.network.in_process import InProcessClients
 from penstock.broker.network.listeners import Listening, reload_files
@@ -42,12 +43,12 @@ from penstock.broker.reports.sys_topics import SysTopics
 from penstock.broker.routing.retained import RETAINED_BLOCKS
 from penstock.broker.routing.topic_tree import PLAN_BLOCKS
 from penstock.broker.sessions.access import AlsoAsking, ExceptLocal, combine
-from penstock.broker.sessions.broker_state import Core
 from penstock.broker.sessions.sink_routes import CoreSinks
 
 if TYPE_CHECKING:
     from penstock.broker.amqtt_host.host import AmqttHost
     from penstock.broker.durable.persistence import PersistentState
+    from penstock.broker.sessions.broker_state import Core
 
 DRAIN_SECONDS: Final = 5.0
 """How long a stop waits for clients to take what is being sent to them."""
@@ -208,7 +209,7 @@ class Server:
                     access = AlsoAsking(access, second)
             if any(one.has_local_clients for one in plugins.plugins):
                 access = ExceptLocal(access)
-        self.core = self._driver.core = Core(
+        self.core = self._driver.core = core_class()(
             self._limits,
             logger=self._logger,
             wake=self._driver.wake,

@@ -1,10 +1,9 @@
 """Where the parts of a PUBLISH stand in received bytes (section 3.3): the one reader of its header.
 
-Three functions read the same parts of packets without properties themselves, as a call for each
-packet costs too much there: `penstock.broker.receiving.packet_splitter.scan` for QoS 0 packets that
-come together, the search for runs in `penstock.broker.receiving.batch_path`, and
-`penstock.broker.receiving.single_packet_path` for packets that come alone. A test sends frames of
-all kinds, spoilt ones too, through these and through this reader, and compares what comes of them.
+Three modules of `penstock.broker.fast_paths` read the same parts of packets without properties
+in line, as a call for each packet costs too much there: `copied_runs`, `acknowledged_runs` and
+`single_packet`. A test sends frames of all kinds, malformed ones too, to them and to this reader,
+and compares the results.
 """
 
 from __future__ import annotations

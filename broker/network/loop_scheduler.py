@@ -2,14 +2,14 @@
 
 Theory of operation. Each call into the core ends with `settle`. It serves every connection that the
 call has touched, in *rounds*: in each, a connection writes what it has to send, 640 KiB at most
-(`penstock.broker.sending.write_queue.WRITE_BYTES`), until no connection has any more. Then it sets
+(`penstock.broker.sending.sender.WRITE_BYTES`), until no connection has any more. Then it sets
 one timer, for the earliest of the core's deadlines.
 
 No connection may keep the loop for long. Work that takes a fraction of a millisecond is done at
 once, which is most of what clients cause. A connection with more work waits in one *line*, and has
 a *turn* (`MqttProtocol.take_turn`) after those before it:
 * the next *slice* of a long chunk that came in, some 0.2 ms of work;
-* the rest of a slice that was more than `penstock.broker.sending.pending_writes.MOST_STEPS`
+* the rest of a slice that was more than `penstock.broker.sending.sender.MOST_STEPS`
 *steps*, which
   are packets that go their own way and deliveries that are no mere copies;
 * the next part of an outbox that has more to send, `penstock.broker.sending.sender.PUMP_MESSAGES`
@@ -44,7 +44,7 @@ from penstock.broker.sessions.broker_state import Core
 if TYPE_CHECKING:
     from penstock.broker.config.limits import Limits
     from penstock.broker.network.transport import MqttProtocol
-    from penstock.broker.sending.write_queue import Outgoing
+    from penstock.broker.sending.sender import Outgoing
 
 TURNS_SECONDS: Final = 0.0002
 """For so long at least those who wait in line are served, before the loop looks at the network

@@ -19,16 +19,16 @@ import math
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from penstock.broker.fast_paths.door import new_connection
 from penstock.broker.network.lane_pacer import LanePacer
 from penstock.broker.network.lingering_close import half_close
 from penstock.broker.network.loop_scheduler import BUSY_SECONDS, TURNS_SECONDS, WORTH_BYTES
 from penstock.broker.network.new_connection import CLOSE_TIMEOUT_SECONDS, AcceptedConnection
 from penstock.broker.network.peer_hangups import unheard_seconds
-from penstock.broker.receiving.connection import Connection
-from penstock.broker.receiving.flush import look, write
 
 if TYPE_CHECKING:
     from penstock.broker.network.loop_scheduler import Driver
+    from penstock.broker.receiving.connection import Connection
 
 SLICE_SECONDS: Final = 0.0002
 """What the handling of one slice of a chunk should take, as its bytes are chosen by what the last
@@ -152,7 +152,7 @@ class MqttProtocol(asyncio.Protocol):
         driver = self.driver
         arrival = self.arrival
         place = arrival.place
-        self.connection = arrival.connection = Connection(
+        self.connection = arrival.connection = new_connection(
             driver.core,
             since,
             listener=arrival.listener,
@@ -345,12 +345,12 @@ class MqttProtocol(asyncio.Protocol):
             self._line_up(connection)
             return
         if outgoing.needs_look:
-            look(connection, self, now)
+            connection.look(self, now)
         elif now - self.written_at < BUSY_SECONDS and outgoing.out_bytes < WORTH_BYTES:
             self.driver.postpone((outgoing,), now)
         elif outgoing.out:
             self.written_at = now
-            if write(outgoing, transport):
+            if outgoing.write_to(transport):
                 self.driver.core.turn.write_soon(outgoing)
 
     def is_late(self, now: float) -> bool:

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from penstock.broker.routing.subscriber import Subscriber
     from penstock.broker.routing.topic_tree import Target
     from penstock.broker.sending.core_context import Shared
-    from penstock.broker.sending.write_queue import Outgoing
+    from penstock.broker.sending.sender import Outgoing
     from penstock.broker.timers import Timer
 
 HELD_BYTES: Final = 8 * 1024 * 1024

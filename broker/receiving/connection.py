@@ -1,11 +1,10 @@
 """One client's network connection, without the network.
 
-Theory of operation. The driver hands over each chunk of received bytes with the time. Every
-whole packet in it is handled before anything is written; what is to be sent collects in
-`Outgoing.out`, which the driver writes once. A chunk that is one small packet goes to
-`penstock.broker.receiving.single_packet_path`, any other to
-`penstock.broker.receiving.packet_splitter`. Both work on the `Client` that the connection has. The
-bytes of an incomplete packet are kept here.
+Theory of operation. The driver hands over each chunk of received bytes with the time. The
+connection puts it behind the bytes of a packet that is not whole, and `receive_packets` cuts it
+into packets, each of which goes to the function that handles it. Everything that follows from them
+is done before anything is written: what is to be sent collects in `Outgoing.out`, which the driver
+writes once.
 
 A client is *suspended* while access control takes its time, and then no further packet is handled.
 `Client.wants_reading` then tells the driver to stop reading. It does so too while
@@ -16,30 +15,84 @@ once: its rest waits until the other clients have had their turn, and the driver
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
 from penstock.broker.counters import count
 from penstock.broker.errors import PeerError, ProtocolError
+from penstock.broker.events import PacketReceived
+from penstock.broker.mqtt.enums import PUBLISH, PacketType
+from penstock.broker.mqtt.reader import answer_version, may_be_connect
 from penstock.broker.mqtt.reason_codes import ReasonCode
-from penstock.broker.mqtt.receive_buffer import ReceiveBuffer
+from penstock.broker.mqtt.receive_buffer import (
+    ReceiveBuffer,
+    packet_too_large,
+    read_remaining_length,
+)
 from penstock.broker.quotas.received_bytes import FREE_BYTES
-from penstock.broker.receiving.packet_splitter import scan
+from penstock.broker.receiving import control_packets
+from penstock.broker.receiving.acknowledging import TAKE_ACKNOWLEDGEMENT
+from penstock.broker.receiving.authenticating import check_packet_type
+from penstock.broker.receiving.publishing import receive_publish
 from penstock.broker.receiving.rate_limit import RateLimit, n_publishes
-from penstock.broker.receiving.single_packet_path import LEAST_BYTES, take_lone
 from penstock.broker.sessions.client import Client
+from penstock.broker.sessions.session import pump
 from penstock.broker.timers import Timer
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from penstock.broker.sending.sender import Outlet
     from penstock.broker.sessions.broker_state import Core
+
+
+_CONNECT_BYTE: Final = PacketType.CONNECT << 4
+
+_HEAD_OF_CONNECT_BYTES: Final = 7
+"""Bytes of a CONNECT's variable header up to the protocol version, which is among them."""
+
+
+class Served(Protocol):
+    """What a driver serves: a connection with its transport.
+
+    Attributes:
+        is_reading: the transport reads from the client.
+    """
+
+    is_reading: bool
+
+    @property
+    def transport(self) -> Outlet:
+        """Its transport."""
+
+    def is_late(self, now: float) -> bool:
+        """Say whether a call that began at `now` has taken its time, and others wait."""
+
+    def wait_for_turn(self) -> None:
+        """Take another turn when the others have had theirs."""
+
+    def run_suspended(self, connection: Connection) -> None:
+        """Run what the connection is suspended on."""
+
+    def heard_at(self, now: float) -> float:
+        """Return when bytes last came that are not read; `now` where that cannot be told."""
+
+    def see_to_reading(self, connection: Connection) -> None:
+        """Read if the connection wants it, and take another turn if it wants one."""
+
+    def close(self, connection: Connection) -> None:
+        """Close the transport; all that there is room for is written."""
 
 
 class Connection:
     """One client's network connection: what the driver calls.
 
     Attributes:
+        client_class: the class of `client`.
         client: what the handlers of its packets work on.
         outgoing: the client's, which the driver takes after each call.
     """
+
+    client_class: ClassVar[type[Client]] = Client
 
     __slots__ = ("_buffer", "_layer_bytes", "_rate", "_rate_timer", "client", "outgoing")
 
@@ -69,7 +122,7 @@ class Connection:
             certificate_name: common name of the client's verified certificate, or None.
             refusal: reason code that answers its CONNECT, or None.
         """
-        self.client = Client(
+        self.client = self.client_class(
             core,
             now,
             served,
@@ -100,12 +153,6 @@ class Connection:
         if client.backlog or client.suspended is not None:
             client.put_off(chunk)
             self._count_held(now)
-            return
-        if (
-            LEAST_BYTES <= len(chunk) <= client.most_lone_bytes
-            and not self._buffer.pending_bytes
-            and take_lone(client, chunk, now)
-        ):
             return
         behind = b""
         if self._buffer.is_large:
@@ -248,6 +295,45 @@ class Connection:
                 n_messages,
             )
 
+    # -- sending -----------------------------------------------------------------------------
+
+    def look(self, served: Served, now: float) -> None:
+        """Do all that the connection wants: move on its outbox, write, wait, read or not, close.
+
+        The order of these steps decides what a client gets first, who waits, and who reads.
+
+        Args:
+            served: this connection with its transport.
+            now: monotonic seconds.
+        """
+        client = self.client
+        outgoing = self.outgoing
+        outgoing.needs_look = False
+        transport = served.transport
+        while True:
+            pump(client, transport.get_write_buffer_size(), now)
+            if not outgoing.out:
+                break
+            outgoing.write_to(transport)
+            if outgoing.is_paused or outgoing.out or not outgoing.wants_more:
+                break
+            if served.is_late(now):
+                break
+        if outgoing.out:
+            if not outgoing.is_stuck:
+                client.core.turn.touch(outgoing)
+        elif outgoing.wants_more and not outgoing.is_paused:
+            served.wait_for_turn()
+        if client.suspended is not None:
+            served.run_suspended(self)
+        if not (served.is_reading and client.wants_reading):
+            served.see_to_reading(self)
+        if client.is_closing:
+            self.stop_receiving()
+            while outgoing.out and not outgoing.is_stuck:
+                outgoing.write_to(transport)
+            served.close(self)
+
     # -- receiving ------------------------------------------------------------------------
 
     def _receive_at_rate(self, rate: RateLimit, data: bytes, now: float) -> None:
@@ -293,7 +379,7 @@ class Connection:
         Raises:
             PeerError: for a packet that is malformed or not allowed.
         """
-        position = scan(client, data, now)
+        position = self._receive_packets(data, now)
         if client.suspended is not None:
             client.put_off(data[position:])
         elif client.is_closing:
@@ -302,3 +388,153 @@ class Connection:
             self._put_off(data[position:])
         else:
             self._buffer.unread(data, position)
+
+    def _receive_packets(self, data: bytes, now: float) -> int:
+        return receive_packets(self.client, data, now)
+
+
+def receive_packets(client: Client, data: bytes, now: float) -> int:
+    """Handle each whole packet in `data`, as far as the steps go.
+
+    What takes many steps is not done at once: each packet is a step, and so is each delivery of its
+    message. After `Turn.most_steps` the rest waits until the others have had their turn.
+
+    Args:
+        client: they came from; neither closing nor suspended.
+        data: received bytes, at least one; a packet begins at the first.
+        now: monotonic seconds.
+
+    Returns:
+        Where the rest begins: a packet that is not whole yet; or, where the connection is now
+        suspended or closing, or `Turn.steps` has come to `Turn.most_steps`, one that is left.
+
+    Raises:
+        PeerError: a packet is malformed or not allowed; those before it are handled.
+    """
+    core = client.core
+    turn = core.turn
+    turn.steps = 0
+    end = len(data)
+    position = 0
+    n_packets = 0
+    try:
+        maximum = _most_packet_bytes(client, data)
+        while end - position >= 2:
+            start, length = position + 2, data[position + 1]
+            if length > 0x7F:
+                start, length = read_remaining_length(data, position)
+                if not start:
+                    break
+            stop = start + length
+            if stop - position > maximum:
+                raise _too_large(client, data, start, stop - position, maximum)
+            if stop > end:
+                if data[position] >> 4 != PUBLISH:
+                    core.limits.check_control_bytes(stop - position)
+                break
+            n_packets += 1
+            receive_packet(client, data, position, start, stop, now)
+            position = stop
+            if (
+                turn.steps + n_packets >= turn.most_steps
+                or client.is_closing
+                or client.suspended is not None
+            ):
+                break
+            maximum = client.maximum_packet_size
+    finally:
+        core.counters.packets_received += n_packets
+        core.counters.bytes_received += position
+    turn.steps += n_packets
+    return position
+
+
+def _most_packet_bytes(client: Client, data: bytes) -> int:
+    """Return the bytes of the largest packet that the client may send next.
+
+    Raises:
+        ProtocolError: the first packet is not CONNECT [MQTT-3.1.0-1]. This is said at its first
+            byte: a client that speaks another protocol is not waited for.
+    """
+    if client.is_open:
+        return client.maximum_packet_size
+    if not may_be_connect(data) and client.authentication is None:
+        raise ProtocolError("the first packet is not CONNECT")
+    limits = client.core.limits
+    return min(client.maximum_packet_size, limits.connect_bytes, limits.control_bytes)
+
+
+def _too_large(
+    client: Client, data: bytes, start: int, n_bytes: int, maximum: int
+) -> ProtocolError:
+    """Return the error for a packet that is too large; a CONNECT is answered where it can be.
+
+    Args:
+        client: it came from.
+        data: received bytes.
+        start: where its variable header begins, in which a CONNECT names its version.
+        n_bytes: of the whole packet.
+        maximum: what is allowed.
+    """
+    head = data[start : start + _HEAD_OF_CONNECT_BYTES]
+    is_connect = not client.is_open and client.authentication is None
+    if is_connect and len(head) == _HEAD_OF_CONNECT_BYTES:
+        client.set_version(answer_version(head))
+        client.is_answered = True
+    return packet_too_large(n_bytes, maximum)
+
+
+def receive_packet(
+    client: Client, data: bytes, position: int, start: int, stop: int, now: float
+) -> None:
+    """Handle one whole packet.
+
+    Args:
+        client: it came from.
+        data: received bytes.
+        position: where the packet begins.
+        start: where its variable header begins.
+        stop: where it ends.
+        now: monotonic seconds.
+
+    Raises:
+        PeerError: it is malformed or not allowed.
+    """
+    core = client.core
+    first_byte = data[position]
+    packet_type = first_byte >> 4
+    if not client.is_open:
+        if client.authentication is None:
+            head = data[start : min(stop, start + _HEAD_OF_CONNECT_BYTES)]
+            client.set_version(answer_version(head))
+            client.is_answered = first_byte == _CONNECT_BYTE
+        else:
+            check_packet_type(packet_type)
+    if core.callbacks.packet_received:
+        session = client.session if client.is_open else None
+        chunk = memoryview(data)[position:stop]
+        event = PacketReceived(session, first_byte, stop - position, (chunk,))
+        core.guard.tell(core.callbacks.packet_received, event)
+    if packet_type == PUBLISH:
+        core.counters.publish_received += 1
+        receive_publish(client, data, first_byte, start, stop, now)
+        if core.catch_up is not None:
+            _let_catch_up(client, core.catch_up())
+    elif stop - start == 2 and (take := TAKE_ACKNOWLEDGEMENT.get(first_byte)) is not None:
+        take(client, (data[start] << 8) | data[start + 1], now)
+    else:
+        core.limits.check_control_bytes(stop - position)
+        control_packets.receive(client, first_byte, data[start:stop], now)
+        if core.catch_up is not None:
+            _let_catch_up(client, core.catch_up())
+
+
+def _let_catch_up(client: Client, wait: Coroutine[Any, Any, None] | None) -> None:
+    """Receive nothing more until the callbacks have caught up with this client's events."""
+    if wait is None:
+        return
+    if client.suspended is not None or client.is_closing:
+        wait.close()
+        return
+    client.suspended = wait
+    client.core.turn.touch(client.outgoing)

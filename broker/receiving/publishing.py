@@ -1,4 +1,17 @@
-"""PUBLISH from a client: from bytes to the router, and back to its acknowledgement."""
+"""A PUBLISH from a client: from its bytes to its subscribers, and back to its acknowledgement.
+
+Theory of operation, in the order of this file. `receive_publish` reads the packet, checks it
+against the limits, and builds the one `Message` that all subscribers refer to. `_take` asks access
+control whether the client may publish it. `route_allowed` reserves room for it, retains it if it
+asks for that, and hands it to the router. A message without room is refused, or held until there is
+room.
+
+A QoS 1 or 2 message has a *receipt* from the moment it is taken. The subscribers' queues, the disk
+and access control may answer in any order: the receipt counts the answers, and receipts are
+acknowledged in the order in which their messages came [MQTT-4.6.0-2].
+
+`penstock.broker.fast_paths` puts shorter ways before this one. They lead to the same result.
+"""
 
 from __future__ import annotations
 
@@ -8,28 +21,18 @@ from typing import TYPE_CHECKING, Any, Final
 from penstock.broker.access_control import PUBLISH
 from penstock.broker.config.capabilities import check_publish, is_payload_valid
 from penstock.broker.errors import PeerError, ProtocolError
-from penstock.broker.events import MessageReceived
+from penstock.broker.events import MessageReceived, MessageRouted
 from penstock.broker.extensions import NEVER_FITS, QOS_PROPERTY, UPLINK_PROPERTIES
 from penstock.broker.message import Message, Properties
 from penstock.broker.mqtt.data_types import read_variable_byte_integer
 from penstock.broker.mqtt.enums import MQTT_5, PacketType
 from penstock.broker.mqtt.expiry import expiry_time
-from penstock.broker.mqtt.packets import REASON_CODES, PubAck, PubRec
+from penstock.broker.mqtt.packets import REASON_CODES, PubRec
 from penstock.broker.mqtt.properties import read_publish_properties
 from penstock.broker.mqtt.publish_head import read_publish_head
-from penstock.broker.mqtt.reason_codes import ReasonCode
-from penstock.broker.mqtt.receive_buffer import read_remaining_length
+from penstock.broker.mqtt.reason_codes import SUCCESS, ReasonCode
 from penstock.broker.mqtt.topics import read_topic
 from penstock.broker.payload import STORED_ABOVE_BYTES, Payload
-from penstock.broker.receiving.pending_acknowledgements import book_receipt, check_receive_maximum
-from penstock.broker.receiving.publish_routing import (
-    hold,
-    reserve,
-    route_allowed,
-    route_held,
-    settle_when_safe,
-    taken,
-)
 from penstock.broker.routing.shared_subscriptions import choose_members
 from penstock.broker.routing.topic_tree import Plan
 from penstock.broker.sessions.bridges import may_publish_sys
@@ -38,7 +41,7 @@ from penstock.broker.sessions.client import PublishReceipt
 if TYPE_CHECKING:
     from penstock.broker.routing.shared_subscriptions import SharedSubscription
     from penstock.broker.routing.topic_tree import Target
-    from penstock.broker.sessions.broker_state import Core, FastPlan
+    from penstock.broker.sessions.broker_state import Core
     from penstock.broker.sessions.client import Client
     from penstock.broker.sessions.session import Session
 
@@ -87,7 +90,7 @@ _CANNOT_BE_SAFE: Final = "the disk refuses or is full, or too many messages wait
 def receive_publish(
     client: Client, data: bytes, first_byte: int, start: int, stop: int, now: float
 ) -> None:
-    """Take one PUBLISH that the fast path does not.
+    """Take one PUBLISH.
 
     Args:
         client: it came from.
@@ -167,40 +170,37 @@ def _receive(
         if problem:
             shown = topic if len(topic) <= MAX_LOGGED_TOPIC else f"{topic[:MAX_LOGGED_TOPIC]}..."
             code = ReasonCode.TOPIC_NAME_INVALID
-            return _refuse(client, shown, packet_id, qos, problem, code)
+            return refuse(client, shown, packet_id, qos, problem, code)
         plan = core.tree.plan(topic, topic_bytes)
     if core.is_restricted:
         check_publish(core.options, asked_byte)
         if not is_payload_valid(core.options, properties, data[payload_at:stop]):
             code = ReasonCode.PAYLOAD_FORMAT_INVALID
-            return _refuse(client, plan.topic, packet_id, qos, _NOT_UTF_8, code)
+            return refuse(client, plan.topic, packet_id, qos, _NOT_UTF_8, code)
     is_long = stop - payload_at > plan.most_bytes
     if is_long and stop - payload_at > core.most_payload_bytes:
         code = ReasonCode.PACKET_TOO_LARGE
         reason = _payload_problem(core, stop - payload_at)
-        return _refuse(client, plan.topic, packet_id, qos, reason, code)
-    message = _message(client, plan, data[payload_at:stop], asked_byte, properties, now)
+        return refuse(client, plan.topic, packet_id, qos, reason, code)
+    message = new_message(client, plan, data[payload_at:stop], asked_byte, properties, now)
     if message is None:
         if qos and client.is_patient:  # unacknowledged, it comes again
             return client.close(ReasonCode.QUOTA_EXCEEDED, now)
-        return _refuse(client, plan.topic, packet_id, qos, _NOT_KEPT)
+        return refuse(client, plan.topic, packet_id, qos, _NOT_KEPT)
     if properties is not None and n_properties_bytes > SMALL_PROPERTIES_BYTES:
         message.more_bytes = n_properties_bytes * MEMORY_PER_PROPERTY_BYTE
     is_sys = topic_bytes.startswith(b"$SYS")
     if is_sys and not may_publish_sys(client.session.client_id, plan.topic):
         code = ReasonCode.NOT_AUTHORIZED
-        return _refuse(client, plan.topic, packet_id, qos, _IS_SYS, code)
-    if core.is_plain and not client.is_relay:
-        is_simple = core.takes_runs or (first_byte == 0x30 and properties is None)
-        if is_simple and not (first_byte & 1 or is_sys):
-            core.fast_plan(plan, client.version)
-        if is_long:
-            plan = plan.of(message)
-        return _take(client, plan, message, packet_id, first_byte, now)
+        return refuse(client, plan.topic, packet_id, qos, _IS_SYS, code)
+    if is_long:
+        plan = plan.of(message)
+    if core.take_unchecked is not None and not client.is_relay:
+        return core.take_unchecked(client, plan, message, packet_id, first_byte, now)
     if core.callbacks.message_received:
         event = MessageReceived(client.session, message)
         core.guard.tell(core.callbacks.message_received, event)
-    return client.run(_take_checked(client, plan.of(message), message, packet_id, first_byte, now))
+    return client.run(_take(client, plan, message, packet_id, first_byte, now))
 
 
 def _asked_byte(first_byte: int, properties: dict[str, Any] | None) -> int:
@@ -217,154 +217,6 @@ def _asked_byte(first_byte: int, properties: dict[str, Any] | None) -> int:
     return first_byte & ~_QOS_BITS | int(qos) << 1
 
 
-async def relay_problem(
-    core: Core,
-    session: Session,
-    first_byte: int,
-    topic: str,
-    properties: bytes,
-    payload: bytes,
-) -> str:
-    """Say why a PUBLISH of a relay would be refused; see `LocalClients.publish_problem`."""
-    limits = core.limits
-    topic_bytes = topic.encode()
-    n_bytes = len(topic_bytes) + len(properties) + len(payload) + MOST_HEADER_BYTES
-    if n_bytes > limits.maximum_packet_size:
-        return f"packet of {n_bytes} bytes; allowed: at most {limits.maximum_packet_size}"
-    problem = limits.topic_problem(topic)
-    if problem:
-        return problem
-    try:
-        if len(properties) > limits.properties_bytes:
-            limits.check_properties_bytes(read_variable_byte_integer(properties, 0)[0])
-        found, _ = read_publish_properties(properties, 0, limits.properties)
-        check_publish(core.options, first_byte)
-    except PeerError as error:
-        return str(error)
-    if not is_payload_valid(core.options, found, payload):
-        return _NOT_UTF_8
-    if len(payload) > core.most_payload_bytes:
-        return _payload_problem(core, len(payload))
-    if topic_bytes.startswith(b"$SYS") and not may_publish_sys(session.client_id, topic):
-        return _IS_SYS
-    is_allowed = await core.router.is_allowed(session, topic, PUBLISH)
-    return "" if is_allowed else _NOT_AUTHORIZED
-
-
-def _payload_problem(core: Core, n_bytes: int) -> str:
-    return f"payload of {n_bytes} bytes; allowed: at most {core.limits.payload_bytes}"
-
-
-def are_direct(sessions: Sequence[Session]) -> bool:
-    """Say whether all of them can just be given a copy of what comes for them."""
-    for session in sessions:
-        if not session.is_direct or not session.outgoing.copy_maximum:
-            return False
-    return True
-
-
-def first_plan(client: Client, topic_bytes: bytes) -> FastPlan | None:
-    """Plan for a topic without a publish since plans were made void.
-
-    Args:
-        client: the publisher's; the core takes runs.
-        topic_bytes: Topic Name, as it came.
-
-    Returns:
-        None where its plan is not a fast one, or was made before, or where the topic is to be
-        refused: `receive_publish` says why.
-    """
-    core = client.core
-    if not topic_bytes or topic_bytes in core.tree.plans or topic_bytes.startswith(b"$SYS"):
-        return None
-    try:
-        topic = _topic(topic_bytes)
-    except PeerError:
-        return None
-    if core.limits.topic_problem(topic):
-        return None
-    core.fast_plan(core.tree.plan(topic, topic_bytes), client.version)
-    return core.fast_plans[client.version].get(topic_bytes)
-
-
-def pass_on(
-    client: Client,
-    sessions: Sequence[Session],
-    run: bytes,
-    n_messages: int,
-    largest: int,
-    now: float,
-) -> int:
-    """Copy a run of QoS 0 PUBLISH packets to the subscribers that all of them have.
-
-    Args:
-        client: the publisher's.
-        sessions: who gets every packet of the run.
-        run: whole packets without properties, one after the other.
-        n_messages: how many.
-        largest: bytes of the largest of them.
-        now: monotonic seconds.
-
-    Returns:
-        Bytes of the packets that are done, at least one: fewer than all where some subscribers
-        cannot just be given a copy, and all of it would be too many steps at once.
-    """
-    core = client.core
-    direct: list[Session] = []
-    waiting: list[Session] = []
-    for session in sessions:
-        if session.is_direct and largest <= session.outgoing.copy_maximum:
-            direct.append(session)
-        else:
-            waiting.append(session)
-    if waiting:
-        run, n_messages = _deliver_run(client, waiting, run, now)
-    n_bytes = len(run)
-    for session in direct:
-        outgoing = session.outgoing
-        outgoing.out.append(run)
-        outgoing.out_bytes += n_bytes
-        if not outgoing.is_touched:
-            core.turn.write_soon(outgoing)
-        session.n_direct += n_messages
-    counters = core.counters
-    counters.packets_received += n_messages
-    counters.publish_received += n_messages
-    counters.packets_sent += n_messages * len(direct)
-    counters.publish_sent += n_messages * len(direct)
-    if waiting:
-        client.throttle.wait_for_congested(now)
-    return n_bytes
-
-
-def _deliver_run(
-    client: Client, sessions: Sequence[Session], run: bytes, now: float
-) -> tuple[bytes, int]:
-    """Deliver a run one by one, as far as the steps go; return what was, and how many."""
-    core = client.core
-    end = len(run)
-    position = 0
-    n_messages = 0
-    while position < end:
-        start, length = read_remaining_length(run, position)
-        position = start + length
-        topic_end, _, _, payload_at = read_publish_head(run, 0x30, start, position, client.version)
-        topic_bytes = run[start + 2 : topic_end]
-        plan = core.tree.plan(topic_bytes.decode(), topic_bytes)
-        message = _message(client, plan, run[payload_at:position], 0x30, None, now)
-        n_messages += 1
-        core.turn.steps += len(sessions)
-        if message is None:
-            core.router.refuse(client.session.client_id, plan.topic, ReasonCode.QUOTA_EXCEEDED)
-        else:
-            for session in sessions:
-                own = core.router.for_one(message) if core.copies_payloads else message
-                session.deliver(own, 0, retain=False, subscription_ids=(), now=now)
-        if core.turn.steps >= core.turn.most_steps:
-            break
-    return run[:position], n_messages
-
-
 def _topic(topic_bytes: bytes) -> str:
     """Return the Topic Name of a PUBLISH, checked."""
     if not topic_bytes:
@@ -372,7 +224,7 @@ def _topic(topic_bytes: bytes) -> str:
     return read_topic(topic_bytes)
 
 
-def _message(
+def new_message(
     client: Client,
     plan: Plan,
     payload: bytes,
@@ -439,118 +291,10 @@ def _is_repeat(client: Client, packet_id: int, qos: int) -> bool:
     return True
 
 
-def _take(
+async def _take(
     client: Client, plan: Plan, message: Message, packet_id: int, first_byte: int, now: float
 ) -> None:
-    """Route an authorized message and see to its acknowledgement."""
-    core = client.core
-    if message.qos == 0:
-        if message.retain:
-            core.router.retain(message)
-        chosen = choose_members(message, plan.shares, now) if plan.shares else ()
-        core.router.route(message, plan.targets, chosen, now)
-        if plan.sinks:
-            core.router.offer(message, plan.sinks)
-        if core.turn.congested:
-            client.throttle.wait_for_congested(now)
-        return None
-    if client.awaiting:
-        return hold(client, message, packet_id, now, is_repeat=bool(first_byte & DUP))
-    problem = _problem(client, plan, message)
-    if problem and client.is_patient:
-        return hold(client, message, packet_id, now, is_repeat=bool(first_byte & DUP))
-    if problem:
-        return _refuse(client, plan.topic, packet_id, message.qos, problem)
-    journal = core.journal
-    n_changes = journal.n_changes if journal is not None else 0
-    chosen = choose_members(message, plan.shares, now) if plan.shares else ()
-    if plan.sinks or client.receipts:
-        receipt = book_receipt(client, packet_id, message.qos, 1, is_repeat=bool(first_byte & DUP))
-        return _take_booked(receipt, plan, message, chosen, n_changes, now)
-    if core.room.rejects:
-        waits = client.waits_for_room
-        full = core.room.lacks(
-            message,
-            plan.targets,
-            chosen,
-            now,
-            can_tell=not waits,
-            awaits_absent=client.forwards,
-        )
-        if full and waits:
-            return hold(client, message, packet_id, now, is_repeat=bool(first_byte & DUP))
-        if full:
-            qos = message.qos
-            return _refuse(client, plan.topic, packet_id, qos, no_room(full), counted_as=full)
-    if message.retain:
-        core.router.retain(message)
-    if message.qos == 2:
-        check_receive_maximum(client)
-    core.router.route(message, plan.targets, chosen, now)
-    if journal is not None and (
-        journal.n_changes != n_changes or (message.qos == 2 and client.session.journal is not None)
-    ):
-        receipt = book_receipt(client, packet_id, message.qos, 1)
-        receipt.reason_code = taken(client, plan)
-        settle_when_safe(receipt, n_changes, plan, message)
-    else:
-        if message.qos == 2:
-            client.session.incoming[packet_id] = None
-        if plan.targets or plan.shares:
-            client.sender.send_receipt(0x40 if message.qos == 1 else 0x50, packet_id)
-        else:
-            kind = PubAck if message.qos == 1 else PubRec
-            client.sender.send_packet(kind(packet_id, taken(client, plan)))
-    if core.turn.congested:
-        client.throttle.wait_for_congested(now)
-    return None
-
-
-def _take_booked(
-    receipt: PublishReceipt,
-    plan: Plan,
-    message: Message,
-    chosen: Sequence[tuple[SharedSubscription, Target]],
-    n_changes: int,
-    now: float,
-) -> None:
-    """Route a message that sinks get, or whose acknowledgement has to wait for earlier ones.
-
-    Args:
-        receipt: of the message, with one answer missing.
-        plan: of its topic.
-        message: authorized, of QoS 1 or 2.
-        chosen: the chosen members of shared subscriptions.
-        n_changes: changes in the journal so far.
-        now: monotonic seconds.
-    """
-    client = receipt.client
-    core = client.core
-    full = reserve(receipt, message, plan, plan.targets, chosen, now)
-    if full and client.waits_for_room and full != NEVER_FITS:
-        return core.room.hold(receipt, message, route_held, now)
-    if full:
-        return _refuse_full(receipt, plan.topic, full)
-    if message.retain:
-        core.router.retain(message)
-    receipt.sinks = plan.sinks
-    receipt.wait_for(len(plan.sinks))
-    receipt.reason_code = taken(client, plan)
-    if not receipt.was_routed:
-        receipt.was_routed = True
-        if plan.targets or chosen:
-            core.router.route(message, plan.targets, chosen, now)
-    core.router.store(message, plan.sinks, receipt)
-    settle_when_safe(receipt, n_changes, plan, message)
-    if core.turn.congested:
-        client.throttle.wait_for_congested(now)
-    return None
-
-
-async def _take_checked(
-    client: Client, plan: Plan, message: Message, packet_id: int, first_byte: int, now: float
-) -> None:
-    """As `_take`, with access control and callbacks in the way.
+    """Ask access control about a message; route it, hold it or refuse it.
 
     The receipt is booked before the first wait and settled after the last: the client may come
     back on another connection meanwhile and repeat the message [MQTT-4.3.3-10].
@@ -563,15 +307,15 @@ async def _take_checked(
     try:
         if not await core.router.is_allowed(client.session, message.topic, PUBLISH):
             code = ReasonCode.NOT_AUTHORIZED
-            return _refuse_booked(client, receipt, plan.topic, _NOT_AUTHORIZED, code)
+            return refuse_booked(client, receipt, plan.topic, _NOT_AUTHORIZED, code)
         if receipt is not None:
             if receipt.client.awaiting:
                 return core.room.hold(receipt, message, route_held, now)
-            problem = _problem(receipt.client, plan, message)
+            problem = problem_of(receipt.client, plan, message)
             if problem and receipt.client.is_patient:
                 return core.room.hold(receipt, message, route_held, now)
             if problem:
-                return _refuse_booked(client, receipt, plan.topic, problem)
+                return refuse_booked(client, receipt, plan.topic, problem)
         full = await route_allowed(client, receipt, plan, message, now)
     except BaseException:  # cancelled, such as by a plugin: the client must not wait endlessly
         if receipt is not None:
@@ -581,10 +325,10 @@ async def _take_checked(
         return None
     if receipt.client.waits_for_room and full != NEVER_FITS:
         return core.room.hold(receipt, message, route_held, now)
-    return _refuse_full(receipt, plan.topic, full)
+    return refuse_full(receipt, plan.topic, full)
 
 
-def _problem(client: Client, plan: Plan, message: Message) -> str:
+def problem_of(client: Client, plan: Plan, message: Message) -> str:
     """Say why a QoS 1 or 2 message cannot be taken, before its subscribers are looked at.
 
     MQTT 3.1.1 has no reason code for a message that cannot be retained. Were such a client's
@@ -604,6 +348,244 @@ def _problem(client: Client, plan: Plan, message: Message) -> str:
     return ""
 
 
+async def route_allowed(
+    client: Client,
+    receipt: PublishReceipt | None,
+    plan: Plan,
+    message: Message,
+    now: float,
+) -> str:
+    """Route an authorized message to those who may receive it, and settle its receipt.
+
+    A retained message is kept before access control decides about its receivers: a client that
+    subscribes meanwhile gets it as a retained message. Room for it is therefore checked before.
+
+    Args:
+        client: on which it came; the receipt's, if the client has come back.
+        receipt: of a QoS 1 or 2 message, with one answer missing.
+        plan: of its topic.
+        message: to be routed.
+        now: monotonic seconds.
+
+    Returns:
+        Why there is no room for it: nothing has been done. "" where it was routed.
+    """
+    core = client.core
+    router = core.router
+    if receipt is None:
+        if message.retain:
+            _tell_routed(client, message)
+            router.retain(message)
+        targets, chosen = await router.allowed_recipients(plan, message, now)
+        if not message.retain:
+            _tell_routed(client, message)
+        router.route(message, targets, chosen, now)
+        router.offer(message, plan.sinks)
+        client.throttle.wait_for_congested(now)
+        return ""
+    n_changes = core.journal.n_changes if core.journal is not None else 0
+    targets = plan.targets
+    if message.retain:
+        chosen = choose_members(message, plan.shares, now)
+        full = reserve(receipt, message, plan, plan.targets, chosen, now)
+        if full:
+            return full
+        _tell_routed(client, message)
+        router.retain(message)
+    is_routed = False
+    try:
+        if router.asks_receivers or not message.retain:
+            targets, chosen = await router.allowed_recipients(plan, message, now)
+        if receipt.is_settled:
+            return ""  # the publisher has gone meanwhile, and comes again with the message
+        is_routed = True
+    finally:
+        if message.retain and not is_routed:
+            router.release(message, plan.sinks)
+    if not message.retain:
+        full = reserve(receipt, message, plan, targets, chosen, now)
+        if full:
+            return full
+        _tell_routed(client, message)
+    receipt.sinks = plan.sinks
+    receipt.wait_for(len(plan.sinks))
+    receipt.reason_code = taken(receipt.client, plan)
+    if not receipt.was_routed:
+        receipt.was_routed = True
+        router.route(message, targets, chosen, now)
+    router.store(message, plan.sinks, receipt)
+    client.throttle.wait_for_congested(now)
+    settle_when_safe(receipt, n_changes, plan, message)
+    return ""
+
+
+def reserve(
+    receipt: PublishReceipt,
+    message: Message,
+    plan: Plan,
+    targets: Sequence[Target],
+    chosen: Sequence[tuple[SharedSubscription, Target]],
+    now: float,
+) -> str:
+    """Check for room in all outboxes, and hold it in all sinks.
+
+    Args:
+        receipt: of the message.
+        message: of QoS 1 or 2.
+        plan: of its topic.
+        targets: those of the plan that may receive it.
+        chosen: the chosen members of shared subscriptions.
+        now: monotonic seconds.
+
+    Returns:
+        Why there is no room; "" where `Router.store` is to follow.
+    """
+    core = receipt.client.core
+    can_tell = not receipt.client.waits_for_room
+    if (targets or chosen) and core.room.rejects and not receipt.was_routed:
+        forwards = receipt.client.forwards
+        full = core.room.lacks(
+            message, targets, chosen, now, can_tell=can_tell, awaits_absent=forwards
+        )
+        if full:
+            return full
+    return core.router.reserve(message, plan.sinks, can_tell=can_tell)
+
+
+def hold(client: Client, message: Message, packet_id: int, now: float, *, is_repeat: bool) -> None:
+    """Hold a message of a client that cannot be told until there is room for it."""
+    receipt = book_receipt(client, packet_id, message.qos, 1, is_repeat=is_repeat)
+    client.core.room.hold(receipt, message, route_held, now)
+
+
+async def route_held(receipt: PublishReceipt, message: Message, now: float) -> bool:
+    """Route a message that was held for want of room, or of a disk; return False if it has to wait.
+
+    Args:
+        receipt: of the message.
+        message: authorized when it came.
+        now: monotonic seconds.
+    """
+    client = receipt.client
+    core = client.core
+    session = client.session
+    plan = core.tree.plan(message.topic, message.topic_bytes).of(message)
+    journal = core.journal
+    expires_at = message.expires_at
+    if expires_at is not None and now >= expires_at:
+        core.router.refuse(session.client_id, message.topic, ReasonCode.SUCCESS, "expired")
+        receipt.settle(ReasonCode.SUCCESS)
+        return True
+    if journal is not None and journal.must_refuse(session, plan, message):
+        if client.is_patient:
+            return False
+        core.router.refuse(session.client_id, message.topic, ReasonCode.QUOTA_EXCEEDED)
+        receipt.settle(ReasonCode.QUOTA_EXCEEDED)
+        return True
+    full = await route_allowed(client, receipt, plan, message, now)
+    if full != NEVER_FITS:
+        return not full
+    core.router.refuse(session.client_id, message.topic, ReasonCode.QUOTA_EXCEEDED, full)
+    is_told = receipt.client.version == MQTT_5
+    receipt.settle(ReasonCode.QUOTA_EXCEEDED if is_told else ReasonCode.SUCCESS)
+    return True
+
+
+def _tell_routed(client: Client, message: Message) -> None:
+    callbacks = client.core.callbacks.message_routed
+    if callbacks:
+        client.core.guard.tell(callbacks, MessageRouted(client.session, message))
+
+
+def settle_when_safe(receipt: PublishReceipt, n_changes: int, plan: Plan, message: Message) -> None:
+    """Give the receipt of a routed message the broker's own answer, after the commit if any.
+
+    The packet identifier of a QoS 2 message is stored in the commit of the message itself, so
+    that its repeat is known for one after any end of the process. Where a sink has a say, only
+    when that is settled: the sink must get the message again if it may have lost it.
+
+    Args:
+        receipt: one of whose answers is missing.
+        n_changes: changes in the journal before the message was routed.
+        plan: where the message went.
+        message: which was routed.
+    """
+    client = receipt.client
+    journal = client.core.journal
+    if journal is None:
+        return receipt.settle(SUCCESS)
+    of_session = client.session.journal
+    if receipt.qos == 2 and not plan.sinks and of_session is not None:
+        receipt.is_stored = True
+        of_session.incoming_changed(receipt.packet_id)
+    if journal.n_changes == n_changes:
+        return receipt.settle(SUCCESS)
+    return journal.settle_after(receipt, message.payload_bytes, client)
+
+
+def taken(client: Client, plan: Plan) -> int:
+    """Return the reason code of a message that is accepted (MQTT 5.0, 3.4.2.1)."""
+    if plan.targets or plan.shares or plan.sinks or client.version != MQTT_5:
+        return SUCCESS
+    return ReasonCode.NO_MATCHING_SUBSCRIBERS
+
+
+def book_receipt(
+    client: Client, packet_id: int, qos: int, n_answers: int, *, is_repeat: bool = False
+) -> PublishReceipt:
+    """Book a QoS 1 or 2 PUBLISH as owed, in the order of arrival [MQTT-4.6.0-2].
+
+    Args:
+        client: it came from.
+        packet_id: of the PUBLISH.
+        qos: 1 or 2.
+        n_answers: how many times `PublishReceipt.settle` will be called, at least 1.
+        is_repeat: the PUBLISH has DUP.
+
+    Raises:
+        ProtocolError: an MQTT 5 client has more unacknowledged than Receive Maximum.
+    """
+    if qos == 2 or client.receipts:  # a QoS 1 message that waits for none is seldom owed for long
+        check_receive_maximum(client)
+    receipt = PublishReceipt(client, packet_id, qos, n_answers)
+    if is_repeat:
+        before = client.session.unanswered.get(packet_id)
+        receipt.was_routed = before is not None and before.was_routed
+        # Later connections of a session that is not durable repeat nothing of before its begin.
+        receipt.is_repeat = client.session.journal is not None or client.has_begun_session
+    client.owe(receipt)
+    if qos == 2:
+        client.session.incoming[packet_id] = receipt
+    if not client.may_receive:
+        client.core.turn.touch(client.outgoing)
+    return receipt
+
+
+def check_receive_maximum(client: Client) -> None:
+    """Check that an MQTT 5 client may send one more QoS 1 or 2 message [MQTT-3.3.4-9].
+
+    An MQTT 3.1.1 client knows no Receive Maximum: it is slowed down by not reading. So is a client
+    in the broker's process, which passes on what another broker sends: mosquitto 2.0 may send more.
+
+    Raises:
+        ProtocolError: receive maximum exceeded.
+    """
+    incoming = client.session.incoming
+    if len(incoming) + len(client.receipts) < client.receive_maximum:
+        return  # whatever the receipts are for
+    if client.keeps_no_receive_maximum:
+        return
+    # What is left of earlier connections is not of this one's quota (4.9).
+    n_messages = sum(1 for packet_id in incoming if packet_id not in client.inherited)
+    n_messages += sum(1 for receipt in client.receipts if receipt.qos == 1)
+    if n_messages >= client.receive_maximum:
+        raise ProtocolError(
+            f"{n_messages + 1} QoS 1 and 2 messages unacknowledged; "
+            f"allowed: {client.receive_maximum}",
+            ReasonCode.RECEIVE_MAXIMUM_EXCEEDED,
+        )
+
+
 def no_room(reason: str) -> str:
     """Say in words why there is no room for a message.
 
@@ -613,13 +595,13 @@ def no_room(reason: str) -> str:
     return f"no room for it in a queue of a subscriber or of the broker: {reason}"
 
 
-def _refuse_full(receipt: PublishReceipt, topic: str, full: str) -> None:
+def refuse_full(receipt: PublishReceipt, topic: str, full: str) -> None:
     """Refuse a publish for which there is no room; one that never fits as one too large."""
     code = ReasonCode.PACKET_TOO_LARGE if full == NEVER_FITS else ReasonCode.QUOTA_EXCEEDED
-    _refuse_booked(receipt.client, receipt, topic, no_room(full), code, counted_as=full)
+    refuse_booked(receipt.client, receipt, topic, no_room(full), code, counted_as=full)
 
 
-def _refuse(
+def refuse(
     client: Client,
     topic: str,
     packet_id: int,
@@ -636,10 +618,10 @@ def _refuse(
     if reason_code in _CLOSING and (not qos or client.version != MQTT_5):
         raise ProtocolError(f"PUBLISH: {reason}", reason_code)
     receipt = book_receipt(client, packet_id, qos, 1) if qos else None
-    _refuse_booked(client, receipt, topic, reason, reason_code, counted_as)
+    refuse_booked(client, receipt, topic, reason, reason_code, counted_as)
 
 
-def _refuse_booked(
+def refuse_booked(
     client: Client,
     receipt: PublishReceipt | None,
     topic: str,
@@ -672,3 +654,41 @@ def _refuse_booked(
     elif is_too_large:  # PUBACK and PUBREC have no such code: it is a quota (3.4.2.1)
         reason_code = ReasonCode.QUOTA_EXCEEDED
     receipt.settle(reason_code)
+
+
+async def relay_problem(
+    core: Core,
+    session: Session,
+    first_byte: int,
+    topic: str,
+    properties: bytes,
+    payload: bytes,
+) -> str:
+    """Say why a PUBLISH of a relay would be refused; see `LocalClients.publish_problem`."""
+    limits = core.limits
+    topic_bytes = topic.encode()
+    n_bytes = len(topic_bytes) + len(properties) + len(payload) + MOST_HEADER_BYTES
+    if n_bytes > limits.maximum_packet_size:
+        return f"packet of {n_bytes} bytes; allowed: at most {limits.maximum_packet_size}"
+    problem = limits.topic_problem(topic)
+    if problem:
+        return problem
+    try:
+        if len(properties) > limits.properties_bytes:
+            limits.check_properties_bytes(read_variable_byte_integer(properties, 0)[0])
+        found, _ = read_publish_properties(properties, 0, limits.properties)
+        check_publish(core.options, first_byte)
+    except PeerError as error:
+        return str(error)
+    if not is_payload_valid(core.options, found, payload):
+        return _NOT_UTF_8
+    if len(payload) > core.most_payload_bytes:
+        return _payload_problem(core, len(payload))
+    if topic_bytes.startswith(b"$SYS") and not may_publish_sys(session.client_id, topic):
+        return _IS_SYS
+    is_allowed = await core.router.is_allowed(session, topic, PUBLISH)
+    return "" if is_allowed else _NOT_AUTHORIZED
+
+
+def _payload_problem(core: Core, n_bytes: int) -> str:
+    return f"payload of {n_bytes} bytes; allowed: at most {core.limits.payload_bytes}"

@@ -202,12 +202,17 @@ class Router:
             else:
                 share.holders[session] = False
 
+    @property
+    def asks_receivers(self) -> bool:
+        """Whether access control has a say in who receives a message."""
+        access = self._shared.access
+        return access is not None and access.checks_receive
+
     async def choose_allowed(
         self, share: SharedSubscription, message: Message, now: float
     ) -> Target | None:
         """Return the member that gets a message, of those that access control lets receive it."""
-        access = self._shared.access
-        if access is None or not access.checks_receive:
+        if not self.asks_receivers:
             return share.choose(message, now)
         refused: set[Subscriber] = set()
         while (member := share.choose(message, now, refused)) is not None:
@@ -232,9 +237,8 @@ class Router:
             (the targets, the member chosen of each shared subscription), all of sessions that
             have not ended.
         """
-        access = self._shared.access
         targets = plan.targets
-        if access is not None and access.checks_receive:
+        if self.asks_receivers:
             targets = [
                 target
                 for target in plan.targets

@@ -11,7 +11,7 @@ from penstock.broker.outbox.outbox import Outbox
 
 if TYPE_CHECKING:
     from penstock.broker.routing.shared_subscriptions import SharedSubscription
-    from penstock.broker.sending.write_queue import Outgoing
+    from penstock.broker.sending.sender import Outgoing
 
 
 class Subscriber(SessionView, Protocol):
@@ -21,7 +21,6 @@ class Subscriber(SessionView, Protocol):
         version: protocol version of the newest connection.
         is_direct: a small message may be written at once.
         outbox: what waits to be sent.
-        inflight: what was sent and is not acknowledged.
         outgoing: the bytes on their way to the client; only while it is connected.
         shares: the shared subscriptions that this session is a member of.
         subscription_bytes: about what its subscriptions take of the memory.
@@ -31,11 +30,14 @@ class Subscriber(SessionView, Protocol):
     version: int
     is_direct: bool
     outbox: Outbox
-    inflight: Inflight
     outgoing: Outgoing
     shares: tuple[SharedSubscription, ...]
     subscription_bytes: int
     n_refused: int
+
+    @property
+    def inflight(self) -> Inflight:
+        """What was sent and is not acknowledged."""
 
     @property
     def client(self) -> object | None:

@@ -16,7 +16,7 @@ from penstock.broker.outbox.outbox_limits import OutboxRules
 from penstock.broker.payload import STORED_ABOVE_BYTES, Payload
 from penstock.broker.plugin_guard import Guard
 from penstock.broker.sending import eager_coroutine
-from penstock.broker.sending.pending_writes import Turn
+from penstock.broker.sending.sender import Turn
 from penstock.broker.sending.told import Told
 from penstock.broker.timers import Timers
 

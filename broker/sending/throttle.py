@@ -34,7 +34,7 @@ from penstock.broker.timers import Timer
 if TYPE_CHECKING:
     from penstock.broker.outbox.outbox import Outbox
     from penstock.broker.sending.core_context import Shared
-    from penstock.broker.sending.write_queue import Outgoing
+    from penstock.broker.sending.sender import Outgoing
 
 THROTTLE_SECONDS: Final = 0.05
 """Time in which a subscriber that keeps up drains `write_high_bytes` at least once. That takes

@@ -11,7 +11,7 @@ import math
 import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
 
 from penstock.broker.access_control import (
     AccessControl,
@@ -26,16 +26,15 @@ from penstock.broker.extensions import (
     MessageSource,
     PayloadStore,
 )
-from penstock.broker.mqtt.enums import MAX_REMAINING_LENGTH, ProtocolVersion
+from penstock.broker.outbox.inflight import Inflight
 from penstock.broker.outbox.last_clients import LastClients
 from penstock.broker.outbox.message_counts import Ledger
-from penstock.broker.payload import PIECE_BYTES, STORED_ABOVE_BYTES
 from penstock.broker.quotas.login_backoff import LoginBackoff
 from penstock.broker.quotas.queue_capacity import Room
 from penstock.broker.quotas.received_bytes import ReceivedBytes
 from penstock.broker.routing.retained import RetainedMessages
 from penstock.broker.routing.router import Router
-from penstock.broker.routing.topic_tree import Plan, TopicTree
+from penstock.broker.routing.topic_tree import TopicTree
 from penstock.broker.sending.core_context import Shared
 from penstock.broker.sessions.lanes import Lanes
 from penstock.broker.sessions.registry import SessionRegistry
@@ -44,36 +43,18 @@ from penstock.broker.sessions.source_subscriptions import Consuming
 if TYPE_CHECKING:
     from penstock.broker.config.limits import Limits
     from penstock.broker.config.mqtt_options import MqttOptions
-    from penstock.broker.message import SizeClass
+    from penstock.broker.message import Message, SizeClass
+    from penstock.broker.routing.topic_tree import Plan
+    from penstock.broker.sessions.client import Client
     from penstock.broker.sessions.journal import Journal
-    from penstock.broker.sessions.session import Session
 
+TakePublish: TypeAlias = "Callable[[Client, Plan, Message, int, int, float], None]"
+"""Takes a message: its client, plan, message, Packet Identifier, first byte, now."""
 
 ARRIVAL_SECONDS: Final = 0.125
 """Messages that arrive in the same eighth of a second share one float object. With a float for each
 chunk, a backlog of 100,000 messages had 2,000, and each page that held one kept a MiB from being
 returned to the system. An eighth is exact as a binary number."""
-
-
-class FastPlan:
-    """A plan whose messages can be copied to connections as they are.
-
-    Attributes:
-        threshold_s: payload bytes above which the plan does not apply, because a gate or a limit
-            has to check the message.
-        sessions: that get each message, all in the publisher's form of PUBLISH; plans with the
-            same sessions share one tuple object.
-        least_qos: the least QoS that was granted to any of them; 0 for none.
-        topic: Topic Name, as text and in UTF-8.
-    """
-
-    __slots__ = ("least_qos", "sessions", "threshold_s", "topic")
-
-    def __init__(self, plan: Plan, sessions: tuple[Session, ...]) -> None:
-        self.threshold_s = min(plan.threshold_s, plan.most_bytes)
-        self.sessions = sessions
-        self.least_qos = min((target.qos for target in plan.targets), default=0)
-        self.topic = plan.topic, plan.topic_bytes
 
 
 class Core(Shared):
@@ -90,7 +71,6 @@ class Core(Shared):
         logins: failed logins, and who has to wait after too many.
         ended: the sum of the ledgers of ended sessions.
         last_clients: those whose sessions ended last.
-        fast_plans: protocol version to topic bytes to `FastPlan`; emptied with the plans.
         consuming: subscriptions that sources feed; None where there are no sources.
         router: gives messages to sessions and sinks.
         room: which sessions have room for messages, and which publishers wait for it.
@@ -101,12 +81,12 @@ class Core(Shared):
         catch_up: returns a coroutine for which a client that causes events waits, or None while
             the callbacks keep up; itself None where no callback can fall behind.
         is_restricted: each PUBLISH is checked for what the broker does not offer.
-        takes_runs: QoS 1 and 2 packets may be handled in runs
-        (`penstock.broker.receiving.batch_path`). copy_maximum: bytes of the largest packet that is
-        passed on as it was received, past the
-            payload store: any size where payloads are kept by reference; else the size up to which
-            the store is not used, or the size that is read in one piece.
+        take_unchecked: the short way of a message about which no plugin is asked, as
+            `penstock.broker.fast_paths` has it; None where each message takes the plain way.
+        new_inflight: the class of each session's inflight window.
     """
+
+    new_inflight: ClassVar[type[Inflight]] = Inflight
 
     def __init__(
         self,
@@ -186,7 +166,6 @@ class Core(Shared):
             most_plan_bytes=limits.plan_bytes,
             most_payload_bytes=limits.most_payload_bytes,
         )
-        self.tree.on_plans_void = self._void_fast_plans
         self.sessions = SessionRegistry(self)
         self.lanes = Lanes(
             self.sessions.get,
@@ -202,21 +181,10 @@ class Core(Shared):
         )
         self.outbox_rules.on_dropped = self.room.dropped
         self.set_sinks(sinks)
-        # A PUBLISH of MQTT 3.1 is one of MQTT 3.1.1.
-        fast_plans_3: dict[bytes, FastPlan] = {}
-        self.fast_plans: dict[int, dict[bytes, FastPlan]] = {
-            3: fast_plans_3,
-            4: fast_plans_3,
-            5: {},
-        }
-        self._audiences: dict[tuple[Session, ...], tuple[Session, ...]] = {}
         self.on_sys_subscribed: Callable[[str], None] | None = None
         self.catch_up: Callable[[], Coroutine[Any, Any, None] | None] | None = None
         self.is_restricted = is_restricted(options)
-        self.takes_runs = self.is_plain and not self.is_restricted
-        self.copy_maximum = STORED_ABOVE_BYTES if self.copies_payloads else PIECE_BYTES
-        if self.is_by_reference:
-            self.copy_maximum = MAX_REMAINING_LENGTH + 5
+        self.take_unchecked: TakePublish | None = None
         self.consuming = Consuming(self, sources) if sources else None
         self.journal: Journal | None = None
         self.router = Router(self, self.tree, self.retained, self.sessions.get)
@@ -245,29 +213,6 @@ class Core(Shared):
         for sink in self.sinks:
             sink.on_room = self.room.sink_has_room
         self.tree.set_sinks(self.sinks)
-
-    def _void_fast_plans(self) -> None:
-        self._audiences.clear()
-        for plans in self.fast_plans.values():
-            plans.clear()
-
-    def fast_plan(self, plan: Plan, version: int) -> None:
-        """Note a plan as fast for publishers of a version, where its messages can be copied."""
-        if not self.is_plain or plan.sinks or plan.shares:
-            return
-        if plan.topic_bytes in self.fast_plans[version]:
-            return
-        is_5 = version == ProtocolVersion.MQTT_5
-        for target in plan.targets:
-            if (
-                (target.session.version == ProtocolVersion.MQTT_5) != is_5
-                or target.subscription_ids
-                or target.for_own is not target
-            ):
-                return
-        sessions = tuple(cast("Session", target.session) for target in plan.targets)
-        sessions = self._audiences.setdefault(sessions, sessions)
-        self.fast_plans[version][plan.topic_bytes] = FastPlan(plan, sessions)
 
     def ledger(self) -> Ledger:
         """Return the sum of the ledgers of all sessions, ended ones included."""

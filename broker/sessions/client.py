@@ -20,11 +20,9 @@ from penstock.broker.mqtt.reason_codes import CONNACK_RETURN_CODES, ReasonCode, 
 from penstock.broker.mqtt.size_limit import explained
 from penstock.broker.mqtt.topic_aliases import IncomingAliases, OutgoingAliases
 from penstock.broker.outbox.delivery import NO_QUEUE
-from penstock.broker.payload import JOIN_BELOW_BYTES
 from penstock.broker.sending import eager_coroutine
-from penstock.broker.sending.sender import Sender
+from penstock.broker.sending.sender import Outgoing, Sender
 from penstock.broker.sending.throttle import Throttle
-from penstock.broker.sending.write_queue import Outgoing
 from penstock.broker.sessions import redelivery
 from penstock.broker.sessions.deduplication_release import Forgetting
 from penstock.broker.sessions.session import NONE_UNANSWERED
@@ -243,14 +241,10 @@ class Client:
         is_patient: what it publishes waits for room and for the disk, and is refused for neither:
             it forwards what others were told is safe.
         is_relay: it publishes for a user; see `penstock.broker.extensions.RELAY_CLIENT_PREFIX`.
-        known_properties: of a PUBLISH that came in a run, found good; see
-            `penstock.broker.receiving.batch_path`.
         maximum_packet_size: bytes of the largest packet that is taken from an accepted client.
-        most_lone_bytes: of a chunk that may be taken by
-        `penstock.broker.receiving.single_packet_path`. n_filters_refused: how many of its
-        subscriptions were refused. is_closing: to be closed once `out` is written; nothing more is
-        received. is_heard_out: to be closed when the peer has read why: what it sends to a closed
-        socket
+        n_filters_refused: how many of its subscriptions were refused.
+        is_closing: to be closed once `out` is written; nothing more is received.
+        is_heard_out: to be closed when the peer has read why: what it sends to a closed socket
             may cost it what it has not read yet.
         suspended: what the driver must run before more is received, or None.
         timer: of the CONNECT timeout, then of the keep-alive.
@@ -283,11 +277,9 @@ class Client:
         "is_open",
         "is_patient",
         "is_relay",
-        "known_properties",
         "last_received",
         "listener",
         "maximum_packet_size",
-        "most_lone_bytes",
         "n_filters_refused",
         "outgoing",
         "receipts",
@@ -346,13 +338,11 @@ class Client:
         self.backlog: list[bytes] | tuple[()] = ()
         self.is_counted = False
         self.maximum_packet_size = core.limits.maximum_packet_size
-        self.most_lone_bytes = 0
         self.receive_maximum = core.limits.receive_maximum
         self._waits_for_disk = False
         self.has_peer_left = False
         self.incoming_aliases = IncomingAliases(core.options.topic_alias_maximum)
         self.inherited = _NONE_INHERITED
-        self.known_properties = b""
         self.n_filters_refused = 0
         self.is_answered = False
         self._keep_alive = 0.0
@@ -486,16 +476,10 @@ class Client:
         sender = self.sender
         self.session = sender.session = session
         self.is_open = sender.is_open = True
-        if core.takes_runs and core.catch_up is None and not core.limits.has_publish_rate:
-            self.most_lone_bytes = min(JOIN_BELOW_BYTES, self.maximum_packet_size)
         sender.send_quota = min(receive_maximum, core.limits.inflight_messages)
-        self.outgoing.copy_maximum = min(sender.send_maximum, core.copy_maximum)
         topic_alias_maximum = min(topic_alias_maximum, core.options.outgoing_topic_aliases)
         if topic_alias_maximum:
             sender.aliases = OutgoingAliases(topic_alias_maximum)
-            self.outgoing.copy_maximum = 0
-        elif not sender.takes_copies:
-            self.outgoing.copy_maximum = 0
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None

@@ -52,7 +52,7 @@ from penstock.broker.outbox.message_counts import Ledger
 from penstock.broker.outbox.priority_outbox import make_outbox
 from penstock.broker.payload import JOIN_BELOW_BYTES, STORED_ABOVE_BYTES, PayloadReader
 from penstock.broker.sending.outgoing_properties import outgoing_properties
-from penstock.broker.sending.write_queue import Buffer
+from penstock.broker.sending.sender import Buffer
 from penstock.edge_proxy.sidecar.ack_map import AckMap, Outcome
 from penstock.edge_proxy.sidecar.direction import Direction, check_first_byte
 from penstock.edge_proxy.sidecar.link_samplers import LinkSamplers

@@ -33,7 +33,7 @@ from penstock.broker.mqtt.receive_buffer import (
 from penstock.broker.mqtt.writer import write_packet
 from penstock.broker.outbox.last_clients import LastClient
 from penstock.broker.outbox.outbox import Outbox
-from penstock.broker.sending.write_queue import Buffer
+from penstock.broker.sending.sender import Buffer
 from penstock.edge_proxy.sidecar.client_side import MAX_PACKET_SIZE, ClientSide
 from penstock.edge_proxy.sidecar.client_stream import ClientStream
 from penstock.edge_proxy.sidecar.direction import Direction

@@ -19,6 +19,7 @@ FOLDERS: Final = (
     "sessions",
     "durable",
     "receiving",
+    "fast_paths",
     "network",
     "process",
     "reports",

@@ -14,9 +14,8 @@ from penstock.broker.network.loop_scheduler import Driver
 from penstock.broker.network.new_connection import AcceptedConnection, Layer
 from penstock.broker.network.transport import MqttProtocol
 from penstock.broker.receiving.connection import Connection
-from penstock.broker.sending.sender import Sender
+from penstock.broker.sending.sender import Outgoing, Sender
 from penstock.broker.sending.throttle import Throttle
-from penstock.broker.sending.write_queue import Outgoing
 from penstock.broker.server import Server
 from penstock.broker.sessions.client import Client
 from penstock.broker.sessions.session import Session

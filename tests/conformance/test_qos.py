@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.broker.config.limits import Limits
+from penstock.broker.fast_paths.fast_core import FastCore
 from penstock.broker.mqtt.packets import (
     PubAck,
     PubComp,
@@ -13,6 +14,7 @@ from penstock.broker.mqtt.packets import (
     PubRel,
 )
 from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.sessions.broker_state import Core
 from tests.conformance.clients import (
     IN_EACH_VERSION,
     PROTOCOL_ERROR,
@@ -143,8 +145,7 @@ def test_an_acknowledgement_of_another_step_ends_the_connection_and_loses_nothin
     one_by_one: bool,
 ) -> None:
     """The message is unacknowledged: it is repeated, and brought to its end then."""
-    broker = VirtualBroker()
-    broker.core.takes_runs = not one_by_one
+    broker = VirtualBroker(core_class=Core if one_by_one else FastCore)
     publisher, subscriber = pair(broker, version, 2)
     publisher.publish("t", b"x", qos=qos, packet_id=99)
     packet_id = subscriber.take(Publish).packet_id

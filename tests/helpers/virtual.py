@@ -12,6 +12,7 @@ from typing import Any, Self, TypeVar, cast
 
 from penstock.broker.config.limits import Limits
 from penstock.broker.config.mqtt_options import MqttOptions
+from penstock.broker.fast_paths import door
 from penstock.broker.mqtt.packets import (
     ConnAck,
     Connect,
@@ -28,9 +29,7 @@ from penstock.broker.mqtt.receive_buffer import ReceiveBuffer
 from penstock.broker.mqtt.writer import write_packet
 from penstock.broker.network.loop_scheduler import Driver
 from penstock.broker.receiving.connection import Connection
-from penstock.broker.receiving.flush import look, write
 from penstock.broker.sending.throttle import THROTTLE_SECONDS
-from penstock.broker.sessions.broker_state import Core
 from penstock.broker.sessions.session import Session
 from tests.helpers.frames import frames_of
 
@@ -92,7 +91,8 @@ class VirtualBroker:
             loop=cast("asyncio.AbstractEventLoop", self._loop),
             clock=lambda: self.now,
         )
-        self.core = self.driver.core = Core(
+        core_class = extensions.pop("core_class", None) or door.core_class()
+        self.core = self.driver.core = core_class(
             limits,
             logger=logging.getLogger("test"),
             wake=self.driver.wake,
@@ -178,7 +178,7 @@ class VirtualClient:
         self.room_bytes: int | None = None
         self.unheard_since: float | None = None
         self._buffer = ReceiveBuffer(268_435_460)
-        self.connection = Connection(broker.core, broker.now, served=self)
+        self.connection = door.new_connection(broker.core, broker.now, served=self)
 
     @property
     def session(self) -> Session:
@@ -189,8 +189,8 @@ class VirtualClient:
         """Do what a touched connection wants."""
         connection = self.connection
         if connection.outgoing.needs_look:
-            look(connection, self, now)
-        elif connection.outgoing.out and write(connection.outgoing, self.transport):
+            connection.look(self, now)
+        elif connection.outgoing.out and connection.outgoing.write_to(self.transport):
             self.broker.core.turn.write_soon(connection.outgoing)
 
     def take_turn(self, now: float) -> None:

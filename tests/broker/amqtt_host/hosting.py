@@ -11,13 +11,12 @@ from amqtt.plugins.base import BaseAuthPlugin, BasePlugin, BaseTopicPlugin
 
 from penstock.broker.amqtt_host.host import AmqttHost
 from penstock.broker.config.policy import Policy, parse_policy
+from penstock.broker.fast_paths.door import core_class, new_connection
 from penstock.broker.mqtt.packets import ConnAck, Connect, Packet, Publish
 from penstock.broker.mqtt.reader import read_packet
 from penstock.broker.mqtt.receive_buffer import read_remaining_length
 from penstock.broker.mqtt.writer import write_packet
-from penstock.broker.receiving.connection import Connection
-from penstock.broker.sessions.broker_state import Core
-from penstock.broker.sessions.pump import pump
+from penstock.broker.sessions.session import pump
 
 ANONYMOUS = "amqtt.plugins.authentication.AnonymousAuthPlugin"
 FILE = "amqtt.plugins.authentication.FileAuthPlugin"
@@ -49,7 +48,7 @@ class Broker:
         self.now = 0.0
         self.host = AmqttHost(policy, clock=lambda: self.now)
         self.tasks: list[asyncio.Task[None]] = []
-        self.core = Core(
+        self.core = core_class()(
             policy.limits,
             logger=logging.getLogger("penstock"),
             wake=lambda: None,
@@ -82,7 +81,7 @@ class Client:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._version = 4
-        self.connection = Connection(
+        self.connection = new_connection(
             broker.core, broker.now, remote_address="192.0.2.1", remote_port=999
         )
 

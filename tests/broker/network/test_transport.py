@@ -3,10 +3,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from typing import Any
 
 import pytest
 
 from penstock.broker.access_control import AccessControl, Action, ConnectAttempt, SessionView
+from penstock.broker.fast_paths.fast_connection import FastConnection
 from penstock.broker.message import Message
 from penstock.broker.mqtt.packets import (
     ConnAck,
@@ -27,7 +29,7 @@ from penstock.broker.network.new_connection import CLOSE_TIMEOUT_SECONDS
 from penstock.broker.network.transport import LEAST_SLICE_BYTES
 from penstock.broker.payload import PIECE_BYTES
 from penstock.broker.receiving.connection import Connection
-from penstock.broker.sending.write_queue import WRITE_BYTES
+from penstock.broker.sending.sender import WRITE_BYTES
 from tests.broker.serving import (
     driver_of,
     objects_of_connections,
@@ -328,14 +330,15 @@ async def test_fault_of_the_broker_ends_one_connection(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What raises where nothing should is logged; every other client goes on."""
-    receive = Connection.receive_data
+    for kind in (Connection, FastConnection):
+        receive = kind.receive_data
 
-    def fail(self: Connection, chunk: bytes, now: float) -> None:
-        if b"poison" in chunk:
-            raise RuntimeError("a fault")
-        receive(self, chunk, now)
+        def fail(self: Any, chunk: bytes, now: float, receive: Any = receive) -> None:
+            if b"poison" in chunk:
+                raise RuntimeError("a fault")
+            receive(self, chunk, now)
 
-    monkeypatch.setattr(Connection, "receive_data", fail)
+        monkeypatch.setattr(kind, "receive_data", fail)
     async with (
         serving() as server,
         await connected(port_of(server)) as other,

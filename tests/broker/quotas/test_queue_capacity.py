@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from penstock.broker.config.limits import Limits
+from penstock.broker.fast_paths import acknowledged_runs
 from penstock.broker.mqtt.packets import PubComp, Publish, PubRel
 from penstock.broker.quotas import queue_capacity
 from penstock.broker.quotas.queue_capacity import HELD_BYTES, LOG_SECONDS, Room
-from penstock.broker.receiving import batch_path
 from tests.helpers.full import FULL, SMALL, acknowledged, check, drain, kept, send, stalled
 from tests.helpers.virtual import VirtualBroker, will
 
@@ -504,7 +504,7 @@ def test_a_message_for_very_many_is_refused_where_all_together_have_no_room(
     monkeypatch: pytest.MonkeyPatch, n_messages: int
 ) -> None:
     """However it comes, alone in a chunk or with others: its publisher is told."""
-    for module in (queue_capacity, batch_path):
+    for module in (queue_capacity, acknowledged_runs):
         monkeypatch.setattr(module, "MANY_SESSIONS", 4)
     monkeypatch.setattr(queue_capacity, "WIDE_DELIVERIES", 10)
     monkeypatch.setattr(queue_capacity, "_SLACK_BYTES", 1000)

@@ -10,6 +10,7 @@ from penstock.broker.access_control import Accepted, Admittance, Refused
 from penstock.broker.config.limits import Limits
 from penstock.broker.config.mqtt_options import MqttOptions
 from penstock.broker.extensions import DeliveryGate
+from penstock.broker.fast_paths.fast_core import FastCore
 from penstock.broker.link import Link
 from penstock.broker.message import Message
 from penstock.broker.mqtt.packets import (
@@ -127,7 +128,8 @@ def test_mqtt_3_1_is_spoken(client_id: str) -> None:
 
 def test_a_run_of_mqtt_3_1_passes_to_mqtt_3_1_1_as_it_is() -> None:
     """PUBLISH is the same in both: neither needs a packet of its own."""
-    broker = VirtualBroker()
+    broker = VirtualBroker(core_class=FastCore)
+    assert isinstance(broker.core, FastCore)
     for version in (3, 4):
         broker.connect(f"s{version}", version).subscribe("t")
     publisher = broker.connect("p", 3)

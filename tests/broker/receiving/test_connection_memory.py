@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 
+from penstock.broker.fast_paths.fast_core import FastCore
 from penstock.broker.mqtt.packets import PingReq, PingResp, Publish
 from penstock.broker.mqtt.receive_buffer import LARGE_FRAME_BYTES
 from penstock.broker.mqtt.writer import write_packet
@@ -49,7 +50,7 @@ def test_queues_are_a_clients_own_once_there_is_something_in_them() -> None:
 
 def test_a_large_message_is_not_copied_for_what_comes_behind_it() -> None:
     """To copy 16 MB takes 10 ms, in which nobody is served; the packet behind has its turn."""
-    broker = VirtualBroker()
+    broker = VirtualBroker(core_class=FastCore)
     client = broker.connect("c", 4)
     client.publish("t", b"first")
     packet = write_packet(Publish("t", bytes(2 * LARGE_FRAME_BYTES)), 4)

@@ -14,6 +14,7 @@ from penstock.broker.mqtt.packets import Disconnect, PubAck, PubComp, Publish, P
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.mqtt.writer import write_packet
 from penstock.broker.payload import Payload
+from penstock.broker.sessions.broker_state import Core
 from tests.helpers.access import Access
 from tests.helpers.sinks import HoldingSink
 from tests.helpers.virtual import VirtualBroker, VirtualClient
@@ -473,7 +474,7 @@ class FullStore(PayloadStore):
 @pytest.mark.mqtt311("4.8.0-2")
 def test_a_payload_that_cannot_be_kept_is_refused() -> None:
     """Nothing is acknowledged, and nobody gets half a message."""
-    broker = VirtualBroker(payload_store=FullStore())
+    broker = VirtualBroker(payload_store=FullStore(), core_class=Core)
     publisher, subscriber = pair(broker, 1)
     publisher.publish("t", LONG)
     publisher.publish("t", LONG, qos=1)

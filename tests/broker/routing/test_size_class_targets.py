@@ -9,6 +9,7 @@ import pytest
 from penstock.broker.config.limits import Limits
 from penstock.broker.config.mqtt_options import MqttOptions
 from penstock.broker.extensions import DeliveryGate, MessageSink, Receipt, SinkCounts, Verdict
+from penstock.broker.fast_paths.fast_core import FastCore
 from penstock.broker.link import Link
 from penstock.broker.message import DEFAULT_THRESHOLD_S, Message, SizeClass
 from penstock.broker.mqtt.packets import PubAck, Publish, SubAck, Subscribe, SubscriptionRequest
@@ -113,10 +114,11 @@ def test_a_link_tells_that_subscriptions_bring_no_small_messages() -> None:
 
 def test_small_messages_take_the_fast_way_where_somebody_subscribes_to_one_class() -> None:
     """The cached plan is that of small messages."""
-    broker = with_gate()
+    broker = with_gate(core_class=FastCore)
     small, large, _ = lanes(broker)
     publisher = broker.connect("p")
     publisher.publish("t/1", SMALL)
+    assert isinstance(broker.core, FastCore)
     plan = broker.core.fast_plans[5][b"t/1"]
     assert small.session in plan.sessions
     assert large.session not in plan.sessions

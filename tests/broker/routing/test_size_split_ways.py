@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from penstock.broker.config.mqtt_options import MqttOptions
+from penstock.broker.fast_paths.fast_core import FastCore
 from penstock.broker.mqtt.packets import (
     ConnAck,
     Connect,
@@ -30,6 +31,7 @@ from penstock.broker.mqtt.packets import (
 )
 from penstock.broker.mqtt.topics import matches, parse_share
 from penstock.broker.mqtt.writer import write_packet
+from penstock.broker.sessions.broker_state import Core
 from tests.broker.routing.test_size_class_targets import Gate, asking
 from tests.helpers.access import Access, finish
 from tests.helpers.durable import DurableBroker
@@ -90,16 +92,18 @@ class Peer:
         return sizes is None or is_large == (sizes == "large")
 
 
-class ProfilePlan(RuleBasedStateMachine):
+class Ways(RuleBasedStateMachine):
     """Publishes to subscriptions of all kinds, and counts who gets what."""
 
     extensions: dict[str, Any] = {}  # noqa: RUF012 (of the machine's kind)
-    takes_runs = True
+    core_class: type[Core] = FastCore
 
     def __init__(self) -> None:
         super().__init__()
         options = MqttOptions(sizes_by_client={"small*": "small"})
-        self.broker = DurableBroker(gate=Gate(), options=options, **self.extensions)
+        self.broker = DurableBroker(
+            core_class=self.core_class, gate=Gate(), options=options, **self.extensions
+        )
         self.peers = {name: Peer(name) for name in NAMES}
         self.retained: dict[str, tuple[bytes, str, int]] = {}
         self.of_shares: dict[tuple[str, bytes], set[str]] = {}
@@ -110,15 +114,10 @@ class ProfilePlan(RuleBasedStateMachine):
     @initialize(subscriptions=st.lists(st.tuples(PEERS, SUBSCRIPTION), max_size=12))
     def begin(self, subscriptions: list[tuple[int, tuple[Any, ...]]]) -> None:
         """Connect all clients, and subscribe."""
-        self._set_kind()
         for _ in NAMES:
             self.connect(0, "default", None)
         for number, subscription in subscriptions:
             self.subscribe(number, subscription)
-
-    def _set_kind(self) -> None:
-        core = self.broker.core
-        core.takes_runs = core.takes_runs and self.takes_runs
 
     # -- what happens
 
@@ -269,7 +268,6 @@ class ProfilePlan(RuleBasedStateMachine):
             if peer.will is not None:
                 self._publish(peer, "t/1", peer.will, 1)
         self.broker = self.broker.crash()
-        self._set_kind()
         self._check()
 
     # -- the model
@@ -374,13 +372,13 @@ class ProfilePlan(RuleBasedStateMachine):
         return got
 
 
-class OneByOne(ProfilePlan):
-    """A broker that takes packet after packet."""
+class OneByOne(Ways):
+    """A broker without fast paths."""
 
-    takes_runs = False
+    core_class = Core
 
 
-class Asked(ProfilePlan):
+class Asked(Ways):
     """A broker whose access control is asked about each message."""
 
     @property
@@ -389,7 +387,7 @@ class Asked(ProfilePlan):
         return {"access": Access()}
 
 
-TestWays = ProfilePlan.TestCase
+TestWays = Ways.TestCase
 TestOneByOne = OneByOne.TestCase
 TestAsked = Asked.TestCase
 SETTINGS = settings(max_examples=examples(60), stateful_step_count=20, deadline=None)

@@ -24,7 +24,8 @@ from penstock.broker.mqtt.packets import (
 from penstock.broker.mqtt.writer import write_packet
 from penstock.broker.payload import JOIN_BELOW_BYTES, Payload
 from penstock.broker.sending.sender import PUMP_BYTES
-from penstock.broker.sessions.pump import PUMP_MESSAGES, pump
+from penstock.broker.sessions.broker_state import Core
+from penstock.broker.sessions.session import PUMP_MESSAGES, pump
 from tests.helpers.gates import SwitchGate
 from tests.helpers.samplers import NotingSampler
 from tests.helpers.virtual import VirtualBroker, VirtualClient
@@ -78,7 +79,7 @@ def test_payloads_of_any_size_arrive_unchanged(size: int, qos: int) -> None:
 
 def test_a_large_payload_is_written_by_reference_to_every_subscriber() -> None:
     """One object, however many connections it goes to."""
-    broker = VirtualBroker()
+    broker = VirtualBroker(core_class=Core)
     clients = [broker.connect(f"s{n}") for n in range(3)]
     for client in clients:
         client.subscribe("t", 1)

@@ -8,7 +8,7 @@ from penstock.broker.message import Message
 from penstock.broker.mqtt.writer import publish_header
 from penstock.broker.payload import PIECE_BYTES
 from penstock.broker.receiving.connection import Connection
-from penstock.broker.sending.write_queue import WRITE_BYTES
+from penstock.broker.sending.sender import WRITE_BYTES
 from tests.helpers.shelf import Shelf
 from tests.helpers.virtual import VirtualBroker
 

@@ -24,8 +24,8 @@ from penstock.broker.mqtt.packets import (
 )
 from penstock.broker.mqtt.writer import write_packet
 from penstock.broker.sessions import retained_delivery
-from penstock.broker.sessions.pump import pump
 from penstock.broker.sessions.retained_delivery import SLICE_MESSAGES, UNSENT_BYTES, RetainedDue
+from penstock.broker.sessions.session import pump
 from tests.helpers.access import Access, finish
 from tests.helpers.durable import DurableBroker
 from tests.helpers.effort import examples

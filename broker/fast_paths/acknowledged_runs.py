@@ -1,22 +1,23 @@
-"""Like packets of QoS 1 and 2 that come together, handled together.
+"""Runs of QoS 1 and 2 packets: PUBLISH packets for the same subscribers, and acknowledgements.
 
 Theory of operation. A busy client sends its packets in chunks, and most neighbours in a chunk are
-alike: PUBLISH packets of one topic and length, or acknowledgements of what was sent in this order.
-Such a *run* is found by comparing bytes, and what is to be done for it is done once: one look at
-the subscribers, one `MessageRun` that their inflight windows share, one copy of the bytes for each
-of them in which the Packet Identifiers are exchanged, one string of acknowledgements, one addition
-to each counter. A run may be a single packet.
+alike: PUBLISH packets of one topic and length, or acknowledgements in the order in which the
+messages were sent. Such a *run* is found by comparing bytes, and handled at once: the subscribers
+are looked up once, their inflight windows share one `MessageRun`, each of them gets one copy of the
+bytes in which only the Packet Identifiers differ, and the publisher gets one string of
+acknowledgements. A run may be a single packet.
 
-Whatever is out of the ordinary goes the long way, packet by packet: each function here returns 0
-before it has changed anything where it finds that
-* a callback, access control, a sink, a shared subscription or a journal has to be told of each
-  packet, or the publisher is owed an acknowledgement that must go out first (`Core.takes_runs`,
-  `Core.fast_plans` and the functions themselves);
-* a packet is not allowed, or repeats one;
-* what leaves is not what came, for another protocol version, QoS or Topic Alias.
+Each function here returns 0 before it has changed anything, and leaves the packet to the plain way,
+in three cases:
+* A sink, a shared subscription or a journal has to be told of each packet, or the publisher is owed
+  an earlier acknowledgement (`FastCore.takes_runs`, `FastCore.fast_plans` and the functions
+  themselves).
+* The packet is not allowed, or repeats one.
+* The bytes that leave would differ from those that came: for another protocol version, QoS or Topic
+  Alias.
 
-Subscribers without room are the exception: for them alone the run is taken apart into messages,
-which then take the usual way of `Session.deliver`.
+A subscriber without room does not stop a run: for that one alone the run is taken apart into
+messages, which take the plain way of `Session.deliver`.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from operator import or_
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.broker.errors import PeerError
+from penstock.broker.fast_paths.fast_core import are_direct
+from penstock.broker.fast_paths.message_run import MessageRun, Segment
 from penstock.broker.mqtt.enums import MQTT_5
 from penstock.broker.mqtt.properties import read_publish_properties
 from penstock.broker.mqtt.publish_head import read_publish_head
@@ -38,19 +41,17 @@ from penstock.broker.mqtt.short_packets import (
     packet_ids_at,
     packets_from,
 )
-from penstock.broker.outbox.message_run import MessageRun, Segment
 from penstock.broker.payload import JOIN_BELOW_BYTES
 from penstock.broker.quotas.queue_capacity import MANY_SESSIONS
 from penstock.broker.receiving.acknowledging import made_room, sample
-from penstock.broker.receiving.publishing import SMALL_PROPERTIES_BYTES, are_direct
+from penstock.broker.receiving.publishing import SMALL_PROPERTIES_BYTES
 from penstock.broker.sending.sender import ANSWER_MEMORY_BYTES
 from penstock.broker.sessions.session import DIRECT_BYTES
 
 if TYPE_CHECKING:
-    from penstock.broker.sending.write_queue import Outgoing
-    from penstock.broker.sessions.broker_state import Core
-    from penstock.broker.sessions.client import Client
-    from penstock.broker.sessions.session import Session
+    from penstock.broker.fast_paths.fast_connection import FastClient
+    from penstock.broker.fast_paths.fast_core import FastCore, FastSession
+    from penstock.broker.sending.sender import Outgoing
 
 _PUBACK: Final = 0x40
 _PUBREC: Final = 0x50
@@ -58,20 +59,21 @@ _PUBREL: Final = 0x62
 _PUBCOMP: Final = 0x70
 
 _UNKNOWN: Final = object()
-"""Stands for what is owed for a Packet Identifier that was not received."""
+"""The answer of a look-up for a Packet Identifier that was not received."""
 
 _LEAST_PUBLISH_BYTES: Final = 4
-"""Of a variable header: the length of the topic and the Packet Identifier."""
+"""Bytes of the shortest variable header: the length of the topic and the Packet Identifier."""
 
 _MOST_PACKETS: Final = 256
-"""Packets of one run. More gain nothing, and a scan without a run is soon repeated."""
+"""The most packets of one run: longer runs gain nothing."""
 
 _MOST_DELIVERIES: Final = 32
-"""Of a run that is taken apart for subscribers without room: that takes time, and others wait."""
+"""The most deliveries of a run that is taken apart for subscribers without room. Other clients wait
+meanwhile."""
 
 
 def _take_publishes(
-    client: Client, data: bytes, position: int, start: int, stop: int, now: float
+    client: FastClient, data: bytes, position: int, start: int, stop: int, now: float
 ) -> int:
     """Take a run of QoS 1 or 2 PUBLISH packets."""
     if client.receipts or client.sender.held:
@@ -91,8 +93,8 @@ def _take_publishes(
 
 
 def pass_run_on(
-    client: Client,
-    sessions: tuple[Session, ...],
+    client: FastClient,
+    sessions: tuple[FastSession, ...],
     data: bytes,
     segments: list[Segment],
     qos: int,
@@ -156,7 +158,9 @@ def pass_run_on(
         client.throttle.wait_for_congested(now)
 
 
-def takes_run(core: Core, sessions: tuple[Session, ...], n_messages: int, n_bytes: int) -> bool:
+def takes_run(
+    core: FastCore, sessions: tuple[FastSession, ...], n_messages: int, n_bytes: int
+) -> bool:
     """Say whether messages for some sessions may go as a run: none is stored, all have room."""
     if core.journal is not None and has_durable(sessions):
         return False
@@ -167,8 +171,8 @@ def takes_run(core: Core, sessions: tuple[Session, ...], n_messages: int, n_byte
 
 
 def _find_run(
-    client: Client, data: bytes, position: int, start: int, stop: int
-) -> tuple[tuple[Session, ...], list[Segment], bytearray, int] | None:
+    client: FastClient, data: bytes, position: int, start: int, stop: int
+) -> tuple[tuple[FastSession, ...], list[Segment], bytearray, int] | None:
     """Find packets that may go together; note the Packet Identifiers of QoS 2 as received.
 
     Returns:
@@ -181,7 +185,7 @@ def _find_run(
     first_byte = data[position]
     qos = (first_byte >> 1) & 3
     run_start = position
-    sessions: tuple[Session, ...] | None = None
+    sessions: tuple[FastSession, ...] | None = None
     segments: list[Segment] = []
     packet_ids = bytearray()
     n_left = _MOST_PACKETS
@@ -203,8 +207,9 @@ def _find_run(
             if payload_at > stop:
                 break
             packet_bytes = stop - position
-            plan = plans.get(data[start + 2 : topic_end])
-            if plan is None or plan.least_qos < qos or packet_bytes > most_bytes:
+            topic_bytes = data[start + 2 : topic_end]
+            plan = plans.get(topic_bytes) or core.fast_plan(topic_bytes, version)
+            if plan.least_qos < qos or packet_bytes > most_bytes:
                 break
             if plan.sessions is not sessions:
                 if sessions is not None:
@@ -264,7 +269,7 @@ def _next_packet(data: bytes, position: int, first_byte: int) -> tuple[int, int]
     return (start, stop) if stop <= end and data[start - 1] else (0, 0)
 
 
-def _may_go_on(client: Client, encoded: bytes) -> bool:
+def _may_go_on(client: FastClient, encoded: bytes) -> bool:
     """Say whether the properties of a PUBLISH may go on as they came.
 
     Applications often say the same in each packet: what was found good once is only compared.
@@ -288,7 +293,7 @@ def _may_go_on(client: Client, encoded: bytes) -> bool:
     return True
 
 
-def _note_incoming(client: Client, packet_ids: bytes | bytearray) -> bool:
+def _note_incoming(client: FastClient, packet_ids: bytes | bytearray) -> bool:
     """Note the Packet Identifiers of new QoS 2 messages as received [MQTT-4.3.3-10].
 
     Returns:
@@ -309,7 +314,7 @@ def _note_incoming(client: Client, packet_ids: bytes | bytearray) -> bool:
     return True
 
 
-def has_durable(sessions: tuple[Session, ...]) -> bool:
+def has_durable(sessions: tuple[FastSession, ...]) -> bool:
     """Say whether what is sent to any of them must be stored."""
     for session in sessions:  # noqa: SIM110 (hot: a generator costs more than most loops here)
         if session.inflight.journal is not None:
@@ -317,7 +322,7 @@ def has_durable(sessions: tuple[Session, ...]) -> bool:
     return False
 
 
-def answer(core: Core, outgoing: Outgoing, packets: bytes | bytearray, n_packets: int) -> None:
+def answer(core: FastCore, outgoing: Outgoing, packets: bytes | bytearray, n_packets: int) -> None:
     """Put acknowledgements of success into `out`.
 
     Args:
@@ -337,7 +342,7 @@ def answer(core: Core, outgoing: Outgoing, packets: bytes | bytearray, n_packets
 
 
 def _take_last(
-    client: Client, data: bytes, position: int, _start: int, _stop: int, now: float
+    client: FastClient, data: bytes, position: int, _start: int, _stop: int, now: float
 ) -> int:
     """Take a run of PUBACK or PUBCOMP packets, in the order of sending."""
     session = client.session
@@ -358,7 +363,7 @@ def _take_last(
 
 
 def _take_pubrecs(
-    client: Client, data: bytes, position: int, _start: int, _stop: int, now: float
+    client: FastClient, data: bytes, position: int, _start: int, _stop: int, now: float
 ) -> int:
     """Take a run of PUBREC packets, in the order of sending, and answer it [MQTT-4.3.3-4]."""
     session = client.session
@@ -376,7 +381,7 @@ def _take_pubrecs(
 
 
 def _take_pubrels(
-    client: Client, data: bytes, position: int, _start: int, _stop: int, _now: float
+    client: FastClient, data: bytes, position: int, _start: int, _stop: int, _now: float
 ) -> int:
     """Take a run of PUBREL packets and answer it [MQTT-4.3.3-11]."""
     session = client.session
@@ -412,7 +417,9 @@ def _take_pubrels(
     return stop
 
 
-def _tell_sent(core: Core, session: Session, first: int, run: MessageRun, now: float) -> None:
+def _tell_sent(
+    core: FastCore, session: FastSession, first: int, run: MessageRun, now: float
+) -> None:
     link = session.link
     for sampler in core.timing:
         packet_id = first

@@ -1,14 +1,13 @@
 """A chunk that is one small packet, as nearly all are where many clients each do little.
 
-Theory of operation. What a broker has to do for such a chunk is not much more than to look the
-topic up and to copy some bytes; the steps around it, which pay where a chunk has many packets,
-would cost several times as much. So the packets that keep a busy broker busy, QoS 0 and 1 PUBLISH
-for subscribers that are sent nearly what came, and the PUBACK of a message that went alone, are
-taken here whole, without looking for the next packet or for others like it. What follows from them
-is done by the same functions as for runs.
+Theory of operation. For such a chunk the broker has to look up the topic and to copy some bytes.
+The search for further packets, which pays where a chunk has many, would cost several times as much.
+So two kinds of packet are taken here without that search: a QoS 0 or 1 PUBLISH whose subscribers
+are sent nearly the same bytes, and the PUBACK of a message that was sent by itself. The functions
+of `copied_runs` and `acknowledged_runs` then do with them what they do with a run.
 
-Each function here takes all of its packet or, where anything about it is out of the ordinary,
-leaves all of it to `Connection` and returns False before it has changed anything.
+Each function here either takes the whole packet, or leaves it to `Connection` and returns False
+before it has changed anything.
 """
 
 from __future__ import annotations
@@ -16,27 +15,28 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
+from penstock.broker.fast_paths.acknowledged_runs import pass_run_on, takes_run
+from penstock.broker.fast_paths.copied_runs import pass_on
 from penstock.broker.mqtt.enums import MQTT_5
 from penstock.broker.mqtt.short_packets import PACKET_BYTES
 from penstock.broker.receiving.acknowledging import made_room, sample
-from penstock.broker.receiving.batch_path import pass_run_on, takes_run
-from penstock.broker.receiving.publishing import first_plan, pass_on
 
 if TYPE_CHECKING:
-    from penstock.broker.sessions.client import Client
+    from penstock.broker.fast_paths.fast_connection import FastClient
 
 LEAST_BYTES: Final = PACKET_BYTES
-"""Of a packet that is taken here."""
+"""Bytes of the smallest packet that is taken here, a PUBACK."""
 
 _QOS_0: Final = 0x30
 _QOS_1: Final = 0x32
 """First bytes of a PUBLISH without DUP and RETAIN."""
 
 _SHORT_FORM_BYTES: Final = 129
-"""Up to so many bytes of a packet, one byte holds its Remaining Length; of larger ones two do."""
+"""The Remaining Length of a packet of up to so many bytes has one byte; that of a larger one has
+two."""
 
 
-def take_lone(client: Client, data: bytes, now: float) -> bool:
+def take_single(client: FastClient, data: bytes, now: float) -> bool:
     """Take a chunk that is one packet.
 
     Args:
@@ -62,7 +62,7 @@ def take_lone(client: Client, data: bytes, now: float) -> bool:
     return length == size - start and take(client, data, start, now)
 
 
-def _take_publish(client: Client, data: bytes, start: int, now: float) -> bool:
+def _take_publish(client: FastClient, data: bytes, start: int, now: float) -> bool:
     """Take a QoS 0 or 1 PUBLISH without properties.
 
     It reads the packet as `read_publish_head` does, itself: a call takes 0.2 us more, of the 1.4 us
@@ -82,10 +82,8 @@ def _take_publish(client: Client, data: bytes, start: int, now: float) -> bool:
     if n_bytes < 0:
         return False
     topic_bytes = data[start + 2 : topic_end]
-    plan = core.fast_plans[version].get(topic_bytes)
-    if plan is None:
-        plan = first_plan(client, topic_bytes)
-    if plan is None or n_bytes > plan.threshold_s:
+    plan = core.fast_plans[version].get(topic_bytes) or core.fast_plan(topic_bytes, version)
+    if n_bytes > plan.threshold_s:
         return False
     sessions = plan.sessions
     if is_qos_1:
@@ -106,11 +104,11 @@ def _take_publish(client: Client, data: bytes, start: int, now: float) -> bool:
     return True
 
 
-def _take_puback(client: Client, data: bytes, start: int, now: float) -> bool:
+def _take_puback(client: FastClient, data: bytes, start: int, now: float) -> bool:
     """Take the PUBACK of the oldest message, where that went alone and nothing more is said."""
     session = client.session
     packet_id = data[start] << 8 | data[start + 1]
-    if len(data) != PACKET_BYTES or not session.inflight.finish_lone(packet_id):
+    if len(data) != PACKET_BYTES or not session.inflight.finish_single(packet_id):
         return False
     core = client.core
     counters = core.counters

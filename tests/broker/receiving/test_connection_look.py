@@ -5,8 +5,7 @@ from __future__ import annotations
 from penstock.broker.config.limits import Limits
 from penstock.broker.mqtt.packets import PingResp
 from penstock.broker.receiving.connection import Connection
-from penstock.broker.receiving.flush import write
-from penstock.broker.sessions.pump import PUMP_MESSAGES
+from penstock.broker.sessions.session import PUMP_MESSAGES
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
 MANY = 2 * PUMP_MESSAGES
@@ -107,6 +106,6 @@ def test_write_says_whether_a_rest_may_follow() -> None:
     broker, client = behind()
     client.connection.outgoing.out.append(b"\xd0\x00")
     client.connection.outgoing.out_bytes += 2
-    assert not write(client.connection.outgoing, client.transport)
+    assert not client.connection.outgoing.write_to(client.transport)
     assert client.take(PingResp) == PingResp()
     broker.settle()

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
+from penstock.broker.fast_paths.message_run import MessageRun
 from penstock.broker.mqtt.packets import Publish
 from penstock.broker.mqtt.reader import read_packet
 from penstock.broker.mqtt.receive_buffer import ReceiveBuffer
 from penstock.broker.mqtt.writer import write_packet
-from penstock.broker.outbox.message_run import MessageRun
 from tests.helpers.frames import frames_of
 
 MESSAGES = [("a", b"1"), ("a", b"2"), ("long/topic", b"x" * 200), ("a", b""), ("a", b"")]

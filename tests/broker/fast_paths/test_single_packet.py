@@ -9,9 +9,10 @@ from __future__ import annotations
 import pytest
 
 from penstock.broker.config.limits import Limits
+from penstock.broker.fast_paths.fast_core import FastCore
+from penstock.broker.fast_paths.single_packet import take_single
 from penstock.broker.mqtt.packets import PubAck, Publish
 from penstock.broker.mqtt.writer import write_packet
-from penstock.broker.receiving.single_packet_path import take_lone
 from tests.helpers.durable import DurableBroker
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
@@ -28,7 +29,7 @@ def pair(broker: VirtualBroker, version: int = 4) -> tuple[VirtualClient, Virtua
 
 def is_taken(client: VirtualClient, packet: bytes) -> bool:
     """Hand a client's packet over, and say whether it was taken."""
-    taken = take_lone(client.connection.client, packet, client.broker.now)
+    taken = take_single(client.connection.client, packet, client.broker.now)
     client.broker.settle()
     return taken
 
@@ -43,7 +44,7 @@ def a_publish(payload: bytes, version: int = 4, packet_id: int = 7, qos: int = 1
 @pytest.mark.parametrize("n_bytes", [0, 1, 64, *range(115, 130), 255, 256, 257, 4000])
 def test_a_packet_of_any_small_size_is_taken(version: int, qos: int, n_bytes: int) -> None:
     """One or two bytes say its Remaining Length (MQTT 5.0, 1.5.5); every byte arrives."""
-    publisher, subscriber = pair(VirtualBroker(), version)
+    publisher, subscriber = pair(VirtualBroker(core_class=FastCore), version)
     payload = bytes(number & 0xFF for number in range(n_bytes))
     assert is_taken(publisher, a_publish(payload, version, qos=qos))
     assert subscriber.payloads() == [payload]
@@ -54,7 +55,7 @@ def test_a_packet_of_any_small_size_is_taken(version: int, qos: int, n_bytes: in
 @pytest.mark.parametrize("qos", [0, 1])
 def test_the_first_message_of_a_topic_is_taken_too(version: int, qos: int) -> None:
     """Many clients with topics of their own begin with as many such messages."""
-    broker = VirtualBroker()
+    broker = VirtualBroker(core_class=FastCore)
     subscriber = broker.connect("s", version)
     subscriber.subscribe("t", 1)
     publisher = broker.connect("p", version)
@@ -65,7 +66,7 @@ def test_the_first_message_of_a_topic_is_taken_too(version: int, qos: int) -> No
 @pytest.mark.parametrize("topic", [b"", b"+", b"a/#", b"\xff", b"$SYS/x", b"12345678901"])
 def test_the_first_message_of_a_topic_that_is_refused_goes_the_long_way(topic: bytes) -> None:
     """There it is found out what to answer; nothing is kept for such a topic here."""
-    broker = VirtualBroker(Limits(topic_bytes=10))
+    broker = VirtualBroker(Limits(topic_bytes=10), core_class=FastCore)
     publisher, subscriber = pair(broker)
     plans = set(broker.core.tree.plans)
     packet = bytes([0x30, len(topic) + 2, 0, len(topic)]) + topic
@@ -76,7 +77,7 @@ def test_the_first_message_of_a_topic_that_is_refused_goes_the_long_way(topic: b
 
 def test_an_acknowledgement_ends_what_went_alone() -> None:
     """A PUBACK makes room for the next message; one that stands for nothing goes the long way."""
-    broker = VirtualBroker(Limits(inflight_messages=1))
+    broker = VirtualBroker(Limits(inflight_messages=1), core_class=FastCore)
     publisher, subscriber = pair(broker)
     for number in range(3):
         publisher.publish("t", b"%d" % number, qos=1, packet_id=number + 1)
@@ -90,7 +91,7 @@ def test_an_acknowledgement_ends_what_went_alone() -> None:
 
 def test_an_acknowledgement_with_more_to_say_is_heard_out() -> None:
     """[MQTT-3.4.2-1]: one that refuses the message does not count as a delivery."""
-    publisher, subscriber = pair(VirtualBroker(), 5)
+    publisher, subscriber = pair(VirtualBroker(core_class=FastCore), 5)
     publisher.publish("t", b"x", qos=1)
     (message,) = subscriber.take_all(Publish)
     refusal = write_packet(PubAck(message.packet_id, 0x97), 5)
@@ -118,7 +119,7 @@ def test_an_acknowledgement_with_more_to_say_is_heard_out() -> None:
 )
 def test_what_is_not_one_whole_small_packet_is_left_as_it_was(packet: bytes) -> None:
     """Nothing is counted, sent or acknowledged for it here."""
-    broker = VirtualBroker()
+    broker = VirtualBroker(core_class=FastCore)
     publisher, subscriber = pair(broker)
     n_packets = broker.core.counters.packets_received
     assert not is_taken(publisher, packet)
@@ -129,7 +130,7 @@ def test_what_is_not_one_whole_small_packet_is_left_as_it_was(packet: bytes) -> 
 
 def test_a_packet_behind_half_of_another_is_not_taken_for_its_own() -> None:
     """The end of a packet may look like a packet."""
-    publisher, subscriber = pair(VirtualBroker())
+    publisher, subscriber = pair(VirtualBroker(core_class=FastCore))
     inner = a_publish(b"x", qos=0)
     outer = a_publish(b"begin" + inner, qos=0)
     publisher.send_bytes(outer[: -len(inner)])
@@ -139,7 +140,7 @@ def test_a_packet_behind_half_of_another_is_not_taken_for_its_own() -> None:
 
 def test_what_a_durable_session_gets_is_left_to_the_journal() -> None:
     """A publisher learns that its message is taken when it is on the disk."""
-    broker = DurableBroker()
+    broker = DurableBroker(core_class=FastCore)
     subscriber = broker.connect("s", properties={"session_expiry_interval": 600})
     subscriber.subscribe("t", 1)
     publisher = broker.connect("p")
@@ -154,7 +155,7 @@ def test_what_a_durable_session_gets_is_left_to_the_journal() -> None:
 
 def test_a_client_with_a_publish_rate_is_counted_packet_by_packet() -> None:
     """The limit holds for chunks of one packet."""
-    broker = VirtualBroker(Limits(publish_messages_per_second=1.0))
+    broker = VirtualBroker(Limits(publish_messages_per_second=1.0), core_class=FastCore)
     publisher, subscriber = pair(broker)
     for _ in range(5):
         publisher.send_bytes(a_publish(b"x"))

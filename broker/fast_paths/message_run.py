@@ -1,8 +1,8 @@
 """Messages that arrived together, for the same subscribers, at the same QoS.
 
-A run is kept as the bytes that were received, from which the packets to send are made at once. A
-`Message` is made of a single packet only where an outbox needs it, or an inflight window whose
-acknowledgements do not arrive in order.
+A run keeps the received bytes, and the packets to send are made of them all at once. It makes a
+`Message` of a single packet only for an outbox, or for an inflight window whose acknowledgements do
+not arrive in order.
 """
 
 from __future__ import annotations

@@ -1,0 +1,78 @@
+"""A network connection whose chunks take the fast paths, as far as they can."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from penstock.broker.fast_paths.copied_runs import receive_in_runs
+from penstock.broker.fast_paths.single_packet import LEAST_BYTES, take_single
+from penstock.broker.payload import JOIN_BELOW_BYTES
+from penstock.broker.receiving.connection import Connection, receive_packets
+from penstock.broker.sessions.client import Client
+
+if TYPE_CHECKING:
+    from penstock.broker.fast_paths.fast_core import FastCore, FastSession
+    from penstock.broker.sessions.session import Session
+
+
+class FastClient(Client):
+    """A client whose packets may take the fast paths.
+
+    Attributes:
+        core: the broker.
+        session: the client's session; only after CONNECT was accepted.
+        known_properties: encoded properties of a PUBLISH that were found good, as applications
+            often say the same in each packet.
+        most_single_bytes: bytes of the largest chunk that may be taken as a single packet; 0 where
+            something looks at each packet.
+    """
+
+    __slots__ = ("known_properties", "most_single_bytes")
+
+    core: FastCore
+    session: FastSession
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.known_properties = b""
+        self.most_single_bytes = 0
+
+    def open(self, session: Session, **terms: int) -> None:
+        """Bind an accepted client's session to this connection; arguments are as of `Client`."""
+        super().open(session, **terms)
+        core, sender = self.core, self.sender
+        if core.takes_runs and core.catch_up is None and not core.limits.has_publish_rate:
+            self.most_single_bytes = min(JOIN_BELOW_BYTES, self.maximum_packet_size)
+        if sender.takes_copies and sender.aliases is None:
+            self.outgoing.copy_maximum = min(sender.send_maximum, core.copy_maximum)
+
+
+class FastConnection(Connection):
+    """One client's network connection, with fast paths.
+
+    Attributes:
+        client: what the handlers of its packets work on.
+    """
+
+    __slots__ = ()
+
+    client_class = FastClient
+    client: FastClient
+
+    def receive_data(self, chunk: bytes, now: float) -> None:
+        """Handle every packet that is complete with this chunk."""
+        client = self.client
+        if (
+            LEAST_BYTES <= len(chunk) <= client.most_single_bytes
+            and not (self._buffer.pending_bytes or client.backlog or client.is_closing)
+            and client.suspended is None
+            and take_single(client, chunk, now)
+        ):
+            client.last_received = now
+        else:
+            super().receive_data(chunk, now)
+
+    def _receive_packets(self, data: bytes, now: float) -> int:
+        client = self.client
+        receive = receive_in_runs if client.is_open else receive_packets
+        return receive(client, data, now)

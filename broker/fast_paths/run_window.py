@@ -1,0 +1,192 @@
+"""The inflight window of a session that is sent messages in runs.
+
+Theory of operation. Most clients acknowledge in the order in which messages came to them, and most
+messages come in runs. A run that is sent at once gets Packet Identifiers that follow each other. It
+is kept as one `_Part`, of which two marks say how far it is received and acknowledged. The
+acknowledgements that are due next are then known byte by byte: as many as are found at the
+beginning of a chunk are taken by one comparison, whatever their number. Whoever asks the window for
+anything else first *unfolds* all runs into one `Delivery` for each message, as if they had been
+sent one by one. So runs are always younger than what is in `_deliveries`, each message is unfolded
+at most once, and the identifiers of runs only go up: they begin anew with a single one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from penstock.broker.fast_paths.message_run import MessageRun
+from penstock.broker.mqtt.enums import MAX_PACKET_ID
+from penstock.broker.mqtt.short_packets import (
+    ALL_PUBACK,
+    ALL_PUBCOMP,
+    ALL_PUBREC,
+    PACKET_BYTES,
+    n_equal_packets,
+)
+from penstock.broker.outbox.delivery import NO_QUEUE, Delivery
+from penstock.broker.outbox.inflight import Inflight
+
+
+@dataclass(eq=False, slots=True)
+class _Part:
+    """A run on its way: where its Packet Identifiers begin, and how far it has come."""
+
+    run: MessageRun
+    first_packet_id: int
+    n_released: int = field(default=0, init=False)
+    n_finished: int = field(default=0, init=False)
+
+
+class RunWindow(Inflight):
+    """QoS 1 and 2 messages that were sent and not yet acknowledged, single ones and runs.
+
+    Invariant: a Packet Identifier is in `_deliveries` or in a part of `_parts` exactly while the
+    subscriber owes an acknowledgement for it; those in `_released`, or before a part's mark, owe a
+    PUBCOMP, the others a PUBACK or PUBREC. `_unreleased` holds the QoS 2 parts that owe a PUBREC.
+    """
+
+    __slots__ = ("_unreleased",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._parts: deque[_Part] = NO_QUEUE
+        self._unreleased: deque[_Part] = NO_QUEUE
+
+    def start_run(self, run: MessageRun) -> int:
+        """Give a run the Packet Identifiers that come next, and return the first of them.
+
+        The caller makes sure that there is room for all of it, and no journal.
+
+        Returns:
+            0 where they do not follow each other: they begin anew, or one is still in use.
+        """
+        n_messages = run.n_messages
+        first = self._last_packet_id + 1
+        last = self._last_packet_id + n_messages
+        if last > MAX_PACKET_ID:
+            return 0
+        if self._deliveries and not self._deliveries.keys().isdisjoint(range(first, last + 1)):
+            return 0
+        part = _Part(run, first)
+        if self._parts is NO_QUEUE:
+            self._parts = deque()
+        self._parts.append(part)
+        if run.qos == 2:
+            if self._unreleased is NO_QUEUE:
+                self._unreleased = deque()
+            self._unreleased.append(part)
+        self.n_messages += n_messages
+        self._last_packet_id = last
+        self.n_bytes += run.payload_bytes
+        return first
+
+    def finish_run(self, qos: int, data: bytes, position: int) -> tuple[int, int]:
+        """Take the acknowledgements of the oldest run, as far as they are in its order.
+
+        Args:
+            qos: 1 for PUBACK, 2 for PUBCOMP.
+            data: received bytes.
+            position: where the first of the packets begins.
+
+        Returns:
+            (first Packet Identifier, how many); (0, 0) where it must be taken by `finish`.
+        """
+        if not self._parts:
+            return 0, 0
+        part = self._parts[0]
+        run = part.run
+        if run.qos != qos:
+            return 0, 0
+        first = part.first_packet_id + part.n_finished
+        if qos == 1 and run.n_messages == 1:  # it went alone, as many do from many publishers
+            start = first * PACKET_BYTES
+            if not data.startswith(ALL_PUBACK[start : start + PACKET_BYTES], position):
+                return first, 0
+            self._parts.popleft()
+            self.n_messages -= 1
+            self.n_bytes -= run.payload_bytes
+            return first, 1
+        n_due = (run.n_messages if qos == 1 else part.n_released) - part.n_finished
+        packets = ALL_PUBACK if qos == 1 else ALL_PUBCOMP
+        n_messages = n_equal_packets(packets, first, n_due, data, position)
+        n_before = part.n_finished
+        part.n_finished = n_finished = n_before + n_messages
+        if n_finished == run.n_messages:
+            self._parts.popleft()
+        self.n_messages -= n_messages
+        self.n_bytes -= run.payload_bytes_of(n_before, n_finished)
+        return first, n_messages
+
+    def finish_single(self, packet_id: int) -> bool:
+        """Take the PUBACK of the oldest message, if it is that, went alone and is not stored.
+
+        Returns:
+            False, and nothing has changed, where it must be taken by `finish_run` or `finish`.
+        """
+        if not self._parts:
+            return False
+        part = self._parts[0]
+        run = part.run
+        if part.first_packet_id != packet_id or run.n_messages != 1 or run.qos != 1:
+            return False
+        self._parts.popleft()
+        self.n_messages -= 1
+        self.n_bytes -= run.payload_bytes
+        return True
+
+    def release_run(self, data: bytes, position: int) -> tuple[int, int]:
+        """Take the PUBRECs of the oldest run that waits for any, as far as they are in its order.
+
+        Args:
+            data: received bytes.
+            position: where the first of the packets begins.
+
+        Returns:
+            (first Packet Identifier, how many); (0, 0) where it must be taken by `release`.
+        """
+        if not self._unreleased:
+            return 0, 0
+        part = self._unreleased[0]
+        n_due = part.run.n_messages - part.n_released
+        first = part.first_packet_id + part.n_released
+        n_messages = n_equal_packets(ALL_PUBREC, first, n_due, data, position)
+        part.n_released += n_messages
+        if n_messages == n_due:
+            self._unreleased.popleft()
+        return first, n_messages
+
+    def _unfold(self) -> None:
+        """Make a delivery of each message that is inflight as a part of a run."""
+        for part in self._parts:
+            run = part.run
+            for index in range(part.n_finished, run.n_messages):
+                packet_id = part.first_packet_id + index
+                delivery = self._deliveries[packet_id] = Delivery(run.message(index), run.qos)
+                delivery.packet_id = packet_id
+                if index < part.n_released:
+                    self._released.add(packet_id)
+        self._forget_runs()
+
+    def _forget_runs(self) -> None:
+        self._parts.clear()
+        self._unreleased.clear()
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError where the class's invariants do not hold."""
+        for part in self._parts:
+            n_in_part = part.run.n_messages
+            assert part.n_finished < n_in_part, "_parts"  # noqa: S101 (this is the check)
+            assert part.n_finished <= part.n_released or part.run.qos == 1, "marks"  # noqa: S101
+            owes_pubrec = part.run.qos == 2 and part.n_released < n_in_part
+            assert (part in self._unreleased) == owes_pubrec, "_unreleased"  # noqa: S101
+            ids = range(part.first_packet_id, part.first_packet_id + n_in_part)
+            assert self._deliveries.keys().isdisjoint(ids[part.n_finished :]), "ids"  # noqa: S101
+        left = [(part, part.run.n_messages) for part in self._parts]
+        n_messages = sum(n_in_part - part.n_finished for part, n_in_part in left)
+        n_bytes = sum(part.run.payload_bytes_of(part.n_finished, n) for part, n in left)
+        of_single = self._deliveries.values()
+        n_bytes += sum(delivery.message.size_bytes for delivery in of_single)
+        assert n_messages + len(of_single) == self.n_messages, "n_messages"  # noqa: S101
+        assert n_bytes == self.n_bytes, "n_bytes"  # noqa: S101
+        assert self._released <= self._deliveries.keys(), "_released"  # noqa: S101

@@ -1,0 +1,152 @@
+"""A PUBLISH about which no plugin is asked: it is routed and acknowledged at once.
+
+The plain way is a coroutine, as access control may have to wait, and books a receipt for each QoS 1
+and 2 message. Here nobody has to wait: where the message needs no journal, sink or earlier receipt,
+its acknowledgement follows the router's call, and no receipt is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from penstock.broker.extensions import NEVER_FITS
+from penstock.broker.message import Message
+from penstock.broker.mqtt.packets import PubAck, PubRec
+from penstock.broker.receiving.publishing import (
+    DUP,
+    book_receipt,
+    check_receive_maximum,
+    hold,
+    no_room,
+    problem_of,
+    refuse,
+    refuse_full,
+    reserve,
+    route_held,
+    settle_when_safe,
+    taken,
+)
+from penstock.broker.routing.shared_subscriptions import choose_members
+
+if TYPE_CHECKING:
+    from penstock.broker.routing.shared_subscriptions import SharedSubscription
+    from penstock.broker.routing.topic_tree import Plan, Target
+    from penstock.broker.sessions.client import Client, PublishReceipt
+
+
+def take_unchecked(
+    client: Client, plan: Plan, message: Message, packet_id: int, first_byte: int, now: float
+) -> None:
+    """Route a message and see to its acknowledgement; it does what `publishing._take` does.
+
+    Args:
+        client: it came from.
+        plan: of its topic and size class.
+        message: checked, and not routed yet.
+        packet_id: of its PUBLISH; 0 with QoS 0.
+        first_byte: of its PUBLISH.
+        now: monotonic seconds.
+    """
+    core = client.core
+    if message.qos == 0:
+        if message.retain:
+            core.router.retain(message)
+        chosen = choose_members(message, plan.shares, now) if plan.shares else ()
+        core.router.route(message, plan.targets, chosen, now)
+        if plan.sinks:
+            core.router.offer(message, plan.sinks)
+        if core.turn.congested:
+            client.throttle.wait_for_congested(now)
+        return None
+    if client.awaiting:
+        return hold(client, message, packet_id, now, is_repeat=bool(first_byte & DUP))
+    problem = problem_of(client, plan, message)
+    if problem and client.is_patient:
+        return hold(client, message, packet_id, now, is_repeat=bool(first_byte & DUP))
+    if problem:
+        return refuse(client, plan.topic, packet_id, message.qos, problem)
+    journal = core.journal
+    n_changes = journal.n_changes if journal is not None else 0
+    chosen = choose_members(message, plan.shares, now) if plan.shares else ()
+    if plan.sinks or client.receipts:
+        receipt = book_receipt(client, packet_id, message.qos, 1, is_repeat=bool(first_byte & DUP))
+        return _take_booked(receipt, plan, message, chosen, n_changes, now)
+    if core.room.rejects:
+        waits = client.waits_for_room
+        full = core.room.lacks(
+            message,
+            plan.targets,
+            chosen,
+            now,
+            can_tell=not waits,
+            awaits_absent=client.forwards,
+        )
+        if full and waits:
+            return hold(client, message, packet_id, now, is_repeat=bool(first_byte & DUP))
+        if full:
+            qos = message.qos
+            return refuse(client, plan.topic, packet_id, qos, no_room(full), counted_as=full)
+    if message.retain:
+        core.router.retain(message)
+    if message.qos == 2:
+        check_receive_maximum(client)
+    core.router.route(message, plan.targets, chosen, now)
+    if journal is not None and (
+        journal.n_changes != n_changes or (message.qos == 2 and client.session.journal is not None)
+    ):
+        receipt = book_receipt(client, packet_id, message.qos, 1)
+        receipt.reason_code = taken(client, plan)
+        settle_when_safe(receipt, n_changes, plan, message)
+    else:
+        if message.qos == 2:
+            client.session.incoming[packet_id] = None
+        if plan.targets or plan.shares:
+            client.sender.send_receipt(0x40 if message.qos == 1 else 0x50, packet_id)
+        else:
+            kind = PubAck if message.qos == 1 else PubRec
+            client.sender.send_packet(kind(packet_id, taken(client, plan)))
+    if core.turn.congested:
+        client.throttle.wait_for_congested(now)
+    return None
+
+
+def _take_booked(
+    receipt: PublishReceipt,
+    plan: Plan,
+    message: Message,
+    chosen: Sequence[tuple[SharedSubscription, Target]],
+    n_changes: int,
+    now: float,
+) -> None:
+    """Route a message that sinks get, or whose acknowledgement has to wait for earlier ones.
+
+    Args:
+        receipt: of the message, with one answer missing.
+        plan: of its topic.
+        message: authorized, of QoS 1 or 2.
+        chosen: the chosen members of shared subscriptions.
+        n_changes: changes in the journal so far.
+        now: monotonic seconds.
+    """
+    client = receipt.client
+    core = client.core
+    full = reserve(receipt, message, plan, plan.targets, chosen, now)
+    if full and client.waits_for_room and full != NEVER_FITS:
+        return core.room.hold(receipt, message, route_held, now)
+    if full:
+        return refuse_full(receipt, plan.topic, full)
+    if message.retain:
+        core.router.retain(message)
+    receipt.sinks = plan.sinks
+    receipt.wait_for(len(plan.sinks))
+    receipt.reason_code = taken(client, plan)
+    if not receipt.was_routed:
+        receipt.was_routed = True
+        if plan.targets or chosen:
+            core.router.route(message, plan.targets, chosen, now)
+    core.router.store(message, plan.sinks, receipt)
+    settle_when_safe(receipt, n_changes, plan, message)
+    if core.turn.congested:
+        client.throttle.wait_for_congested(now)
+    return None
