@@ -83,7 +83,7 @@ class DecisionFigures(NamedTuple):
         outcome: ``sent``; ``held``, which still waits; or ``gone``, which was held and left unsent:
             it expired, was dropped or went to another member of its shared subscription.
         reason: what the gate compared with what.
-        cause: one word for it, of `penstock.broker.outbox.withholding_record.CAUSES`.
+        cause: one word for it, of `penstock.broker.outbox.large_messages.CAUSES`.
         topic: Topic Name of the message.
         payload_bytes: the payload bytes of the message.
         withheld_seconds: how long it has been held; for a client that is away, how long until the

@@ -72,7 +72,7 @@ class Verdict(NamedTuple):
             "when the link changes". Ignored when `deliver` is True.
         reason: a few words for logs and reports, such as ``L_now 0.8 s >= 0.25 s``.
         cause: one word for it, which decisions are counted by: lower-case letters and ``_``, of a
-            set that is small, as `penstock.broker.outbox.withholding_record.CAUSES`.
+            set that is small, as `penstock.broker.outbox.large_messages.CAUSES`.
     """
 
     deliver: bool

@@ -13,8 +13,8 @@ from penstock.broker.extensions import DeliveryGate, overridden
 from penstock.broker.link import Link
 from penstock.broker.message import DEFAULT_THRESHOLD_S, Message, SizeClass
 from penstock.broker.outbox.backlog import Backlog
+from penstock.broker.outbox.large_messages import WithholdingRecord
 from penstock.broker.outbox.message_counts import Ledger
-from penstock.broker.outbox.withholding_record import WithholdingRecord
 from penstock.broker.plugin_guard import Guard
 
 if TYPE_CHECKING:

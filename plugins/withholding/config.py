@@ -12,10 +12,13 @@ from penstock.broker.config.key_types import STRICT, PerSecond, Seconds, Size, r
 from penstock.broker.errors import MalformedPacketError
 from penstock.broker.message import DEFAULT_THRESHOLD_S
 from penstock.broker.mqtt.topics import parse_share, validate_topic_filter
-from penstock.plugins.withholding.adaptive import DEFAULT_EXPOSURE
-from penstock.plugins.withholding.profile import LatencyProfile
-from penstock.plugins.withholding.size_classes import SizeClasses
-from penstock.plugins.withholding.thresholds import LearnedFrom, Thresholds
+from penstock.plugins.withholding.policies import DEFAULT_EXPOSURE
+from penstock.plugins.withholding.thresholds import (
+    LatencyProfile,
+    LearnedFrom,
+    SizeClasses,
+    Thresholds,
+)
 
 Bytes = Annotated[Size, Field(ge=0)]
 AS_ABOVE = -1

@@ -26,12 +26,9 @@ from penstock.broker.extensions import DeliveryGate, Plugin, PluginContext, Verd
 from penstock.broker.link import Link
 from penstock.broker.message import Message
 from penstock.plugins.withholding.config import WithholdingConfig
-from penstock.plugins.withholding.passage import Passage
 from penstock.plugins.withholding.policies import make_policy
-from penstock.plugins.withholding.policy import Policy, Situation
-from penstock.plugins.withholding.profile import LatencyProfile
-from penstock.plugins.withholding.size_classes import FirstTopics
-from penstock.plugins.withholding.thresholds import read_asked
+from penstock.plugins.withholding.policy import Passage, Policy, Situation
+from penstock.plugins.withholding.thresholds import FirstTopics, LatencyProfile, read_asked
 
 STRICTLY_AFTER_SECONDS = 0.001
 """Added to a release time; far above the rounding of clocks, far below any RTT that matters."""

@@ -24,7 +24,7 @@ from penstock.netem.figures.estimates import (
     ratio,
 )
 from penstock.netem.figures.figure_file import Table
-from penstock.plugins.withholding import adaptive, passage, thresholds
+from penstock.plugins.withholding import policies, policy, thresholds
 from penstock.plugins.withholding.config import PolicyName, WithholdingConfig
 from penstock.plugins.withholding.gate import WithholdingGate
 
@@ -101,11 +101,11 @@ class Varied(NamedTuple):
 
 
 CONSTANTS: Final = (
-    Varied(adaptive, "WAIT_RATIO", (1.0, 4.0)),
-    Varied(adaptive, "GIVE_UP_SECONDS", (30.0, 120.0)),
-    Varied(passage, "PAUSE_RATIO", (0.5, 2.0)),
-    Varied(passage, "MOST_PAUSE_SECONDS", (2.5, 10.0)),
-    Varied(passage, "RECENT_SECONDS", (5.0, 20.0)),
+    Varied(policies, "WAIT_RATIO", (1.0, 4.0)),
+    Varied(policies, "GIVE_UP_SECONDS", (30.0, 120.0)),
+    Varied(policy, "PAUSE_RATIO", (0.5, 2.0)),
+    Varied(policy, "MOST_PAUSE_SECONDS", (2.5, 10.0)),
+    Varied(policy, "RECENT_SECONDS", (5.0, 20.0)),
     Varied(thresholds, "MARGIN_SECONDS", (0.025, 0.1)),
 )
 """The constants of the rule that are varied. Its options `exposure` and `max_withhold` are varied

@@ -15,8 +15,8 @@ from penstock.broker.extensions import DeliveryGate, Verdict
 from penstock.broker.link import Link
 from penstock.broker.message import Message
 from penstock.models.kernels.link_simulation import GOOD, Bottleneck
-from penstock.plugins.withholding.adaptive import DEFAULT_EXPOSURE
 from penstock.plugins.withholding.config import DEFAULT_MAX_WITHHOLD
+from penstock.plugins.withholding.policies import DEFAULT_EXPOSURE
 
 LOOK_SECONDS: Final = 0.05
 """The time between two looks at the link."""

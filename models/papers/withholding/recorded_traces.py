@@ -27,7 +27,7 @@ from penstock.models.recording.rows import (
     read_rows,
 )
 from penstock.plugins.withholding.config import DEFAULT_PROFILE
-from penstock.plugins.withholding.profile import LatencyProfile
+from penstock.plugins.withholding.thresholds import LatencyProfile
 
 QUERY_BYTES: Final = min(DEFAULT_PROFILE)
 """The payload of the query whose RTT a trace has; longer messages are large (threshold_s)."""

@@ -4,14 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.plugins.withholding.adaptive import (
+from penstock.plugins.withholding.policies import (
     DEFAULT_EXPOSURE,
     GIVE_UP_SECONDS,
     WAIT_RATIO,
     AdaptivePolicy,
 )
-from penstock.plugins.withholding.passage import MOST_PAUSE_SECONDS, Passage
-from penstock.plugins.withholding.policy import Judgement, Situation
+from penstock.plugins.withholding.policy import MOST_PAUSE_SECONDS, Judgement, Passage, Situation
 
 D = 20.0
 POLICY = AdaptivePolicy(D)

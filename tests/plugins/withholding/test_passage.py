@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from penstock.plugins.withholding.passage import MOST_PAUSE_SECONDS, RECENT_SECONDS, Passage
+from penstock.plugins.withholding.policy import MOST_PAUSE_SECONDS, RECENT_SECONDS, Passage
 
 EXPOSURE = 2.0
 THRESHOLD_L = 0.5

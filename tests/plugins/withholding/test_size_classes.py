@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.plugins.withholding.size_classes import (
+from penstock.plugins.withholding.thresholds import (
     LONGEST_KNOWN,
     MAX_TOPICS,
     FirstTopics,

@@ -24,7 +24,7 @@ from penstock.models.papers.withholding.link_tables import (
     small_p90_ratio,
 )
 from penstock.models.papers.withholding.oracle_gates import LOOK_SECONDS, LateGate, OracleGate
-from penstock.plugins.withholding import adaptive, passage
+from penstock.plugins.withholding import policies, policy
 
 EFFORT = Effort(links=6, seconds=240.0)
 
@@ -129,13 +129,13 @@ def test_tables_have_a_row_for_each_cell_and_each_value(monkeypatch: pytest.Monk
         ["`WAIT_RATIO`", "4"],
     ]
     assert ["`exposure`", "1"] in [row[:2] for row in rows]
-    assert adaptive.WAIT_RATIO == 2.0
+    assert policies.WAIT_RATIO == 2.0
 
 
 def test_pauses_are_what_sees_a_cliff(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its round trips are good as soon as a picture is through."""
     cell = Cell("cliff", "cubic", is_relayed=False)
-    monkeypatch.setattr(passage, "PAUSE_RATIO", 0.0)
+    monkeypatch.setattr(policy, "PAUSE_RATIO", 0.0)
     without = run(cell, GATES["adaptive"], EFFORT)
     with_pauses = share(found(cell), found(cell, "oracle"), found(cell, "none")).value
     assert share(without, found(cell, "oracle"), found(cell, "none")).value < with_pauses / 2

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.plugins.withholding.profile import LatencyProfile
+from penstock.plugins.withholding.thresholds import LatencyProfile
 
 PAPER = {10_000: 1.0, 1_000_000: 10.0}
 
