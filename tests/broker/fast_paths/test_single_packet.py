@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.broker.config.limits import Limits
+from penstock.broker.fast_paths.fast_connection import FastConnection
 from penstock.broker.fast_paths.fast_core import FastCore
 from penstock.broker.fast_paths.single_packet import take_single
 from penstock.broker.mqtt.packets import PubAck, Publish
@@ -29,6 +30,7 @@ def pair(broker: VirtualBroker, version: int = 4) -> tuple[VirtualClient, Virtua
 
 def is_taken(client: VirtualClient, packet: bytes) -> bool:
     """Hand a client's packet over, and say whether it was taken."""
+    assert isinstance(client.connection, FastConnection)
     taken = take_single(client.connection.client, packet, client.broker.now)
     client.broker.settle()
     return taken
