@@ -34,7 +34,7 @@ from penstock.netem.figures.estimates import (
     pooled_quantile,
     ratio,
 )
-from penstock.netem.figures.measures import Measures, Unit, Verdict, show_estimate, show_ratio
+from penstock.netem.figures.measures import Measures, TargetVerdict, Unit, show_estimate, show_ratio
 from penstock.netem.runs.kinds import Cell
 
 BASELINE: Final = "none"
@@ -223,14 +223,14 @@ def _median(values: Sequence[float]) -> float:
     return math.nan if any(map(math.isnan, values)) else median(values)
 
 
-def kind_verdicts(measures: Measures, length: str) -> list[Verdict]:
+def kind_verdicts(measures: Measures, length: str) -> list[TargetVerdict]:
     """Return what came out for the targets about kinds, those whose brokers ran."""
     if not measures.scenario.kinds:
         return []
     figures = KindFigures(measures)
     is_judged = length != "short"
     ran = set(figures.brokers)
-    found: list[Verdict] = []
+    found: list[TargetVerdict] = []
     if {LANES, PEER} <= ran:
         found += _lanes_verdicts(figures, is_judged=is_judged)
     if {FOCUS, BASELINE} <= ran:
@@ -238,7 +238,7 @@ def kind_verdicts(measures: Measures, length: str) -> list[Verdict]:
     return found
 
 
-def _lanes_verdicts(figures: KindFigures, *, is_judged: bool) -> list[Verdict]:
+def _lanes_verdicts(figures: KindFigures, *, is_judged: bool) -> list[TargetVerdict]:
     found = []
     bounds_of: dict[Size, float] = {"small": MOST_LANES, "large": MOST_LANES_LARGE}
     for size, bound in bounds_of.items():
@@ -246,7 +246,7 @@ def _lanes_verdicts(figures: KindFigures, *, is_judged: bool) -> list[Verdict]:
         words = f"{show_ratio(over)}, {over.n_units} seeds"
         standing = at_most(over, bound)
         title = f"{LANES}: {size} mean over {PEER}'s, median of the cells"
-        found.append(Verdict(title, words, f"at most {bound:g}", standing, is_judged))
+        found.append(TargetVerdict(title, words, f"at most {bound:g}", standing, is_judged))
     p99s = [
         (row, figures.estimate(row.cells, figures.quantile(row.cells, LANES, "small", 0.99)))
         for row in figures.judged
@@ -264,7 +264,7 @@ def _lanes_verdicts(figures: KindFigures, *, is_judged: bool) -> list[Verdict]:
     return found
 
 
-def _policy_verdicts(figures: KindFigures, *, is_judged: bool) -> list[Verdict]:
+def _policy_verdicts(figures: KindFigures, *, is_judged: bool) -> list[TargetVerdict]:
     found = []
     if ORACLE in figures.brokers:
         gains = _estimates(figures, lambda cells: figures.gain(cells, ORACLE))
@@ -292,7 +292,7 @@ def _policy_verdicts(figures: KindFigures, *, is_judged: bool) -> list[Verdict]:
     )
     over = figures.median_over(FOCUS, BASELINE, "large")
     found.append(
-        Verdict(
+        TargetVerdict(
             f"{FOCUS}: large mean over {BASELINE}'s, median of the cells",
             f"{show_ratio(over)}, {over.n_units} seeds",
             f"at most {MOST_LARGE_MEDIAN:g}",
@@ -349,10 +349,10 @@ def _each(
     *,
     is_judged: bool,
     most_is_worst: bool = True,
-) -> Verdict:
+) -> TargetVerdict:
     """Return the verdict about each of several rows: how many keep the bound, and the worst."""
     if not found:
-        return Verdict(figure, "there is no such kind", bounds, Standing.NOT_SHOWN, is_judged)
+        return TargetVerdict(figure, "there is no such kind", bounds, Standing.NOT_SHOWN, is_judged)
     standings = [standing for _, _, standing in found]
     counts = [f"{standings.count(each)} {each}" for each in Standing if each in standings]
     words = f"of {len(found)}, {', '.join(counts)}"
@@ -360,4 +360,4 @@ def _each(
     if known:
         worst = (max if most_is_worst else min)(known, key=lambda each: each[1].value)
         words += f"; worst {put(worst[1])}: {', '.join(worst[0].words)}"
-    return Verdict(figure, words, bounds, all_of(standings), is_judged)
+    return TargetVerdict(figure, words, bounds, all_of(standings), is_judged)

@@ -95,7 +95,7 @@ class Figure(NamedTuple):
         return bootstrap(self.n_units, self.statistic)
 
 
-class Verdict(NamedTuple):
+class TargetVerdict(NamedTuple):
     """The verdict on a target.
 
     Attributes:
@@ -436,7 +436,7 @@ class Measures:
             )
         return Figure(ratio(sum_of(fast), sum_of(pairs)), len(pairs))
 
-    def judge(self, target: Target, length: Literal["full", "short"]) -> Verdict:
+    def judge(self, target: Target, length: Literal["full", "short"]) -> TargetVerdict:
         """Return what came out for a target.
 
         Raises:
@@ -470,7 +470,7 @@ class Measures:
                 standings.append(stand(held, bound))
         standing = without_value if math.isnan(held.value) else all_of(standings)
         is_judged = not (target.is_timing and length == "short")
-        return Verdict(figure, found, ", ".join(bounds), standing, is_judged)
+        return TargetVerdict(figure, found, ", ".join(bounds), standing, is_judged)
 
 
 def latency_statistic(samples: list[list[float]], kind: str) -> Statistic:

@@ -14,7 +14,7 @@ from penstock.netem.figures.estimates import LEAST_UNITS, Standing
 from penstock.netem.figures.figure_file import Origin, Table, check_writable, write_figure_file
 from penstock.netem.figures.kind_figures import kind_verdicts
 from penstock.netem.figures.kind_sections import kind_sections
-from penstock.netem.figures.measures import TOLERANCE_SECONDS, Measures, Verdict
+from penstock.netem.figures.measures import TOLERANCE_SECONDS, Measures, TargetVerdict
 from penstock.netem.figures.sections import Section, sections
 from penstock.netem.figures.table_files import NAMES, Format, read_table
 from penstock.netem.figures.table_rows import Tables
@@ -98,7 +98,7 @@ def join_runs(folders: Sequence[Path], out: Path) -> None:
 
 def write_report(
     folder: Path, figures: Path | None = None, *, with_plots: bool = True
-) -> list[Verdict]:
+) -> list[TargetVerdict]:
     """Write ``report.md`` and its plots into the folder of a run; earlier ones are replaced.
 
     Args:
@@ -157,7 +157,9 @@ def _origin(info: RunInfo) -> Origin:
     return Origin(info.command, info.commit, info.machine, info.python, date, info.remarks)
 
 
-def figure_tables(verdicts: Sequence[Verdict], tables: Sequence[Section]) -> Mapping[str, Table]:
+def figure_tables(
+    verdicts: Sequence[TargetVerdict], tables: Sequence[Section]
+) -> Mapping[str, Table]:
     """Return what a file of figures holds: verdicts first, if there are any."""
     found: dict[str, Table] = {}
     if verdicts:
@@ -168,7 +170,7 @@ def figure_tables(verdicts: Sequence[Verdict], tables: Sequence[Section]) -> Map
 
 def to_markdown(
     info: RunInfo,
-    verdicts: Sequence[Verdict],
+    verdicts: Sequence[TargetVerdict],
     plots: Sequence[Plot],
     tables: Sequence[Section],
 ) -> str:
@@ -199,7 +201,7 @@ def _doubts(info: RunInfo) -> str:
     return "\n".join(f"**Doubtful:** {remark}.\n" for remark in info.remarks)
 
 
-def _verdicts(info: RunInfo, verdicts: Sequence[Verdict]) -> str:
+def _verdicts(info: RunInfo, verdicts: Sequence[TargetVerdict]) -> str:
     if not verdicts:
         return ""
     judged = [each.standing for each in verdicts if each.is_judged]

@@ -32,6 +32,9 @@ from penstock.netem.figures.estimates import (
 FIGURE_8_PROBE_PERIOD = 1
 """T_Q of figure 8, seconds."""
 
+FIGURE_9_PROBE_PERIOD = 5
+"""The T_Q of figure 9 that the paper speaks about, seconds."""
+
 REPORTED_GAIN = 3.5
 """How many seconds historic saves over the baseline in the paper."""
 
@@ -53,7 +56,7 @@ WORDS: Final = {
 """The words of a verdict by how the claim stands."""
 
 
-class Verdict(NamedTuple):
+class CheckedClaim(NamedTuple):
     """A claim and whether it holds.
 
     Attributes:
@@ -92,24 +95,14 @@ def most_of(standings: Sequence[Standing]) -> Standing:
     return Standing.NOT_SHOWN
 
 
-def verdicts(results: Results) -> list[Verdict]:
+def verdicts(results: Results) -> list[CheckedClaim]:
     """Check every claim whose T_Q was run, and whose threshold_l where it compares several."""
-    found: list[Verdict] = []
-    periods = results.sweep.probe_periods
-    has_thresholds = len(results.sweep.thresholds) > 1
-    if FIGURE_8_PROBE_PERIOD in periods:
-        if has_thresholds:
-            found.append(_conservative_needs_a_large_threshold(results))
-        found += [
-            _right_rate_beats_conservative(results),
-            _wrong_rate_loses(results),
-            _historic_gains(results),
-        ]
-        if has_thresholds:
-            found.append(_historic_is_flat(results))
+    found: list[CheckedClaim] = []
+    if FIGURE_8_PROBE_PERIOD in results.sweep.probe_periods:
+        found += _figure_8(results)
     found.append(_clairvoyant_is_lowest(results))
-    if 5 in periods:
-        found += [_conservative_at_five(results), _historic_at_five(results)]
+    if FIGURE_9_PROBE_PERIOD in results.sweep.probe_periods:
+        found += _figure_9(results)
     return found
 
 
@@ -150,11 +143,11 @@ def _gains(results: Results, label: str, over: str, probe_period: int) -> list[E
 
 def _gains_verdict(
     results: Results, claim: str, figure: str, gains: Sequence[Estimate], standing: Standing
-) -> Verdict:
+) -> CheckedClaim:
     """Return a verdict on gains by threshold_l."""
     by_threshold = dict(zip(results.sweep.thresholds, gains, strict=True))
     least, most = (extreme(gain.value for gain in gains) for extreme in (min, max))
-    return Verdict(
+    return CheckedClaim(
         f"{claim} ({figure})",
         standing,
         f"gain in s by threshold_l: {_per_threshold(results, lambda t: str(by_threshold[t]))}",
@@ -164,36 +157,49 @@ def _gains_verdict(
     )
 
 
-def _conservative_needs_a_large_threshold(results: Results) -> Verdict:
-    gains = _gains(results, "conservative", BASELINE, FIGURE_8_PROBE_PERIOD)
-    claim = "Conservative beats the baseline only where threshold_l is large"
-    standing = all_of([below(gains[0], 0), above(gains[-1], 0)])
-    return _gains_verdict(results, claim, FIGURE_8, gains, standing)
+def _figure_8(results: Results) -> Iterator[CheckedClaim]:
+    """Check what each policy gains, over threshold_l."""
 
+    def check(
+        claim: str, label: str, over: str, stand: Callable[[Sequence[Estimate]], Standing]
+    ) -> CheckedClaim:
+        gains = _gains(results, label, over, FIGURE_8_PROBE_PERIOD)
+        return _gains_verdict(results, claim, FIGURE_8, gains, stand(gains))
 
-def _right_rate_beats_conservative(results: Results) -> Verdict:
-    gains = _gains(results, "probabilistic", "conservative", FIGURE_8_PROBE_PERIOD)
-    claim = "Probabilistic with the right λ beats conservative at most values of threshold_l"
-    standing = most_of([above(gain, 0) for gain in gains])
-    return _gains_verdict(results, claim, FIGURE_8, gains, standing)
-
-
-def _wrong_rate_loses(results: Results) -> Verdict:
-    gains = _gains(results, WRONG_RATE, "probabilistic", FIGURE_8_PROBE_PERIOD)
-    claim = "Probabilistic with the wrong λ loses to itself with the right one"
-    standing = all_of([below(gain, 0) for gain in gains])
-    return _gains_verdict(results, claim, FIGURE_8, gains, standing)
-
-
-def _historic_gains(results: Results) -> Verdict:
-    gains = _gains(results, "historic", BASELINE, FIGURE_8_PROBE_PERIOD)
-    claim = f"Historic saves about {REPORTED_GAIN} s over the baseline at any threshold_l"
+    has_thresholds = len(results.sweep.thresholds) > 1
+    if has_thresholds:
+        yield check(
+            "Conservative beats the baseline only where threshold_l is large",
+            "conservative",
+            BASELINE,
+            lambda gains: all_of((below(gains[0], 0), above(gains[-1], 0))),
+        )
+    yield check(
+        "Probabilistic with the right λ beats conservative at most values of threshold_l",
+        "probabilistic",
+        "conservative",
+        lambda gains: most_of([above(gain, 0) for gain in gains]),
+    )
+    yield check(
+        "Probabilistic with the wrong λ loses to itself with the right one",
+        WRONG_RATE,
+        "probabilistic",
+        lambda gains: all_of(below(gain, 0) for gain in gains),
+    )
     least, most = REPORTED_GAIN - GAIN_TOLERANCE, REPORTED_GAIN + GAIN_TOLERANCE
-    standing = all_of([each for gain in gains for each in (above(gain, least), below(gain, most))])
-    return _gains_verdict(results, claim, FIGURE_8, gains, standing)
+    yield check(
+        f"Historic saves about {REPORTED_GAIN} s over the baseline at any threshold_l",
+        "historic",
+        BASELINE,
+        lambda gains: all_of(
+            each for gain in gains for each in (above(gain, least), below(gain, most))
+        ),
+    )
+    if has_thresholds:
+        yield _historic_is_flat(results)
 
 
-def _historic_is_flat(results: Results) -> Verdict:
+def _historic_is_flat(results: Results) -> CheckedClaim:
     """Check how far the mean moves over threshold_l, on the same traces."""
     by_threshold = [
         mean_of(results.of("historic", FIGURE_8_PROBE_PERIOD, threshold_l))
@@ -206,7 +212,7 @@ def _historic_is_flat(results: Results) -> Verdict:
 
     moved = bootstrap(len(results.sweep.traces), spread)
     claim = f"Historic moves less than {FLAT_SECONDS} s over threshold_l"
-    return Verdict(
+    return CheckedClaim(
         f"{claim} ({FIGURE_8})",
         below(moved, FLAT_SECONDS),
         f"it moves by {moved} s",
@@ -216,7 +222,7 @@ def _historic_is_flat(results: Results) -> Verdict:
     )
 
 
-def _clairvoyant_is_lowest(results: Results) -> Verdict:
+def _clairvoyant_is_lowest(results: Results) -> CheckedClaim:
     """Check each trace on its own; chance has no part in this claim."""
     sweep = results.sweep
     distance, label = min(
@@ -229,7 +235,7 @@ def _clairvoyant_is_lowest(results: Results) -> Verdict:
         )
     )
     claim = "Clairvoyant is the lowest on each trace"
-    return Verdict(
+    return CheckedClaim(
         f"{claim} ({FIGURE_8})",
         at_least(exact(distance, len(sweep.traces)), 0),
         f"least distance {distance:.2f} s, of {label}",
@@ -239,18 +245,16 @@ def _clairvoyant_is_lowest(results: Results) -> Verdict:
     )
 
 
-def _conservative_at_five(results: Results) -> Verdict:
-    """Judge at one threshold_l, as figure 9 is drawn at one; with the largest, few are withheld."""
-    gains = _gains(results, "conservative", BASELINE, 5)
+def _figure_9(results: Results) -> Iterator[CheckedClaim]:
+    """Check what is left of the gains where the policies ask every 5 s."""
+    gains = _gains(results, "conservative", BASELINE, FIGURE_9_PROBE_PERIOD)
+    # Figure 9 is drawn at one threshold_l. With the largest, few messages are withheld.
     middle = results.sweep.middle_threshold()
     claim = f"Conservative at T_Q = 5 s and threshold_l {middle:g} s is no better than the baseline"
     standing = at_most(gains[results.sweep.thresholds.index(middle)], 0)
-    return _gains_verdict(results, claim, FIGURE_9, gains, standing)
-
-
-def _historic_at_five(results: Results) -> Verdict:
-    gains = _gains(results, "historic", BASELINE, 5)
-    over_conservative = _gains(results, "historic", "conservative", 5)
+    yield _gains_verdict(results, claim, FIGURE_9, gains, standing)
+    gains = _gains(results, "historic", BASELINE, FIGURE_9_PROBE_PERIOD)
+    over_conservative = _gains(results, "historic", "conservative", FIGURE_9_PROBE_PERIOD)
     claim = "Historic stays better than the baseline and than conservative at T_Q = 5 s"
-    standing = all_of([above(gain, 0) for gain in (*gains, *over_conservative)])
-    return _gains_verdict(results, claim, FIGURE_9, gains, standing)
+    standing = all_of(above(gain, 0) for gain in (*gains, *over_conservative))
+    yield _gains_verdict(results, claim, FIGURE_9, gains, standing)

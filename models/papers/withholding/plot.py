@@ -16,7 +16,7 @@ from penstock.models.papers.withholding.claims import (
     FIGURE_9,
     REPORTED_GAIN,
     WORDS,
-    Verdict,
+    CheckedClaim,
     verdicts,
 )
 from penstock.models.papers.withholding.clairvoyant import least_latencies
@@ -181,7 +181,7 @@ def draw_figures(results: Results, figure: Any) -> None:
                 height -= _write(panel, height, verdict)
 
 
-def _write(panel: Any, height: float, verdict: Verdict) -> float:
+def _write(panel: Any, height: float, verdict: CheckedClaim) -> float:
     """Write one claim and its results; return the height used."""
     mark, color = MARKS[verdict.standing]
     lines = textwrap.wrap(_bind(verdict.short), CLAIM_CHARACTERS)

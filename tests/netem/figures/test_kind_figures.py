@@ -7,12 +7,12 @@ import pytest
 from penstock.netem.figures.estimates import Standing
 from penstock.netem.figures.kind_figures import KindFigures, kind_verdicts
 from penstock.netem.figures.kind_sections import kind_sections
-from penstock.netem.figures.measures import Measures, Verdict
+from penstock.netem.figures.measures import Measures, TargetVerdict
 from tests.helpers.kinds import MADE_UP, kind_run, kind_scenario
 from tests.helpers.netem_runs import INFO, whole_run
 
 
-def of_made_up(seeds: list[int] | None = None) -> dict[str, Verdict]:
+def of_made_up(seeds: list[int] | None = None) -> dict[str, TargetVerdict]:
     """Return what came out, by figure."""
     scenario = kind_scenario(seeds=seeds or [1, 2, 3, 4, 5, 6])
     found = kind_verdicts(kind_run(scenario, MADE_UP), "full")
