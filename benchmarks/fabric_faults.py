@@ -3,8 +3,8 @@
 Rerun: ``python -m benchmarks.fabric_faults --figures FILE --plot FILE``; a look at three machines
 with ``--quick``. It needs root, redis-server and iproute2.
 
-Each machine is a network namespace. The cluster is what `penstock fabric plan` writes for them: a
-master of each of two rings on each machine, with replicas on others. A broker, a gateway and their
+Each machine is a network namespace. The cluster is that of docs/how-to/fabric.md: a master of each
+of two rings on each machine, with replicas on others. A broker, a gateway and their
 clients are on machines of their own. Devices publish to the broker at QoS 1, and others send
 requests to the gateway under deduplication identifiers; each sends a message at a time, repeats
 what it is not told to be stored, and pauses. *Steady* requests, without identifiers, are sent at a
@@ -44,7 +44,7 @@ from paho.mqtt.client import Client, MQTTv5
 from paho.mqtt.enums import CallbackAPIVersion
 
 from benchmarks.errors import BenchmarkError
-from benchmarks.fabric.cluster import NODE_TIMEOUT_SECONDS, Cluster
+from benchmarks.fabric.cluster import NODE_TIMEOUT_SECONDS, PREFIX, Cluster
 from benchmarks.fabric.machines import Machines
 from benchmarks.program import Program, Quick, Repeats, choose, describe_run, tell
 from penstock.netem.figures.estimates import (
@@ -448,8 +448,7 @@ def run(
         failed = {
             number
             for number in range(_n_queues(cluster))
-            if cluster.machine_of(part_key(cluster.config.prefix, incarnation, number))
-            == victims[0]
+            if cluster.machine_of(part_key(PREFIX, incarnation, number)) == victims[0]
         }
         began_at = time.monotonic()
         for victim in victims:
@@ -487,7 +486,7 @@ def _queue(url: str) -> dict[str, Any]:
 
 
 def _n_queues(cluster: Cluster) -> int:
-    return QUEUES_EACH * sum(server.is_home for server in cluster.config.servers())
+    return QUEUES_EACH * cluster.n_masters
 
 
 def _start_programs(
@@ -500,7 +499,7 @@ def _start_programs(
     tokens.write_text(json.dumps({"tokens": [access]}))
     section = {
         "engine": "redis",
-        "redis": cluster.config.redis_keys(),
+        "redis": cluster.policy_keys(),
         "http": None,
         "queues": {
             QUEUE: {

@@ -41,11 +41,6 @@ PROGRAMS: Final = {
         "penstock.plugins.queue.__main__",
         "inspect and change queues, or serve them alone",
     ),
-    "fabric": Program(
-        "penstock.plugins.queue.cluster.__main__",
-        "make and look after a Redis cluster on rings, for queues",
-        "redis",
-    ),
     "why": Program(
         "penstock.plugins.console.why",
         "show why a client's last large message was held or sent",

@@ -172,7 +172,7 @@ def help_of(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     status: int | str | None
     if words[0] != "-m":
         is_group = (
-            words[0] in ("fabric", "netem", "plan", "queue", "spark")
+            words[0] in ("netem", "plan", "queue", "spark")
             and len(words) > 1
             and (words[1].isalpha() or words[1].endswith(".yaml") or words[1] == "--from-running")
         )

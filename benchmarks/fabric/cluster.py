@@ -1,9 +1,9 @@
-"""A Redis cluster on machines: the fabric that `penstock fabric plan` writes, on two rings."""
+"""A Redis cluster of machines on two rings, as docs/how-to/fabric.md makes it."""
 
 from __future__ import annotations
 
-import asyncio
 import signal
+import subprocess
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,121 +15,158 @@ from redis.crc import key_slot
 from benchmarks.errors import BenchmarkError
 from benchmarks.fabric.machines import Machines
 from penstock.netem.runs.broker_process import RunningBroker
-from penstock.plugins.queue.cluster.creating import create
-from penstock.plugins.queue.cluster.node_files import server_file
-from penstock.plugins.queue.cluster.nodes_file import FabricConfig, NodeConfig, Server
-from penstock.plugins.queue.cluster.servers import FabricError, Servers
-from penstock.plugins.queue.engines.redis.routes import N_SLOTS
 
 NODE_TIMEOUT_SECONDS: Final = 2.0
-"""`cluster-node-timeout`. A takeover begins up to half of it and a second later."""
+"""The servers' `cluster-node-timeout`. A takeover begins up to half of it and a second later."""
+PREFIX: Final = "penstock"
+"""The prefix of the queue's keys, which is the default of a policy file."""
 PASSWORD: Final = "of-this-run-alone"  # noqa: S105 (of a network that ends with the run)
+PORT: Final = 6379
+"""The port of the first server of each machine."""
+N_RINGS: Final = 2
 MEMORY_BYTES: Final = 256 * 1024 * 1024
 FULL_RATIO: Final = 0.95
-"""`maxmemory` as a share of what a server uses, so low that it is reached even after some messages
-have left."""
+"""A full server's `maxmemory` over what it uses: it stays full when some messages have left."""
+RINGS_SCRIPT: Final = Path(__file__).parents[2] / "docs" / "how-to" / "rings.sh"
+RINGS_SECONDS: Final = 120.0
+
+_SETTINGS: Final = f"""\
+requirepass {PASSWORD}
+masterauth {PASSWORD}
+cluster-enabled yes
+cluster-node-timeout {round(1000 * NODE_TIMEOUT_SECONDS)}
+cluster-require-full-coverage no
+cluster-allow-replica-migration no
+appendonly yes
+save ""
+maxmemory {MEMORY_BYTES}
+maxmemory-policy noeviction
+repl-backlog-size 16mb
+repl-diskless-sync-delay 0
+"""
 
 
 class Node(NamedTuple):
     """A server of the cluster.
 
     Attributes:
-        server: where it is, and whose copy it has.
-        process: of the server.
+        machine: the name of its machine.
+        port: where it listens.
+        process: the running server.
     """
 
-    server: Server
+    machine: str
+    port: int
     process: RunningBroker
 
 
 class Cluster:
-    """The servers; they run for a block.
+    """A cluster whose servers run for a block.
 
     Args:
-        machines: all of them.
-        names: machines of the servers, in the order of the circle, more than `n_replicas`.
-        n_replicas: of each master, of which a machine has two.
-        folder: of their files.
-        view: machine from which they are asked.
+        machines: all machines of the run.
+        names: the machines with servers, in the order of the circle, more than `n_replicas`.
+        n_replicas: replicas of each master. A machine has a master of each ring.
+        folder: where the servers have their files.
+        view: the machine from which the servers are asked.
 
     Attributes:
-        names: as the argument.
+        names: the machines with servers.
         nodes: the servers.
-        config: as of a file for `penstock fabric`.
     """
 
     def __init__(
         self, machines: Machines, names: Sequence[str], n_replicas: int, folder: Path, view: str
     ) -> None:
-        password_file = folder / "password"
-        password_file.write_text(PASSWORD)
         self.names = tuple(names)
         self.nodes: list[Node] = []
-        self.config = FabricConfig(
-            {name: NodeConfig(machines.address(name)) for name in names},
-            maxmemory=MEMORY_BYTES,
-            replicas=n_replicas,
-            cluster_node_timeout=NODE_TIMEOUT_SECONDS,
-            admin_password_file=str(password_file),
-        )
+        self._n_replicas = n_replicas
         self._machines = machines
         self._folder = folder
         self._view = view
         self._stack = ExitStack()
 
+    @property
+    def n_masters(self) -> int:
+        """How many masters there are."""
+        return N_RINGS * len(self.names)
+
+    def policy_keys(self) -> dict[str, object]:
+        """Return the keys under `plugins.queue.redis` of a policy file that uses this cluster."""
+        password_file = self._folder / "password"
+        password_file.write_text(PASSWORD)
+        return {
+            "cluster": [f"{self._machines.address(name)}:{PORT}" for name in self.names],
+            "min_replicas": 1,
+            "password_file": str(password_file),
+        }
+
     def __enter__(self) -> Self:
-        """Start them; return when each master has its replicas.
+        """Start the servers; return when each master has its replicas.
 
         Raises:
-            BenchmarkError: they do not find each other in time.
+            BenchmarkError: the cluster cannot be made.
         """
         try:
-            for server in self.config.servers():
-                self._start(server)
+            for name in self.names:
+                for port in range(PORT, PORT + N_RINGS * (1 + self._n_replicas)):
+                    self._start(name, port)
             for node in self.nodes:
-                node.process.wait_until_listening(node.server.address[1])
-            self._machines.call(self._view, lambda: asyncio.run(self._create()))
-        except BaseException as error:
+                node.process.wait_until_listening(node.port)
+            self._put_on_rings()
+        except BaseException:
             self._stack.close()
-            if isinstance(error, FabricError):
-                raise BenchmarkError(str(error)) from error
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End them, frozen ones among them."""
+        """End the servers, frozen ones among them."""
         self._stack.close()
 
-    def _start(self, server: Server) -> None:
-        name = f"{server.node}-{server.address[1]}"
+    def _start(self, machine: str, port: int) -> None:
+        name = f"{machine}-{port}"
         folder = self._folder / name
         folder.mkdir()
+        address = self._machines.address(machine)
         file = folder / "redis.conf"
-        file.write_text(server_file(self.config, server, str(folder), "the benchmark"))
-        command = self._machines.command(server.node, ["redis-server", str(file)])
+        file.write_text(f"{_SETTINGS}port {port}\nbind {address}\ndir {folder}\n")
+        command = self._machines.command(machine, ["redis-server", str(file)])
         process = RunningBroker(f"redis {name}", command, folder)
         self._stack.callback(process.kill)
-        self.nodes.append(Node(server, process))
+        self.nodes.append(Node(machine, port, process))
 
-    async def _create(self) -> None:
-        servers = Servers(self.config.login())
+    def _put_on_rings(self) -> None:
+        addresses = [self._machines.address(name) for name in self.names]
+        settings = [f"REDISCLI_AUTH={PASSWORD}", f"REPLICAS={self._n_replicas}"]
+        script = ["env", *settings, "bash", str(RINGS_SCRIPT), *addresses]
         try:
-            await create(servers, self.config.servers(), lambda _: None)
-        finally:
-            await servers.close()
+            done = subprocess.run(
+                self._machines.command(self._view, script),
+                capture_output=True,
+                text=True,
+                timeout=RINGS_SECONDS,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise BenchmarkError(f"{RINGS_SCRIPT.name} takes {RINGS_SECONDS:g} s") from error
+        if done.returncode:
+            raise BenchmarkError(f"{RINGS_SCRIPT.name}: {done.stdout}{done.stderr}")
 
     def machine_of(self, key: str) -> str:
-        """Return the machine that has the master of a key at the beginning."""
+        """Return the machine that has the master of a key, before anything fails."""
         slot = int(key_slot(key.encode()))
-        homes = [server for server in self.config.servers() if server.is_home]
-        ends = [N_SLOTS * (at + 1) // len(homes) for at in range(len(homes))]
-        return next(home.node for home, end in zip(homes, ends, strict=True) if slot < end)
+        with Redis(self._machines.address(self.names[0]), PORT, password=PASSWORD) as client:
+            ranges = self._machines.call(
+                self._view, lambda: client.execute_command("CLUSTER", "SLOTS")
+            )
+        host = next(one[2][0] for one in ranges if one[0] <= slot <= one[1])
+        return next(name for name in self.names if self._machines.address(name) == host.decode())
 
     # -- faults ------------------------------------------------------------------------------------
 
     def on(self, machine: str) -> list[Node]:
         """Return the servers of a machine."""
-        return [node for node in self.nodes if node.server.node == machine]
+        return [node for node in self.nodes if node.machine == machine]
 
     def kill(self, machine: str) -> None:
         """Kill the servers of a machine."""
@@ -157,9 +194,9 @@ class Cluster:
     def _set_memory(self, machine: str, limit: Callable[[int], int]) -> None:
         def set_all() -> None:
             for node in self.on(machine):
-                if node.server.is_home:
-                    host, port = node.server.address
-                    with Redis(host, port, password=PASSWORD, socket_timeout=5.0) as client:
+                if node.port < PORT + N_RINGS:
+                    host = self._machines.address(machine)
+                    with Redis(host, node.port, password=PASSWORD, socket_timeout=5.0) as client:
                         used = client.info("memory")["used_memory"]
                         client.config_set("maxmemory", limit(used))
 

@@ -210,12 +210,6 @@ MODULE_ARROWS: Final = {
     ),
     # Consumers of the queue are its clients.
     "benchmarks.loads.queue_drain": ("benchmarks", "netem", "plugins.queue.client"),
-    "benchmarks.fabric.cluster": (
-        "benchmarks",
-        "netem",
-        "plugins.queue.cluster",
-        "plugins.queue.engines.redis.routes",
-    ),
     "benchmarks.fabric.hashing": (
         "plugins.queue.fabric",
         "plugins.queue.append_buffer",
@@ -275,7 +269,6 @@ PLUGIN_IO: Final = PLUGIN_ADAPTERS | {
     "plugins.queue.batch_client",
     "plugins.queue.batch_format",  # its reading side is the client's
     "plugins.queue.client",
-    "plugins.queue.cluster",
     "plugins.queue.commands",
     "plugins.queue.engines",
     "plugins.queue.standalone_server",
@@ -392,7 +385,6 @@ ABOVE_THE_CONTRACT: Final = {
     "plugins.probing.sampler": ("broker.network.tcp_info",),
     "plugins.access.passwd": ("broker.process.program",),
     "plugins.console.why": ("broker.process.program",),
-    "plugins.queue.cluster.__main__": ("broker.process.program",),
     "plugins.queue.__main__": ("broker.process.program",),
     "plugins.queue.commands": ("broker.process.program",),
     # An HTTP API has its share of the files that the process may have open.

@@ -132,7 +132,7 @@ def test_a_run_at_a_site_measures_the_edge_proxy_too() -> None:
 
 def test_stale_figures_are_named_with_their_pages(capsys: pytest.CaptureFixture[str]) -> None:
     """One line each; status 1 where there are any, 0 where not."""
-    page = ROOT / "docs" / "how-to" / "fabric.md"
+    page = ROOT / "docs" / "evidence" / "fabric.md"
     status = main(["--stale", str(page)])
     lines = capsys.readouterr().out.splitlines()
     assert status == (1 if lines else 0)
