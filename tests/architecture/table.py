@@ -228,8 +228,6 @@ MODULE_ARROWS: Final = {
         "plugins.queue.engines",
         "broker.message",
     ),
-    # The description of an API names the version that answers.
-    "plugins.queue.http.openapi": ("plugins", "broker", "penstock"),
 }
 """Module to what it may import of ours, where its package's arrows do not hold."""
 
@@ -247,7 +245,6 @@ PLUGIN_ADAPTERS: Final = frozenset(
         "plugins.memory.store",
         "plugins.probing.sampler",
         "plugins.queue.consumers",
-        "plugins.queue.http.openapi_schemas",  # describes the ledger's fields
         "plugins.queue.append_buffer",  # settles receipts and counts
         "plugins.queue.publishing.batches",
         "plugins.queue.publishing.row_publisher",

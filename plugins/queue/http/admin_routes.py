@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
 from collections.abc import Generator, Sequence
 from dataclasses import asdict, replace
-from typing import Any
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
 
+import yaml
 from aiohttp import web
 
 from penstock.plugins.queue.access import ALL_QUEUES
 from penstock.plugins.queue.engines.contract import GroupSpec, QueueSpec, UnknownQueueError
 from penstock.plugins.queue.http.context import Context, check_role
 from penstock.plugins.queue.http.message_routes import unknown_group
-from penstock.plugins.queue.http.openapi import document
 from penstock.plugins.queue.http.requests import (
     GROUP_KEYS,
     JSON_TYPE,
@@ -27,6 +30,13 @@ from penstock.plugins.queue.http.requests import (
 )
 from penstock.plugins.web.service import RequestError, error_answer, show
 
+API_DOCUMENT: Final = Path(__file__).with_name("openapi.yaml")
+
+
+@cache
+def _api_document() -> str:
+    return json.dumps(yaml.safe_load(API_DOCUMENT.read_text(encoding="utf-8")))
+
 
 class Operation:
     """The routes and their answers.
@@ -37,7 +47,6 @@ class Operation:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._document = json.dumps(document())
 
     async def health(self, request: web.Request) -> web.StreamResponse:
         """``GET /health``; without a token, it names no queues."""
@@ -62,8 +71,9 @@ class Operation:
         return self._context.service.engine.snapshot(queue)
 
     async def openapi(self, _: web.Request) -> web.StreamResponse:
-        """``GET /openapi.json``."""
-        return web.Response(text=self._document, content_type=JSON_TYPE)
+        """``GET /openapi.json``: what the file openapi.yaml says of the API."""
+        text = await asyncio.to_thread(_api_document)
+        return web.Response(text=text, content_type=JSON_TYPE)
 
     async def list(self, request: web.Request) -> web.StreamResponse:
         """``GET /queues``: those that the caller may see."""

@@ -1,6 +1,6 @@
 """The queue's HTTP API: its routes, and the statuses of errors.
 
-``GET /openapi.json`` describes it; `penstock.plugins.queue.http.openapi` is that description.
+``GET /openapi.json`` describes it; the description stands in openapi.yaml.
 
 Theory of operation. The API runs on the event loop that serves MQTT clients, as the engine does.
 What takes longer than a millisecond, such as reading a body or writing an answer of some megabytes,

@@ -10,18 +10,25 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import pytest
+import yaml
 from jsonschema import Draft202012Validator
 from openapi_spec_validator import validate
 
 from penstock.plugins.queue.access import QueueAccess
+from penstock.plugins.queue.append_buffer import DROP_REASONS
 from penstock.plugins.queue.engines.contract import (
     BackupExistsError,
     StorageError,
     StorageFullError,
 )
 from penstock.plugins.queue.http import arrow
+from penstock.plugins.queue.http.admin_routes import API_DOCUMENT
 from penstock.plugins.queue.http.api import QueueApi
-from penstock.plugins.queue.http.openapi import document
+from penstock.plugins.queue.http.message_routes import MAX_ACKNOWLEDGED
+from penstock.plugins.queue.http.messages import MAX_MESSAGES, PROPERTY_KEYS
+from penstock.plugins.queue.http.positions import MAX_PLANNED_QUEUES, MAX_READER_CHARACTERS
+from penstock.plugins.queue.http.publishing import MAX_WAIT_SECONDS
+from penstock.plugins.queue.http.requests import ACTIONS, GROUP_KEYS, SPEC_KEYS
 from penstock.plugins.queue.wire.frames import BATCH_CONTENT_TYPE
 from penstock.plugins.web.bodies import Bodies
 from penstock.plugins.web.cooperative_work import Slicer
@@ -52,9 +59,12 @@ EVERYWHERE: Final = {"401", "403", "408", "413", "415", "429"}
 """Statuses that every operation has that can have them; tested for all operations alike."""
 
 
+PUBLISHED: Final[dict[str, Any]] = yaml.safe_load(API_DOCUMENT.read_text())
+
+
 def strict() -> dict[str, Any]:
     """Return the document, without room for keys that it does not name."""
-    found = copy.deepcopy(document())
+    found = copy.deepcopy(PUBLISHED)
 
     def close(schema: Any) -> None:
         if isinstance(schema, dict):
@@ -247,7 +257,31 @@ async def send(server: Serving, case: Case) -> Answer:
 
 def test_the_document_is_valid() -> None:
     """As the validator of the OpenAPI initiative's schema says."""
-    validate(document())
+    validate(PUBLISHED)
+
+
+def test_limits_and_words_are_those_of_the_code() -> None:
+    """A client that goes by the document may send and gets what the code has."""
+    paths, schemas = PUBLISHED["paths"], PUBLISHED["components"]["schemas"]
+
+    def body(path: str, method: str = "post") -> Any:
+        return paths[path][method]["requestBody"]["content"][JSON]["schema"]
+
+    several = body(f"{QUEUE}/messages")["oneOf"][1]
+    assert several["properties"]["messages"]["maxItems"] == MAX_MESSAGES
+    handles = body(f"{GROUP}/receive")["properties"]["acknowledge"]
+    assert handles["maxItems"] == MAX_ACKNOWLEDGED
+    assert set(body(f"{GROUP}/settle")["properties"]["action"]["enum"]) == set(ACTIONS)
+    assert body("/plan")["properties"]["queues"]["maxProperties"] == MAX_PLANNED_QUEUES
+    commit = body("/batches/{query}/{batch}", "put")
+    assert commit["properties"]["wait_seconds"]["maximum"] == MAX_WAIT_SECONDS
+    reader = body(f"{GROUP}/commit")["properties"]["reader"]
+    assert reader["maxLength"] == MAX_READER_CHARACTERS
+    refused = schemas["Stored"]["properties"]["refused"]["additionalProperties"]
+    assert set(refused["enum"]) == set(DROP_REASONS)
+    assert set(schemas["GroupSettings"]["properties"]) == set(GROUP_KEYS)
+    assert set(schemas["QueueSettings"]["properties"]) == {*SPEC_KEYS, "tags", "groups"}
+    assert set(schemas["Properties"]["properties"]) == set(PROPERTY_KEYS)
 
 
 async def test_every_route_is_documented_and_no_other() -> None:
@@ -439,4 +473,4 @@ async def test_the_server_answers_with_the_document() -> None:
     """At its own path, to anybody."""
     async with serving() as server:
         answer = await server.ask("GET", "/openapi.json")
-    assert answer.json == json.loads(json.dumps(document()))
+    assert answer.json == PUBLISHED
