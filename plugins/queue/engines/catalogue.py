@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import uuid
 from collections.abc import Iterable, Mapping
@@ -20,11 +21,10 @@ from penstock.plugins.queue.engines.partition import PhysicalQueue
 from penstock.plugins.queue.engines.queues import (
     LogicalQueue,
     Stored,
-    group_reader,
-    group_spec,
     group_text,
     queue_spec,
     spec_text,
+    stored_group,
 )
 from penstock.plugins.queue.engines.reading import SegmentReader
 from penstock.plugins.queue.engines.receipts import Receipts
@@ -98,7 +98,7 @@ class Catalogue:
         for row in rows.queues:
             incarnation = str(uuid.uuid4()) if self._is_copy else row.incarnation
             known = row._replace(incarnation=incarnation)
-            queue = queues[row.row_id] = LogicalQueue(known, queue_spec(row.spec))
+            queue = queues[row.row_id] = LogicalQueue(known, queue_spec(json.loads(row.spec)))
             self._state.queues[row.name] = queue
         parts: dict[int, PhysicalQueue] = {}
         for physical_row in rows.physical:
@@ -130,10 +130,9 @@ class Catalogue:
         for group_row in rows.groups:
             queue = queues[group_row.queue_id]
             used = group_row._replace(used_at=group_row.used_at + away)
-            group = groups[group_row.row_id] = self._group_of(
-                queue, used, group_spec(group_row.spec)
-            )
-            group.reader = group_reader(group_row.spec)
+            spec, reader = stored_group(group_row.spec)
+            group = groups[group_row.row_id] = self._group_of(queue, used, spec)
+            group.reader = reader
             queue.groups[group.name] = group
             for number, physical in queue.physical.items():
                 floor = rows.floors.get((group.row_id, physical.row_id), physical.earliest)

@@ -18,7 +18,7 @@ from penstock.plugins.queue.engines.segments import Decoded
 from penstock.plugins.queue.engines.store import QueueRow
 
 _READER: Final = "reader"
-"""Beside the settings of a group; an older version passes over it."""
+"""The key of a group's reader, which stands beside the settings of the group."""
 
 
 class Stored(NamedTuple):
@@ -111,35 +111,23 @@ def spec_text(spec: QueueSpec | GroupSpec) -> str:
 
 def group_text(spec: GroupSpec, reader: str) -> str:
     """Return the settings of a group as JSON, with the reader to which it belongs."""
-    return json.dumps(asdict(spec) | ({_READER: reader} if reader else {}), sort_keys=True)
+    return json.dumps(asdict(spec) | {_READER: reader}, sort_keys=True)
 
 
-def group_reader(text: str) -> str:
-    """Return the reader out of the JSON of a group; "" for none."""
-    return str(json.loads(text).get(_READER, ""))
+def queue_spec(values: Mapping[str, Any]) -> QueueSpec:
+    """Return the settings of a queue that JSON holds."""
+    groups = {name: group_spec(one) for name, one in values["groups"].items()}
+    return QueueSpec(**{**values, "topics": tuple(values["topics"]), "groups": groups})
 
 
-def queue_spec(text: str) -> QueueSpec:
-    """Return the settings of a queue out of JSON."""
-    keys = _known(QueueSpec, json.loads(text))
-    keys["topics"] = tuple(keys.get("topics") or ())
-    groups: Mapping[str, Any] = keys.get("groups") or {}
-    keys["groups"] = {name: _group_spec(values) for name, values in groups.items()}
-    return QueueSpec(**keys)
+def group_spec(values: Mapping[str, Any]) -> GroupSpec:
+    """Return the settings of a group that JSON holds."""
+    topics = values["topics"]
+    return GroupSpec(**{**values, "topics": None if topics is None else tuple(topics)})
 
 
-def group_spec(text: str) -> GroupSpec:
-    """Return the settings of a group out of JSON."""
-    return _group_spec(json.loads(text))
-
-
-def _group_spec(values: Mapping[str, Any]) -> GroupSpec:
-    keys = _known(GroupSpec, values)
-    if keys.get("topics") is not None:
-        keys["topics"] = tuple(keys["topics"])
-    return GroupSpec(**keys)
-
-
-def _known(kind: type[QueueSpec | GroupSpec], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that this version knows; one of a newer version has no effect here."""
-    return {name: value for name, value in values.items() if name in kind.__dataclass_fields__}
+def stored_group(text: str) -> tuple[GroupSpec, str]:
+    """Return the settings of a group and its reader out of what `group_text` has made."""
+    values = json.loads(text)
+    reader = values.pop(_READER)
+    return group_spec(values), reader

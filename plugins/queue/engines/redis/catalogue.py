@@ -36,9 +36,6 @@ from penstock.plugins.queue.engines.redis.cached_state import Group, Part, Queue
 from penstock.plugins.queue.engines.redis.functions import Functions
 from penstock.plugins.queue.engines.redis.messages import root_of
 
-FORMAT: Final = "2"
-"""Of the keys. In format 1, all deduplication identifiers of a queue are in one slot."""
-_REPLACED_FORMAT: Final = "1"
 _MOST_ID_SHARDS: Final = 16
 """More than most clusters have masters. Each is one call more for messages with identifiers."""
 
@@ -69,7 +66,7 @@ class Catalogue:
 
     async def open(self) -> None:
         """Read all queues."""
-        self._secret = await self._functions.begin(FORMAT, _REPLACED_FORMAT)
+        self._secret = await self._functions.begin()
         await self.refresh()
 
     async def refresh(self) -> None:
@@ -91,14 +88,14 @@ class Catalogue:
         if held is not None and held.raw == raw:
             return held
         entry = json.loads(raw)
-        spec = queue_spec(json.dumps(entry["spec"]))
+        spec = queue_spec(entry["spec"])
         if held is None or root_of(held.incarnation) != entry["incarnation"]:
             if held is not None:
                 self._forget(held)
             held = self.queues[name] = Queue(name, entry["incarnation"], spec)
         self._take_life(held, entry)
         held.raw = raw
-        held.id_shards = entry.get("id_shards", 0)
+        held.id_shards = entry["id_shards"]
         held.change(spec)
         for number in entry["parts"]:
             self._functions.part_of(held, number)
@@ -106,21 +103,21 @@ class Catalogue:
             self._forget_group(held, group_name)
         for group_name, values in entry["groups"].items():
             group = held.groups.get(group_name)
-            settings = group_spec(json.dumps(values["spec"]))
+            settings = group_spec(values["spec"])
             if group is None or group.id != values["id"]:
                 group = Group(values["id"], group_name, settings, values["epoch"])
                 group.receipts = self._receipts(held, group.id)
                 held.groups[group_name] = group
                 self._functions.watch(group)
             group.spec, group.epoch = settings, values["epoch"]
-            group.reader = values.get("reader", "")
+            group.reader = values["reader"]
             for number in held.physical:
                 group.place(number)
         return held
 
     def _take_life(self, queue: Queue, entry: Mapping[str, Any]) -> None:
         """Take the name of a queue's life: positions and handles of another one are refused."""
-        life = entry.get("life", "")
+        life = entry["life"]
         incarnation = f"{entry['incarnation']}.{life}" if life else entry["incarnation"]
         if queue.incarnation != incarnation:
             queue.incarnation = incarnation
@@ -159,14 +156,15 @@ class Catalogue:
                 await self._refresh()
             found = self.queues.get(name)
             if found is None:
+                most_shards = _MOST_ID_SHARDS if self._functions.is_cluster else 0
                 entry: dict[str, Any] = {
                     "incarnation": str(uuid.uuid4()),
+                    "life": "",
+                    "id_shards": min(spec.physical_queues, most_shards),
                     "spec": asdict(spec),
                     "parts": list(range(spec.physical_queues)),
                     "groups": {one: _new_group(each) for one, each in spec.groups.items()},
                 }
-                if self._functions.is_cluster:
-                    entry["id_shards"] = min(spec.physical_queues, _MOST_ID_SHARDS)
                 try:
                     await self._place(entry, entry["parts"], entry["groups"], {})
                 except StorageError:
@@ -375,7 +373,7 @@ class Catalogue:
                 entry = json.loads(found.raw)
                 epoch = (moved.epoch + 1) % 65_536
                 entry["groups"][moved.name]["epoch"] = epoch
-                entry["groups"][moved.name].pop("reader", None)
+                entry["groups"][moved.name]["reader"] = ""
                 if await self._put(found.name, found.raw, entry):
                     break
                 await self._refresh()
@@ -432,13 +430,13 @@ class Catalogue:
 
 
 def _new_group(spec: GroupSpec) -> dict[str, Any]:
-    return {"id": secrets.token_hex(8), "spec": asdict(spec), "epoch": 0}
+    return {"id": secrets.token_hex(8), "spec": asdict(spec), "epoch": 0, "reader": ""}
 
 
 def _tombstone(entry: Mapping[str, Any]) -> bytes:
     """Return what is kept of a queue that is deleted, by this delete alone."""
-    id_shards = entry.get("id_shards", 0)
-    return _raw({"parts": entry["parts"], "id_shards": id_shards, "by": secrets.token_hex(8)})
+    kept = {key: entry[key] for key in ("parts", "id_shards")}
+    return _raw({**kept, "by": secrets.token_hex(8)})
 
 
 def _raw(entry: Mapping[str, Any]) -> bytes:

@@ -22,7 +22,7 @@ from penstock.plugins.queue.engines.contract import (
     UnknownQueueError,
 )
 from penstock.plugins.queue.engines.redis.cached_state import Group, Part, Queue, Told
-from penstock.plugins.queue.engines.redis.library import PREFIX
+from penstock.plugins.queue.engines.redis.library import PREFIX, VERSION
 from penstock.plugins.queue.engines.redis.login import ask_directly
 from penstock.plugins.queue.engines.redis.messages import arrived_at, part_key, root_of
 from penstock.plugins.queue.engines.redis.routes import Routes
@@ -262,25 +262,21 @@ class Functions:
     def _catalogue(self) -> str:
         return f"{self._prefix}:{{catalogue}}"
 
-    async def begin(self, wanted: str, replaced: str) -> bytes:
+    async def begin(self) -> bytes:
         """Return the secret of the storage.
-
-        Args:
-            wanted: format of the keys.
-            replaced: older format, which this program can read: from now on it is `wanted`.
 
         Raises:
             EngineStartError: the keys are another program's, or of another format.
         """
         try:
             secret, found = await self.call(
-                "begin", [self._catalogue], secrets.token_hex(32), wanted, replaced
+                "begin", [self._catalogue], secrets.token_hex(32), VERSION
             )
         except ResponseError as error:
             raise EngineStartError(f"keys {self._prefix}:*: {error}") from error
-        if found.decode() != wanted:
+        if int(found) != VERSION:
             raise EngineStartError(
-                f"format of keys {self._prefix}:*: read {found.decode()}; allowed: {wanted}"
+                f"format of keys {self._prefix}:*: read {found.decode()}; allowed: {VERSION}"
             )
         try:
             read = bytes.fromhex(secret.decode())

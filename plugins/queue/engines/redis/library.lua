@@ -1137,8 +1137,7 @@ end
 -- replaced.
 local function begin(keys, argv)
   call('HSETNX', keys[1] .. ':m', 'secret', argv[1])
-  local format = call('HGET', keys[1] .. ':m', 'format')
-  if not format or format == argv[3] then call('HSET', keys[1] .. ':m', 'format', argv[2]) end
+  call('HSETNX', keys[1] .. ':m', 'format', argv[2])
   return call('HMGET', keys[1] .. ':m', 'secret', 'format')
 end
 

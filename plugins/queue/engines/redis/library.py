@@ -12,8 +12,8 @@ from redis.exceptions import ResponseError
 from penstock.plugins.queue.engines.contract import EngineStartError
 from penstock.plugins.queue.engines.redis.login import ask_directly
 
-VERSION: Final = 3
-"""Another one whenever the functions or the keys change."""
+VERSION: Final = 1
+"""The version of the functions and of the keys; a release that changes either has another one."""
 FAMILY: Final = "penstock_queue_"
 LIBRARY: Final = f"{FAMILY}{VERSION}"
 PREFIX: Final = f"{LIBRARY}_"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import signal
 import uuid
@@ -171,34 +170,6 @@ async def opened(server: RedisServer) -> RedisEngine:
     engine = RedisEngine(server, logger=LOGGER)
     await engine.open()
     return engine
-
-
-async def test_a_queue_of_before_keeps_its_identifiers_where_they_are() -> None:
-    """Those that it has stay known, and a new one is where programs of before look for it."""
-    prefix = f"test-{uuid.uuid4().hex}"
-    server = RedisServer(cluster=shared_cluster(), prefix=prefix)
-    engine = await opened(server)
-    snapshot = await engine.create_queue("q", replace(SPEC, physical_queues=2))
-    catalogue = f"{prefix}:{{catalogue}}"
-    entries = await engine._functions.entries()
-    record = json.loads(entries["q"])
-    assert record.pop("id_shards") == 2
-    await engine._functions.put("q", entries["q"], json.dumps(record).encode())
-    await engine._routes.call(catalogue, "HSET", f"{catalogue}:m", "format", "1")
-    await engine.close()
-
-    engine = await opened(server)
-    used = Used(engine, (), "q")
-    for identifier in (b"a", b"b", b"c"):
-        assert list((await used.append(0, new(identifier))).duplicates) == []
-        assert list((await used.append(1, new(identifier))).duplicates) == [0]
-    base = f"{prefix}:{{{snapshot.incarnation}}}"
-    assert set(await engine._routes.call(base, "HGETALL", f"{base}:m")) >= {b"a", b"b", b"c"}
-    # An older program refuses the keys from now on.
-    assert await engine._routes.call(catalogue, "HGET", f"{catalogue}:m", "format") == b"2"
-    await engine.delete_queue("q")
-    assert await engine._routes.call(base, "EXISTS", f"{base}:m") == 0
-    await engine.close()
 
 
 async def test_identifiers_are_forgotten_expire_and_are_deleted_in_all_their_slots() -> None:
