@@ -73,8 +73,8 @@ from penstock.broker.process.gc_control import Collector
 from penstock.netem.runs.broker_process import ENVIRONMENT
 from penstock.plugins.queue.client import QueueClient
 from penstock.plugins.queue.config import LogicalQueueConfig, QueueConfig
+from penstock.plugins.queue.logical_queue import ReceiveRequest
 from penstock.plugins.queue.plugin import QueuePlugin
-from penstock.plugins.queue.service import ReceiveRequest
 
 PAYLOAD_BYTES: Final = 1024
 BATCH_MESSAGES: Final = 100
@@ -202,7 +202,7 @@ async def _receive(plugin: QueuePlugin, n_messages: int, queue: str = QUEUE) -> 
     begin = time.perf_counter()
     while received < n_messages:
         request = ReceiveRequest(min(BATCH_MESSAGES, n_messages - received))
-        batch = await service.receive(queue, GROUP, request)
+        batch = await service.queue(queue).receive(GROUP, request)
         if not batch:
             raise BenchmarkError(f"received {received} of {n_messages} messages")
         await service.settle(queue, GROUP, "ack", [each.receipt_handle for each in batch])

@@ -7,13 +7,12 @@ from typing import Protocol
 
 from penstock.models.kernels.lease_setting import Order
 from penstock.plugins.queue.engines.contract import GroupSpec
-from penstock.plugins.queue.engines.keys import key_reader
-from penstock.plugins.queue.engines.lease_request import Take
-from penstock.plugins.queue.engines.leases import Group, Place
+from penstock.plugins.queue.engines.leases import LocalGroup, LocalPlace, Take
 from penstock.plugins.queue.engines.partition import PhysicalQueue
 from penstock.plugins.queue.engines.receipts import Receipts
 from penstock.plugins.queue.engines.segments import Decoded
 from penstock.plugins.queue.engines.store import GroupRow, PhysicalRow, Segment
+from penstock.plugins.queue.strategies.message_key import stored_key_reader
 from penstock.plugins.queue.wire.frames import Batch
 
 
@@ -101,8 +100,8 @@ class LeasedMessages:
         self._physical = PhysicalQueue(PhysicalRow(1, 1, 0, 0, 0, 0, 0, 0))
         spec = GroupSpec(order="key" if order == "settled" else "any", max_receives=None)
         row = GroupRow(1, 1, "default", "", 0, 0.0)
-        self._group = Group(row, spec, Receipts(b"", "model", 1), key_reader("topic"))
-        self._place = self._group.places[0] = Place(self._group, self._physical, 0)
+        self._group = LocalGroup(row, spec, Receipts(b"", "model", 1), stored_key_reader("topic"))
+        self._place = self._group.places[0] = LocalPlace(self._group, self._physical, 0)
         self._segments: dict[int, Decoded] = {}
         self._messages: list[int] = []
         self._offsets: dict[int, int] = {}

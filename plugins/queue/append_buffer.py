@@ -110,7 +110,7 @@ class PendingBudget:
         self.n_bytes -= n_bytes
 
 
-class Intake:
+class AppendBuffer:
     """Takes messages for one logical queue and passes them to the engine in groups.
 
     Room for a message is that of the budget and that of the queue. A queue with `drop_newest` looks

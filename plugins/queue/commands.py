@@ -76,7 +76,7 @@ ConfigFile: TypeAlias = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ServerOptions:
     """Where the queues are; its fields are options of each command.
 
     Attributes:
@@ -96,7 +96,7 @@ class Place:
 
         Raises:
             QueueError: the server refused something, or did not answer.
-            PenstockError: the place cannot be used.
+            PenstockError: the server cannot be used.
         """
         if self.config is None:
             return work(self.client(self.url or DEFAULT_URL))
@@ -122,7 +122,7 @@ class Place:
         """Return a client of the queues.
 
         Raises:
-            CommandError: the place cannot be used.
+            CommandError: the server cannot be used.
         """
         try:
             token = None if self.token_file is None else read_token(self.token_file)
@@ -199,15 +199,15 @@ Settings: TypeAlias = Annotated[
 ]
 
 
-def at_a_place(command: Callable[..., None]) -> Callable[..., None]:
-    """Return a command that has the options of `Place`, and calls one that has a place first."""
-    options = list(inspect.signature(Place, eval_str=True).parameters.values())
+def with_server_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command, whose first argument are these, the options of `ServerOptions`."""
+    options = list(inspect.signature(ServerOptions, eval_str=True).parameters.values())
     _, *own = inspect.signature(command, eval_str=True).parameters.values()
 
     @wraps(command)
     def run(**arguments: Any) -> None:
-        place = Place(**{option.name: arguments.pop(option.name) for option in options})
-        command(place, **arguments)
+        server = ServerOptions(**{option.name: arguments.pop(option.name) for option in options})
+        command(server, **arguments)
 
     positional = [one for one in own if one.kind is not one.KEYWORD_ONLY]
     flags = [one for one in own if one.kind is one.KEYWORD_ONLY]
@@ -218,9 +218,9 @@ def at_a_place(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @app.command()
-@at_a_place
+@with_server_options
 def stats(
-    place: Place,
+    server: ServerOptions,
     queue: Annotated[
         str | None, typer.Argument(metavar="[QUEUE]", help="One logical queue; all by default.")
     ] = None,
@@ -232,14 +232,14 @@ def stats(
     def work(client: QueueClient) -> list[dict[str, Any]]:
         return client.queues() if queue is None else [client.queue(queue)]
 
-    found = place.ask(work)
+    found = server.ask(work)
     _print(found, lambda: stats_lines(found), as_json=as_json)
 
 
 @app.command()
-@at_a_place
+@with_server_options
 def peek(
-    place: Place,
+    server: ServerOptions,
     queue: Queue,
     group: Annotated[
         str | None, typer.Option(help="Show messages that wait for this group; otherwise all.")
@@ -251,28 +251,28 @@ def peek(
     as_json: AsJson = False,
 ) -> None:
     """Show waiting messages without receiving them."""
-    found = place.ask(lambda client: client.peek(queue, group=group, max_messages=max_messages))
+    found = server.ask(lambda client: client.peek(queue, group=group, max_messages=max_messages))
     _print(found, lambda: peek_lines(found), as_json=as_json)
 
 
 @app.command()
-@at_a_place
+@with_server_options
 def purge(
-    place: Place,
+    server: ServerOptions,
     queue: Queue,
     *,
     yes: Yes = False,
 ) -> None:
     """Remove all messages of a queue, for all groups."""
     _confirm(f"Remove all messages of queue {queue}, for all groups?", yes=yes)
-    removed = place.ask(lambda client: client.purge(queue))
+    removed = server.ask(lambda client: client.purge(queue))
     typer.echo(f"{removed:,} messages removed")
 
 
 @app.command()
-@at_a_place
+@with_server_options
 def redrive(
-    place: Place,
+    server: ServerOptions,
     queue: Queue,
     target: Annotated[
         str | None,
@@ -281,32 +281,32 @@ def redrive(
     max_messages: MaxMessages = None,
 ) -> None:
     """Move dead letters back to the queues they came from."""
-    moved = place.ask(
+    moved = server.ask(
         lambda client: client.redrive(queue, target=target, max_messages=max_messages)
     )
     typer.echo(f"{moved:,} messages moved")
 
 
 @app.command()
-@at_a_place
+@with_server_options
 def compact(
-    place: Place,
+    server: ServerOptions,
 ) -> None:
     """Give unused space of the database back to the disk."""
-    freed = place.ask(QueueClient.compact)
+    freed = server.ask(QueueClient.compact)
     typer.echo(f"{freed:,} bytes given back")
 
 
 @app.command()
-@at_a_place
+@with_server_options
 def backup(
-    place: Place,
+    server: ServerOptions,
     path: Annotated[
         str, typer.Argument(metavar="FILE", help="A new file, on the machine of the server.")
     ],
 ) -> None:
     """Write a consistent copy of the database while queues go on."""
-    written = place.ask(lambda client: client.backup(path))
+    written = server.ask(lambda client: client.backup(path))
     typer.echo(f"{written:,} bytes written to {path}")
 
 
@@ -319,7 +319,7 @@ def restore(
     *,
     config: Annotated[str, typer.Option("-c", "--config", help="Policy file with the queues.")],
 ) -> None:
-    """Put a copy of the database in its place, while no server runs.
+    """Put a copy in the place of the database, while no server runs.
 
     With engine: redis, tell the queues that their server's data was restored. Readers of offsets
     are told in both cases that positions of before mean nothing.
@@ -352,9 +352,9 @@ async def _renew(config: QueueConfig, policy_file: str) -> int:
 
 
 @app.command()
-@at_a_place
+@with_server_options
 def seek(
-    place: Place,
+    server: ServerOptions,
     queue: Queue,
     group: Annotated[str, typer.Argument(metavar="GROUP", help="A group of the queue.")],
     to: Annotated[
@@ -371,15 +371,15 @@ def seek(
     start = _read_start(to)
     if start != "earliest":
         _confirm(f"Move group {group} of {queue} to {to}? It misses what it skips.", yes=yes)
-    position = place.ask(lambda client: client.seek(queue, group, start))
+    position = server.ask(lambda client: client.seek(queue, group, start))
     offsets = ", ".join(f"{number}: {offset:,}" for number, offset in position.offsets.items())
     typer.echo(f"group {group} is at offset {offsets}")
 
 
 @app.command()
-@at_a_place
+@with_server_options
 def create(
-    place: Place,
+    server: ServerOptions,
     queue: Queue,
     group: GroupName = None,
     settings: Settings = None,
@@ -399,14 +399,14 @@ def create(
             )
         _put(client, queue, group, given)
 
-    place.ask(work)
+    server.ask(work)
     typer.echo(f"{_named(queue, group)} created")
 
 
 @app.command()
-@at_a_place
+@with_server_options
 def change(
-    place: Place,
+    server: ServerOptions,
     queue: Queue,
     group: GroupName = None,
     settings: Settings = None,
@@ -419,7 +419,7 @@ def change(
     if not given:
         raise CommandError("--set: read none; allowed: one or more KEY=VALUE")
 
-    place.ask(
+    server.ask(
         lambda client: (
             client.change_queue(queue, given)
             if group is None
@@ -430,9 +430,9 @@ def change(
 
 
 @app.command()
-@at_a_place
+@with_server_options
 def delete(
-    place: Place,
+    server: ServerOptions,
     queue: Queue,
     group: GroupName = None,
     *,
@@ -448,7 +448,7 @@ def delete(
         else:
             client.delete_group(queue, group)
 
-    place.ask(work)
+    server.ask(work)
     typer.echo(f"{_named(queue, group)} deleted")
 
 

@@ -35,7 +35,8 @@ from penstock.plugins.queue.engines.contract import (
     UnknownGroupError,
     UnknownQueueError,
 )
-from penstock.plugins.queue.service import QueueService, ReceiveRequest
+from penstock.plugins.queue.logical_queue import ReceiveRequest
+from penstock.plugins.queue.service import QueueService
 from penstock.plugins.queue.wire.frames import DEAD_LETTER, RETAIN, ReceivedMessage
 
 PREFIX: Final = "$queue"
@@ -234,7 +235,7 @@ class QueueFeed:
             visibility = self._visibility_timeout()
             request = ReceiveRequest(n_free, WAIT_SECONDS)
             try:
-                received = await self._service.receive(self._queue, self._group, request)
+                received = await self._service.queue(self._queue).receive(self._group, request)
             except Exception as error:  # noqa: BLE001 (the next attempt must follow any error)
                 self._failed(error)
                 received = []

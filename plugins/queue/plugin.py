@@ -59,10 +59,10 @@ class QueueSink(MessageSink):
         self.name = f"queue.{queue.name}"
         self.topic_filters = queue.spec.topics
         self.sizes = queue.spec.sizes
-        self.counts = queue.intake.published
+        self.counts = queue.buffer.published
         self.queue = queue
-        self._intake = queue.intake
-        self._intake.on_room = self._has_room
+        self._buffer = queue.buffer
+        self._buffer.on_room = self._has_room
 
     def is_for(self, queue: LogicalQueue | None) -> bool:
         """Say whether it is the route target of a queue as it is."""
@@ -75,23 +75,23 @@ class QueueSink(MessageSink):
 
     def reserve(self, message: Message) -> str:
         """Hold room for a message; see `MessageSink`."""
-        return self._intake.reserve(message)
+        return self._buffer.reserve(message)
 
     def release(self, message: Message) -> None:
         """Give back the room of a message; see `MessageSink`."""
-        self._intake.release(message)
+        self._buffer.release(message)
 
     def refuse(self, message: Message, reason: str) -> None:  # noqa: ARG002 (MessageSink's form)
         """Count a message that the queue does not get; see `MessageSink`."""
-        self._intake.refuse(reason)
+        self._buffer.refuse(reason)
 
     def accept(self, message: Message, receipt: Receipt | None) -> None:
         """Take a message without waiting; see `MessageSink`."""
-        self._intake.accept(message, receipt)
+        self._buffer.accept(message, receipt)
 
     def forget(self, deduplication_id: bytes, done: Callable[[bool], None]) -> None:
         """Forget a deduplication identifier; see `MessageSink`."""
-        self._intake.forget(deduplication_id, done)
+        self._buffer.forget(deduplication_id, done)
 
 
 class QueuePlugin(Plugin):
@@ -318,8 +318,6 @@ def _redis_engine(config: RedisConfig, context: PluginContext) -> Engine:
     try:
         from penstock.plugins.queue.engines.redis.engine import (  # noqa: PLC0415 (of an extra)
             RedisEngine,
-        )
-        from penstock.plugins.queue.engines.redis.settings import (  # noqa: PLC0415 (the same)
             redis_server,
         )
     except ModuleNotFoundError as error:

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from penstock.broker.config.checked_yaml import MisfitError, fit
 from penstock.broker.errors import PenstockError
-from penstock.plugins.queue.append_buffer import Intake, PendingBudget, Stored
+from penstock.plugins.queue.append_buffer import AppendBuffer, PendingBudget
 from penstock.plugins.queue.client import Plan, is_same_queue
 from penstock.plugins.queue.config import (
     DEFAULT_GROUP,
@@ -34,7 +34,6 @@ from penstock.plugins.queue.engines.contract import (
     GroupSnapshot,
     GroupSpec,
     KeyOrderError,
-    NewMessage,
     Position,
     QueueSnapshot,
     QueueSpec,
@@ -43,21 +42,7 @@ from penstock.plugins.queue.engines.contract import (
     UnknownQueueError,
 )
 from penstock.plugins.queue.engines.planning import shares_of
-from penstock.plugins.queue.group_receiver import BusyError, ReceiveRequest
 from penstock.plugins.queue.logical_queue import LogicalQueue
-from penstock.plugins.queue.wire.frames import ReceivedMessage
-
-__all__ = [
-    "BusyError",
-    "InUseError",
-    "PlanStart",
-    "QueueService",
-    "ReceiveRequest",
-    "SettingError",
-    "Stored",
-    "group_spec",
-    "queue_spec",
-]
 
 _SPEC_KEYS: Final = [key.name for key in fields(QueueSpec) if key.name not in {"groups", "tags"}]
 _GROUP_KEYS: Final = [key.name for key in fields(GroupSpec)]
@@ -184,7 +169,7 @@ class QueueService:
         """Store what was accepted and close the engine; may be called again."""
         self.close_requests()
         for queue in self._queues.values():
-            await queue.intake.close()
+            await queue.buffer.close()
         await asyncio.gather(*self._closing)
         await self.engine.close()
 
@@ -202,7 +187,7 @@ class QueueService:
             self._follow()
             for name in self.engine.queues():
                 if name in self._queues:  # it is in the engine first
-                    self._queues[name].intake.look_for_room()
+                    self._queues[name].buffer.look_for_room()
 
     async def _place_as_wanted(self, name: str) -> None:
         """Give a queue the key and number of physical queues of the file once it is empty."""
@@ -230,7 +215,7 @@ class QueueService:
             snapshot = await self.engine.change_queue(name, spec)
             self._follow()
             return snapshot
-        async with queue.intake.held():
+        async with queue.buffer.held():
             snapshot = await self.engine.change_queue(name, spec)
             self._follow()
         return snapshot
@@ -255,7 +240,7 @@ class QueueService:
         for queue in gone:
             del self._queues[queue.name]
             queue.is_gone(UnknownQueueError(f"queue {queue.name} was deleted"))
-            closing = asyncio.create_task(queue.intake.close(), name=f"intake of {queue.name}")
+            closing = asyncio.create_task(queue.buffer.close(), name=f"close {queue.name}")
             closings.append(closing)
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
@@ -374,33 +359,7 @@ class QueueService:
         held = self.queue(queue)
         await self.engine.delete_group(queue, group)
         held.group_is_gone(group, UnknownGroupError(f"group {group} of {queue} was deleted"))
-        held.intake.has_room_again()
-
-    async def store(self, queue: str, messages: Sequence[NewMessage]) -> Sequence[Stored]:
-        """Store messages; return what became of each, in their order.
-
-        If the caller is cancelled, they are stored all the same.
-
-        Raises:
-            UnknownQueueError: there is no such queue.
-        """
-        return await self.queue(queue).intake.store(messages)
-
-    async def receive(
-        self, queue: str, group: str, request: ReceiveRequest
-    ) -> list[ReceivedMessage]:
-        """Receive messages by the queue's dequeue strategy.
-
-        If the caller is cancelled, what was found becomes visible again at once.
-
-        Raises:
-            UnknownQueueError: there is no such queue, or it was deleted.
-            UnknownGroupError: the same of the group.
-            GroupKindError: the group is of kind `offsets`.
-            BusyError: too many requests wait, or too many messages are leased.
-            StorageError: nothing could be read.
-        """
-        return await self.queue(queue).receive(group, request)
+        held.buffer.has_room_again()
 
     async def settle(
         self,
@@ -414,7 +373,7 @@ class QueueService:
         held = self.queue(queue)
         failed = await self.engine.settle(queue, group, action, handles, seconds)
         if action in ("ack", "dead"):
-            held.intake.has_room_again()
+            held.buffer.has_room_again()
         return failed
 
     async def commit(
@@ -423,28 +382,28 @@ class QueueService:
         """Move an offsets group up to a position; see `Engine.commit`."""
         held = self.queue(queue)
         position = await self.engine.commit(queue, group, position, reader)
-        held.intake.has_room_again()
+        held.buffer.has_room_again()
         return position
 
     async def seek(self, queue: str, group: str, start: Start) -> Position:
         """Move a group to another place; see `Engine.seek`."""
         held = self.queue(queue)
         position = await self.engine.seek(queue, group, start)
-        held.intake.has_room_again()
+        held.buffer.has_room_again()
         return position
 
     async def purge(self, queue: str) -> int:
         """Remove all messages; see `Engine.purge`."""
         held = self.queue(queue)
         removed = await self.engine.purge(queue)
-        held.intake.has_room_again()
+        held.buffer.has_room_again()
         return removed
 
     async def redrive(self, queue: str, target: str | None, max_messages: int | None) -> int:
         """Move dead letters back; see `Engine.redrive`."""
         held = self.queue(queue)
         moved = await self.engine.redrive(queue, target, max_messages)
-        held.intake.has_room_again()
+        held.buffer.has_room_again()
         return moved
 
     async def plan(
@@ -530,7 +489,7 @@ class QueueService:
 
     def _make(self, name: str, spec: QueueSpec) -> LogicalQueue:
         config = self._config
-        intake = Intake(
+        buffer = AppendBuffer(
             name,
             spec,
             self.engine,
@@ -540,7 +499,7 @@ class QueueService:
             slowdown_detection_time=config.slowdown_detection_time(),
             logger=self._logger,
         )
-        return LogicalQueue(name, spec, self.engine, intake, self._clock)
+        return LogicalQueue(name, spec, self.engine, buffer, self._clock)
 
     def _check(self, name: str, spec: QueueSpec) -> None:
         """Check settings by the rules of the policy file.

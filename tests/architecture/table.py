@@ -269,7 +269,6 @@ PLUGIN_IO: Final = PLUGIN_ADAPTERS | {
     "plugins.queue.commands",
     "plugins.queue.engines",
     "plugins.queue.standalone_server",
-    "plugins.queue.group_receiver",
     "plugins.queue.http",
     "plugins.queue.logical_queue",
     "plugins.queue.publishing",
@@ -292,14 +291,11 @@ DRIVEN_BY_MODELS: Final = {
     # Groups and their leases, and what these are made of: without storage, tasks or clock.
     "plugins.queue.client",
     "plugins.queue.engines.contract",
-    "plugins.queue.engines.keys",
     "plugins.queue.engines.leases",
     "plugins.queue.engines.partition",
     "plugins.queue.engines.receipts",
     "plugins.queue.engines.segments",
     "plugins.queue.engines.store",
-    "plugins.queue.engines.lease_request",
-    "plugins.queue.engines.waitable",
 }
 """Of those, what the models may use: its plugin reads a file at the start, the gate none."""
 

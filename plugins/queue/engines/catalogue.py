@@ -16,10 +16,10 @@ from penstock.plugins.queue.engines.contract import (
     QueueSpec,
 )
 from penstock.plugins.queue.engines.engine_context import State
-from penstock.plugins.queue.engines.leases import Group, Place
+from penstock.plugins.queue.engines.leases import LocalGroup, LocalPlace
 from penstock.plugins.queue.engines.partition import PhysicalQueue
 from penstock.plugins.queue.engines.queues import (
-    LogicalQueue,
+    LocalQueue,
     Stored,
     group_text,
     queue_spec,
@@ -34,7 +34,6 @@ from penstock.plugins.queue.engines.requests import (
     check_exists,
     check_group,
 )
-from penstock.plugins.queue.engines.snapshots import group_snapshot, queue_snapshot
 from penstock.plugins.queue.engines.store import (
     COPIED,
     DELAYED,
@@ -94,11 +93,11 @@ class Catalogue:
                 "refuse positions and receipt handles of before",
                 self._state.store.name,
             )
-        queues: dict[int, LogicalQueue] = {}
+        queues: dict[int, LocalQueue] = {}
         for row in rows.queues:
             incarnation = str(uuid.uuid4()) if self._is_copy else row.incarnation
             known = row._replace(incarnation=incarnation)
-            queue = queues[row.row_id] = LogicalQueue(known, queue_spec(json.loads(row.spec)))
+            queue = queues[row.row_id] = LocalQueue(known, queue_spec(json.loads(row.spec)))
             self._state.queues[row.name] = queue
         parts: dict[int, PhysicalQueue] = {}
         for physical_row in rows.physical:
@@ -125,7 +124,7 @@ class Catalogue:
         for (physical_id, first), gone in rows.gone.items():
             if physical_id in parts:
                 parts[physical_id].gone[first] = gone
-        groups: dict[int, Group] = {}
+        groups: dict[int, LocalGroup] = {}
         away = self._state.clock.away
         for group_row in rows.groups:
             queue = queues[group_row.queue_id]
@@ -136,7 +135,7 @@ class Catalogue:
             queue.groups[group.name] = group
             for number, physical in queue.physical.items():
                 floor = rows.floors.get((group.row_id, physical.row_id), physical.earliest)
-                group.places[number] = Place(group, physical, max(floor, physical.earliest))
+                group.places[number] = LocalPlace(group, physical, max(floor, physical.earliest))
         self._restore_settled(rows, parts, groups)
         for one in rows.deduplication:
             if one.queue_id in queues:
@@ -152,7 +151,7 @@ class Catalogue:
 
     @staticmethod
     def _restore_settled(
-        rows: Rows, parts: Mapping[int, PhysicalQueue], groups: Mapping[int, Group]
+        rows: Rows, parts: Mapping[int, PhysicalQueue], groups: Mapping[int, LocalGroup]
     ) -> None:
         for (physical_id, first, group_id), bits in rows.settled.items():
             if physical_id in parts and group_id in groups:
@@ -172,9 +171,9 @@ class Catalogue:
         if found is not None:
             if found.spec != spec:
                 raise ExistsError(f"queue {queue}: it exists with other settings")
-            return queue_snapshot(self._state.find(queue), self._state.now())
+            return self._state.find(queue).snapshot(self._state.now())
         row = QueueRow(self._new_id("queue"), queue, str(uuid.uuid4()), spec_text(spec))
-        made = LogicalQueue(row, spec)
+        made = LocalQueue(row, spec)
         self._add_parts(made, spec.physical_queues)
         for name, group in spec.groups.items():
             made.groups[name] = self._new_group(made, name, group)
@@ -197,7 +196,7 @@ class Catalogue:
             await self._state.change(build, then, is_for_readers=False, is_alone=True)
         except ExistsError:  # perhaps with the same settings
             return await self.create_queue(queue, spec)
-        return queue_snapshot(self._state.find(queue), self._state.now())
+        return self._state.find(queue).snapshot(self._state.now())
 
     async def change_queue(self, queue: str, spec: QueueSpec) -> QueueSnapshot:
         """Give a queue other settings."""
@@ -240,7 +239,7 @@ class Catalogue:
             found.physical = dict(sorted(found.physical.items()))
             for group in found.groups.values():
                 for number, part in new_parts.items():
-                    group.places[number] = Place(group, part, part.earliest)
+                    group.places[number] = LocalPlace(group, part, part.earliest)
             for name, group in new_groups.items():
                 for place in group.places.values():
                     place.note_waiting(place.count_waiting())
@@ -253,7 +252,7 @@ class Catalogue:
             await self._state.change(build, then, is_for_readers=False, is_alone=True)
         except ExistsError:
             return await self.change_queue(queue, spec)
-        return queue_snapshot(self._state.find(queue), self._state.now())
+        return self._state.find(queue).snapshot(self._state.now())
 
     async def delete_queue(self, queue: str) -> None:
         """Delete a queue."""
@@ -282,7 +281,7 @@ class Catalogue:
         if there is not None:
             if there.spec != spec:
                 raise ExistsError(f"group {group} of queue {queue}: it exists with other settings")
-            return group_snapshot(there, self._state.now())
+            return there.snapshot(self._state.now())
         starts = await self._reader.locate(found, spec.start)
         made = self._new_group(found, group, spec)
 
@@ -305,7 +304,7 @@ class Catalogue:
             await self._state.change(build, then, is_for_readers=False, is_alone=True)
         except ExistsError:
             return await self.create_group(queue, group, spec)
-        return group_snapshot(made, self._state.now())
+        return made.snapshot(self._state.now())
 
     async def change_group(self, queue: str, group: str, spec: GroupSpec) -> GroupSnapshot:
         """Give a group other settings."""
@@ -326,9 +325,9 @@ class Catalogue:
         await self._state.change(
             build, lambda: changed.change(spec), is_for_readers=False, is_alone=True
         )
-        return group_snapshot(changed, self._state.now())
+        return changed.snapshot(self._state.now())
 
-    async def claim_group(self, queue: LogicalQueue, group: Group, reader: str) -> None:
+    async def claim_group(self, queue: LocalQueue, group: LocalGroup, reader: str) -> None:
         """Give a group to a reader.
 
         Raises:
@@ -347,7 +346,7 @@ class Catalogue:
 
         await self._state.change(build, then, is_alone=True)
 
-    async def delete_group(self, queue: LogicalQueue, group: Group) -> None:
+    async def delete_group(self, queue: LocalQueue, group: LocalGroup) -> None:
         """Delete a group; it holds no messages any more."""
 
         def build(transaction: Transaction) -> None:
@@ -386,39 +385,39 @@ class Catalogue:
         for kind in ("physical", "group"):
             transaction.changes.meta[kind] = str(self._ids[kind] - 1)
 
-    def _new_part(self, queue: LogicalQueue, number: int) -> PhysicalQueue:
+    def _new_part(self, queue: LocalQueue, number: int) -> PhysicalQueue:
         row_id = self._new_id("physical")
         return PhysicalQueue(PhysicalRow(row_id, queue.row_id, number, 0, 0, 0, 0, 0))
 
-    def _add_parts(self, queue: LogicalQueue, n: int) -> None:
+    def _add_parts(self, queue: LocalQueue, n: int) -> None:
         for number in range(n):
             queue.physical[number] = self._new_part(queue, number)
 
     def _new_group(
         self,
-        queue: LogicalQueue,
+        queue: LocalQueue,
         name: str,
         spec: GroupSpec,
         parts: Iterable[PhysicalQueue] | None = None,
-    ) -> Group:
+    ) -> LocalGroup:
         row = GroupRow(
             self._new_id("group"), queue.row_id, name, spec_text(spec), 0, self._state.now()
         )
         group = self._group_of(queue, row, spec)
         for part in queue.physical.values() if parts is None else parts:
-            group.places[part.number] = Place(group, part, part.earliest)
+            group.places[part.number] = LocalPlace(group, part, part.earliest)
         return group
 
-    def _group_of(self, queue: LogicalQueue, row: GroupRow, spec: GroupSpec) -> Group:
+    def _group_of(self, queue: LocalQueue, row: GroupRow, spec: GroupSpec) -> LocalGroup:
         receipts = Receipts(self._secret, queue.incarnation, row.row_id)
-        group = Group(row, spec, receipts, queue.key_of)
+        group = LocalGroup(row, spec, receipts, queue.key_of)
         group.delay_seconds = queue.spec.delay_seconds
         group.on_arrival = self._state.arrivals.arrived
         group.on_deadline = self._state.arrivals.deadline_changed
         return group
 
     @staticmethod
-    def _place_at(group: Group, starts: Mapping[int, int] | None) -> None:
+    def _place_at(group: LocalGroup, starts: Mapping[int, int] | None) -> None:
         """Put a new group where it begins, at the moment at which it is created."""
         for number, place in group.places.items():
             part = place.physical
@@ -428,13 +427,13 @@ class Catalogue:
                 is_latest = group.spec.start == "latest"
                 place.move(part.next if is_latest else part.earliest)
 
-    def group_row(self, group: Group, epoch: int, spec: GroupSpec, reader: str) -> GroupRow:
+    def group_row(self, group: LocalGroup, epoch: int, spec: GroupSpec, reader: str) -> GroupRow:
         """Return the row of a group."""
         used_at = group.used_at - self._state.clock.away
         text = group_text(spec, reader)
         return GroupRow(group.row_id, group.queue_id, group.name, text, epoch, used_at)
 
-    def _add_group_rows(self, transaction: Transaction, group: Group) -> None:
+    def _add_group_rows(self, transaction: Transaction, group: LocalGroup) -> None:
         changes = transaction.changes
         row = self.group_row(group, group.epoch, group.spec, group.reader)
         changes.groups.append(row)

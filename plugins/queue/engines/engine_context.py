@@ -14,7 +14,7 @@ from penstock.plugins.queue.engines.contract import (
 from penstock.plugins.queue.engines.group_commit import GroupCommit
 from penstock.plugins.queue.engines.logical import find_queue
 from penstock.plugins.queue.engines.queues import (
-    LogicalQueue,
+    LocalQueue,
 )
 from penstock.plugins.queue.engines.requests import (
     Change,
@@ -49,7 +49,7 @@ class State:
         self.store = store
         self.clocks = clocks
         self.logger = logger
-        self.queues: dict[str, LogicalQueue] = {}
+        self.queues: dict[str, LocalQueue] = {}
         self.clock = StorageClock(clocks)
         self.cache = SegmentCache(read_ahead_bytes)
         self.arrivals = Arrivals(self.now)
@@ -71,7 +71,7 @@ class State:
         """Return the engine's time."""
         return self.clock()
 
-    def find(self, name: str) -> LogicalQueue:
+    def find(self, name: str) -> LocalQueue:
         """Return a queue.
 
         Raises:

@@ -15,7 +15,7 @@ from penstock.plugins.queue.batch_format import (
 )
 from penstock.plugins.queue.engines.contract import NewMessage
 from penstock.plugins.queue.engines.partition import PhysicalQueue
-from penstock.plugins.queue.engines.queues import LogicalQueue
+from penstock.plugins.queue.engines.queues import LocalQueue
 from penstock.plugins.queue.engines.segments import (
     DELAY_PROPERTY,
     Decoded,
@@ -31,7 +31,7 @@ from penstock.plugins.queue.wire.frames import RETAIN, Batch
 class Incoming:
     """What one transaction appends to one physical queue."""
 
-    def __init__(self, queue: LogicalQueue, physical: PhysicalQueue) -> None:
+    def __init__(self, queue: LocalQueue, physical: PhysicalQueue) -> None:
         self.queue = queue
         self.physical = physical
         self.base = physical.next

@@ -7,7 +7,7 @@ alone, for groups of kind `lease`:
 Every message below the *cursor* was looked at in this run. If it is not settled, it is exactly one
 of: leased, delayed, visible again, or about to be settled. So after a restart, with the cursor at
 the floor, all that is not settled is visible. The messages of one call and one segment share a
-`Batch` with one deadline, and offsets are all that is kept of a message.
+`LeaseBatch` with one deadline, and offsets are all that is kept of a message.
 
 `Visible` has those that became visible again, and keeps the order of keys.
 """
@@ -17,20 +17,19 @@ from __future__ import annotations
 import heapq
 from array import array
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby, repeat
 from typing import Final, NamedTuple
 
 from penstock.broker.mqtt.topics import matches
 from penstock.plugins.queue.engines.contract import GroupSpec
-from penstock.plugins.queue.engines.expiry import count_down
-from penstock.plugins.queue.engines.keys import KeyReader
-from penstock.plugins.queue.engines.lease_request import Take
+from penstock.plugins.queue.engines.logical import StoredGroup
 from penstock.plugins.queue.engines.partition import PhysicalQueue, bits_below, each_bit, repeats_in
 from penstock.plugins.queue.engines.receipts import Receipts, Receive
 from penstock.plugins.queue.engines.redelivery_index import Visible
-from penstock.plugins.queue.engines.segments import Decoded
+from penstock.plugins.queue.engines.segments import Decoded, count_down
 from penstock.plugins.queue.engines.store import GroupRow, Segment
-from penstock.plugins.queue.engines.waitable import Waited
+from penstock.plugins.queue.strategies.message_key import StoredKeyReader
 from penstock.plugins.queue.wire.frames import ReceivedMessage, received_messages
 
 MAX_WAITING_IN_LANES: Final = 100_000
@@ -44,12 +43,15 @@ PAGE_BYTES: Final = 1024 * 1024
 """Stored bytes of a physical queue that are read ahead at a time."""
 _PAGE_SEGMENTS: Final = 64
 _CLEAN_ABOVE: Final = 64
+MAX_LOOKED: Final = 512
+"""Messages that are looked at singly in one step, which takes the loop some milliseconds."""
 
 Find = Callable[[PhysicalQueue, int], Decoded | None]
 """Returns the decoded segment with a first offset; None where it must be read."""
 
 
-class Batch:
+@dataclass(slots=True, eq=False)
+class LeaseBatch:
     """Messages of one segment that become visible at one time, unless they are settled before.
 
     Attributes:
@@ -64,41 +66,21 @@ class Batch:
         is_delay: whether they are delayed, not leased.
     """
 
-    __slots__ = (
-        "counts",
-        "deadline",
-        "first_offset",
-        "is_delay",
-        "left",
-        "nonce",
-        "offsets",
-        "place",
-        "sizes",
-    )
+    place: LocalPlace
+    deadline: float
+    offsets: Sequence[int]
+    counts: array[int] | None
+    first_offset: int
+    sizes: array[int] | None
+    nonce: int
+    is_delay: bool = field(default=False, kw_only=True)
+    left: int = field(init=False)
 
-    def __init__(
-        self,
-        place: Place,
-        deadline: float,
-        offsets: Sequence[int],
-        counts: array[int] | None,
-        first_offset: int,
-        sizes: array[int] | None,
-        nonce: int,
-        *,
-        is_delay: bool = False,
-    ) -> None:
-        self.nonce = nonce
-        self.place = place
-        self.deadline = deadline
-        self.offsets = offsets
-        self.left = len(offsets)
-        self.counts = counts
-        self.first_offset = first_offset
-        self.sizes = sizes
-        self.is_delay = is_delay
+    def __post_init__(self) -> None:
+        """Count the messages."""
+        self.left = len(self.offsets)
 
-    def __lt__(self, other: Batch) -> bool:
+    def __lt__(self, other: LeaseBatch) -> bool:
         """Let a heap order batches of one deadline in any way."""
         return self.deadline < other.deadline
 
@@ -119,52 +101,37 @@ class Lease(NamedTuple):
     first_offset: int
 
 
-class Group(Waited):
-    """A group of a logical queue.
+class LocalGroup(StoredGroup["LocalPlace"]):
+    """A group in the memory of one process.
 
     Attributes:
-        row_id: row number.
-        name: its name.
-        spec: its settings.
-        epoch: another one after each seek, modulo 65,536.
-        reader: to which the group belongs; "" for none.
+        row_id: its row number.
         used_at: the engine's time of its newest request; `Arrivals.note_uses` has those that wait.
-        stored_used_at: what the storage has of it.
-        places: by number of physical queue.
-        waiting_in: numbers of those in which messages wait.
-        n_leased: messages that are leased.
+        stored_used_at: what the storage has of `used_at`.
+        waiting_in: numbers of the physical queues in which messages wait.
         was_full: whether `max_leased_messages` were leased when a message was settled.
-        received: messages given to receivers in this run.
-        settled: how many messages were settled in this run, by action or reason.
-        arrivals: how often something may have become visible.
-        delay_seconds: of the queue.
+        delay_seconds: the delay of the queue's messages.
         key_of: reads the key of a message.
     """
 
+    n_leased = 0
+
     def __init__(
-        self, row: GroupRow, spec: GroupSpec, receipts: Receipts, key_of: KeyReader
+        self, row: GroupRow, spec: GroupSpec, receipts: Receipts, key_of: StoredKeyReader
     ) -> None:
-        super().__init__()
+        super().__init__(row.name, spec, row.epoch)
         self.row_id = row.row_id
         self.queue_id = row.queue_id
-        self.name = row.name
-        self.epoch = row.epoch
-        self.reader = ""
         self.used_at = self.stored_used_at = row.used_at
-        self.places: dict[int, Place] = {}
         self.waiting_in: set[int] = set()
-        self.n_leased = 0
         self.was_full = False
-        self.received = 0
-        self.settled: dict[str, int] = {}
         self.delay_seconds = 0.0
         self.key_of = key_of
         self.receipts = receipts
-        self.on_deadline: Callable[[Group], None] = _ignore
-        self._deadlines: list[Batch] = []
+        self.on_deadline: Callable[[LocalGroup], None] = _ignore
+        self._deadlines: list[LeaseBatch] = []
         self._n_ended = 0
         self._takes: dict[str, bool] = {}
-        self.change(spec)
 
     def change(self, spec: GroupSpec) -> None:
         """Take other settings."""
@@ -192,19 +159,19 @@ class Group(Waited):
             found = self._takes[topic] = any(matches(one, topic) for one in topics)
         return found
 
-    def wait_until(self, batch: Batch) -> None:
+    def wait_until(self, batch: LeaseBatch) -> None:
         """Note the deadline of a batch."""
         heapq.heappush(self._deadlines, batch)
         if self._deadlines[0] is batch:
             self.on_deadline(self)
 
-    def due(self, place: Place, due_at: float) -> None:
+    def due(self, place: LocalPlace, due_at: float) -> None:
         """Note that a message may become visible at a time."""
-        mark = Batch(place, due_at, (), None, 0, None, NOT_RECEIVED, is_delay=True)
+        mark = LeaseBatch(place, due_at, (), None, 0, None, NOT_RECEIVED, is_delay=True)
         mark.left = -1  # it is not ended before its time
         self.wait_until(mark)
 
-    def ended(self, batch: Batch) -> None:
+    def ended(self, batch: LeaseBatch) -> None:
         """Note that none of a batch's messages waits for its deadline."""
         batch.offsets = ()
         batch.sizes = batch.counts = None
@@ -232,12 +199,64 @@ class Group(Waited):
         if has_arrived:
             self.arrived()
 
-    def count(self, reason: str, n_messages: int) -> None:
-        """Count settled messages."""
-        self.settled[reason] = self.settled.get(reason, 0) + n_messages
+    def n_delayed(self, now: float) -> int:
+        """Return how many messages wait for their delay."""
+        return sum(place.n_delayed(now) for place in self.places.values())
 
 
-class Place:
+@dataclass(slots=True)
+class Take:
+    """One call of `lease` on one physical queue.
+
+    Attributes:
+        now: the engine's time.
+        deadline: of its leases.
+        max_messages: at most.
+        max_bytes: of payload, after the first message.
+        nonce: another one in each call, as receipts have it.
+        received: what it has got so far.
+        n_bytes: payload bytes of these.
+        is_full: whether no more messages or bytes fit.
+        n_looked: messages that this step has looked at singly.
+        settled: bits to be settled unseen, by reason and first offset.
+        sizes: payload bytes of the messages of these segments.
+        dead: messages that were received too often: first offset and index.
+        last_of_key: offset of the newest message of each key in this call.
+    """
+
+    now: float
+    deadline: float
+    max_messages: int
+    max_bytes: int
+    nonce: int
+    received: list[ReceivedMessage] = field(default_factory=list)
+    n_bytes: int = 0
+    is_full: bool = False
+    n_looked: int = 0
+    settled: dict[str, dict[int, int]] = field(default_factory=dict)
+    sizes: dict[int, array[int]] = field(default_factory=dict)
+    dead: list[tuple[Decoded, int]] = field(default_factory=list)
+    last_of_key: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether the step has looked at so many messages that another one must follow."""
+        return self.n_looked >= MAX_LOOKED
+
+    def wants(self) -> bool:
+        """Say whether this step may take another message."""
+        has_room = not self.is_full and len(self.received) < self.max_messages
+        return has_room and not self.is_interrupted
+
+    def settle(self, reason: str, decoded: Decoded, index: int) -> None:
+        """Note a message that is settled unseen."""
+        bits = self.settled.setdefault(reason, {})
+        first = decoded.first_offset
+        bits[first] = bits.get(first, 0) | 1 << index
+        self.sizes[first] = decoded.sizes
+
+
+class LocalPlace:
     """A group in one physical queue; see the module for the theory of operation.
 
     Attributes:
@@ -255,7 +274,7 @@ class Place:
         is_ordered: whether keys are delivered in order.
     """
 
-    def __init__(self, group: Group, physical: PhysicalQueue, floor: int) -> None:
+    def __init__(self, group: LocalGroup, physical: PhysicalQueue, floor: int) -> None:
         self.group = group
         self.physical = physical
         self.floor = floor
@@ -264,8 +283,8 @@ class Place:
         self.cursor = floor
         self.counts: dict[int, array[int]] = {}
         self.dirty: set[int] = set()
-        self.leased: dict[int, Batch] = {}
-        self.delayed: dict[int, Batch] = {}
+        self.leased: dict[int, LeaseBatch] = {}
+        self.delayed: dict[int, LeaseBatch] = {}
         self.settling: set[int] = set()
         self.is_ordered = group.spec.kind == "lease" and group.spec.order == "key"
         self._settling_ahead: set[int] = set()
@@ -468,7 +487,7 @@ class Place:
             strict=True,
         )
         take.received += received_messages(rows)
-        lease = Batch(self, take.deadline, offsets, counts, first, decoded.sizes, nonce)
+        lease = LeaseBatch(self, take.deadline, offsets, counts, first, decoded.sizes, nonce)
         self.leased.update(zip(offsets, repeat(lease)))
         group.n_leased += len(offsets)
         group.wait_until(lease)
@@ -560,7 +579,7 @@ class Place:
         sizes: array[int] | None,
         nonce: int,
     ) -> None:
-        batch = Batch(self, deadline, (offset,), counts, first, sizes, nonce)
+        batch = LeaseBatch(self, deadline, (offset,), counts, first, sizes, nonce)
         self.leased[offset] = batch
         self.group.n_leased += 1
         self.group.wait_until(batch)
@@ -593,7 +612,7 @@ class Place:
 
     def _delay(self, offset: int, due_at: float, first: int, nonce: int) -> None:
         counts = self.counts.get(first)
-        batch = Batch(self, due_at, (offset,), counts, first, None, nonce, is_delay=True)
+        batch = LeaseBatch(self, due_at, (offset,), counts, first, None, nonce, is_delay=True)
         self.delayed[offset] = batch
         self.group.wait_until(batch)
 
@@ -623,7 +642,7 @@ class Place:
 
     # What becomes of received messages.
 
-    def expire(self, batch: Batch) -> None:
+    def expire(self, batch: LeaseBatch) -> None:
         """Make the messages of a batch visible: their lease or delay is over."""
         waiting = self.delayed if batch.is_delay else self.leased
         for offset in batch.offsets:
@@ -634,7 +653,7 @@ class Place:
                 self._visible.show(offset, batch.nonce)
         batch.left = 0
 
-    def end_lease(self, offset: int) -> Batch | None:
+    def end_lease(self, offset: int) -> LeaseBatch | None:
         """Take a message out of its lease or delay; return its batch if there was one."""
         batch = self.leased.pop(offset, None)
         if batch is not None:
@@ -825,5 +844,5 @@ class Place:
         return counts
 
 
-def _ignore(_group: Group) -> None:
+def _ignore(_group: LocalGroup) -> None:
     """Do nothing."""

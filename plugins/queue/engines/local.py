@@ -27,22 +27,18 @@ from typing import Any, Final
 from penstock.broker.durable.storage_clock import Clocks, StorageClock
 from penstock.plugins.queue.engines.catalogue import Catalogue
 from penstock.plugins.queue.engines.contract import (
-    Action,
     AppendResult,
-    GroupSnapshot,
-    GroupSpec,
     Health,
     NewMessage,
     Position,
     QueueOutline,
     QueueSnapshot,
-    QueueSpec,
     Sent,
     Start,
     StorageError,
 )
 from penstock.plugins.queue.engines.engine_context import State
-from penstock.plugins.queue.engines.leases import Group
+from penstock.plugins.queue.engines.leases import LocalGroup
 from penstock.plugins.queue.engines.maintenance import Upkeep
 from penstock.plugins.queue.engines.planning import plan_end
 from penstock.plugins.queue.engines.reading import SegmentReader
@@ -55,11 +51,9 @@ from penstock.plugins.queue.engines.requests import (
     Seek,
     Trim,
 )
-from penstock.plugins.queue.engines.snapshots import queue_outline, queue_snapshot
 from penstock.plugins.queue.engines.store import (
     Store,
 )
-from penstock.plugins.queue.wire.frames import ReceivedMessage
 
 PROBE_SECONDS: Final = 5.0
 """For the storage to say whether it would store a message: a long commit may be before that."""
@@ -93,6 +87,19 @@ class LocalEngine:
         self._receiving = Receiving(self._state, self._reader)
         self._upkeep = Upkeep(self._state, self._reader, self._catalogue)
         self._commit_max_messages = commit_max_messages
+        # These methods of the contract are done whole by a part of the engine.
+        self.create_queue = self._catalogue.create_queue
+        self.change_queue = self._catalogue.change_queue
+        self.delete_queue = self._catalogue.delete_queue
+        self.create_group = self._catalogue.create_group
+        self.change_group = self._catalogue.change_group
+        self.lease = self._receiving.lease
+        self.give_back = self._receiving.give_back
+        self.settle = self._receiving.settle
+        self.purge = self._upkeep.purge
+        self.redrive = self._upkeep.redrive
+        self.maintain = self._upkeep.maintain
+        self.compact = self._upkeep.compact
 
     async def open(self) -> None:
         """Open the store and restore the state."""
@@ -127,29 +134,17 @@ class LocalEngine:
         await asyncio.to_thread(self._reader.close)
         await asyncio.to_thread(state.store.close)
 
-    async def create_queue(self, queue: str, spec: QueueSpec) -> QueueSnapshot:
-        """Create a queue with its groups."""
-        return await self._catalogue.create_queue(queue, spec)
-
-    async def change_queue(self, queue: str, spec: QueueSpec) -> QueueSnapshot:
-        """Give a queue other settings."""
-        return await self._catalogue.change_queue(queue, spec)
-
-    async def delete_queue(self, queue: str) -> None:
-        """Delete a queue."""
-        await self._catalogue.delete_queue(queue)
-
     def queues(self) -> Sequence[str]:
         """Return the names of all queues."""
         return list(self._state.queues)
 
     def snapshot(self, queue: str) -> QueueSnapshot:
         """Return what a queue holds."""
-        return queue_snapshot(self._state.find(queue), self._state.now())
+        return self._state.find(queue).snapshot(self._state.now())
 
     def outline(self, queue: str) -> QueueOutline:
         """Return a part of the snapshot."""
-        return queue_outline(self._state.find(queue), self._state.now())
+        return self._state.find(queue).outline(self._state.now())
 
     def reserve(self, queue: str, n_messages: int, n_bytes: int) -> bool:
         """Hold room for messages."""
@@ -182,47 +177,10 @@ class LocalEngine:
         self._state.submit(Forget(self._state.find(queue), deduplication_ids, future))
         return future
 
-    async def create_group(self, queue: str, group: str, spec: GroupSpec) -> GroupSnapshot:
-        """Create a group."""
-        return await self._catalogue.create_group(queue, group, spec)
-
-    async def change_group(self, queue: str, group: str, spec: GroupSpec) -> GroupSnapshot:
-        """Give a group other settings."""
-        return await self._catalogue.change_group(queue, group, spec)
-
     async def delete_group(self, queue: str, group: str) -> None:
         """Delete a group."""
         found = self._state.find(queue)
         await self._catalogue.delete_group(found, found.group(group))
-
-    async def lease(
-        self,
-        queue: str,
-        group: str,
-        physical_queue: int,
-        max_messages: int,
-        max_bytes: int,
-        visibility_timeout: float | None = None,
-    ) -> list[ReceivedMessage]:
-        """Receive messages of one physical queue."""
-        return await self._receiving.lease(
-            queue, group, physical_queue, max_messages, max_bytes, visibility_timeout
-        )
-
-    def give_back(self, queue: str, group: str, deliveries: Sequence[ReceivedMessage]) -> None:
-        """Make messages visible whose receiver has left."""
-        self._receiving.give_back(queue, group, deliveries)
-
-    async def settle(
-        self,
-        queue: str,
-        group: str,
-        action: Action,
-        receipt_handles: Sequence[str],
-        seconds: float = 0.0,
-    ) -> Mapping[int, str]:
-        """Settle receives."""
-        return await self._receiving.settle(queue, group, action, receipt_handles, seconds)
 
     async def read(
         self, queue: str, physical_queue: int, start: int, end: int, max_messages: int
@@ -314,29 +272,13 @@ class LocalEngine:
         """Wait until something may have become visible."""
         found = self._state.find(queue)
         waiter = found if group is None else found.group(group)
-        if isinstance(waiter, Group):
+        if isinstance(waiter, LocalGroup):
             waiter.used_at = self._state.now()
         arrivals = await self._state.arrivals.wait(waiter, seen, wait)
         self._state.find(queue)
         if group is not None:
             found.group(group)
         return arrivals
-
-    async def purge(self, queue: str) -> int:
-        """Remove all messages."""
-        return await self._upkeep.purge(queue)
-
-    async def redrive(self, queue: str, target: str | None, max_messages: int | None) -> int:
-        """Move dead letters back."""
-        return await self._upkeep.redrive(queue, target, max_messages)
-
-    async def maintain(self) -> None:
-        """Do what time asks for."""
-        await self._upkeep.maintain()
-
-    async def compact(self) -> int:
-        """Give all unused space back."""
-        return await self._upkeep.compact()
 
     async def backup(self, path: str) -> int:
         """Write a copy of the storage."""

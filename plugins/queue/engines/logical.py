@@ -2,67 +2,147 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Generic, Protocol, TypeVar
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, Protocol, TypeVar
 
 from penstock.plugins.queue.engines.contract import (
     GroupKindError,
+    GroupOutline,
+    GroupSnapshot,
     GroupSpec,
     IncarnationError,
     KeyOrderError,
     OffsetError,
     Position,
+    QueueOutline,
+    QueueSnapshot,
     QueueSpec,
     RangeGoneError,
     ReaderError,
     UnknownGroupError,
     UnknownQueueError,
+    Usage,
 )
-from penstock.plugins.queue.engines.keys import key_reader
-from penstock.plugins.queue.engines.waitable import Waited
 from penstock.plugins.queue.strategies.enqueue import physical_queue_of
+from penstock.plugins.queue.strategies.message_key import stored_key_reader
+
+
+class Waitable:
+    """A queue, or a group.
+
+    Attributes:
+        arrivals: how often something may have become visible.
+        on_arrival: is called each time.
+        used_at: the engine's time of its newest request.
+    """
+
+    def __init__(self) -> None:
+        self.arrivals = 0
+        self.on_arrival: Callable[[Waitable], None] = _ignore
+        self.used_at = 0.0
+
+    def arrived(self) -> None:
+        """Note that something may have become visible."""
+        self.arrivals += 1
+        self.on_arrival(self)
+
+    def expire(self, _now: float) -> None:
+        """Make visible what time has made so; call `arrived` where there is any."""
+
+    def next_deadline(self) -> float | None:
+        """Return the engine's time at which `expire` has something to do; None for never."""
+        return None
 
 
 class Extent(Protocol):
-    """The offsets of a physical queue.
+    """What is known of a physical queue.
 
     Attributes:
-        number: within its queue.
-        earliest: first offset that may still exist.
-        next: offset of the next message.
+        number: its number within its queue.
+        earliest: the first offset that may still exist.
+        next: the offset of the next message.
+        messages: how many exist.
+        stored_bytes: the bytes that they take in the storage.
     """
 
     number: int
     earliest: int
     next: int
+    messages: int
+    stored_bytes: int
 
 
-class _Floor(Protocol):
+class _Place(Protocol):
     @property
     def floor(self) -> int: ...
 
-
-class _Group(Protocol):
     @property
-    def name(self) -> str: ...
-
-    @property
-    def reader(self) -> str: ...
-
-    @property
-    def spec(self) -> GroupSpec: ...
-
-    @property
-    def places(self) -> Mapping[int, _Floor]: ...
+    def waiting(self) -> int: ...
 
 
 PartT = TypeVar("PartT", bound=Extent)
-GroupT = TypeVar("GroupT", bound=_Group)
+PlaceT = TypeVar("PlaceT", bound=_Place)
 QueueT = TypeVar("QueueT")
 
 
-class Logical(Waited, Generic[PartT, GroupT]):
-    """A logical queue.
+class StoredGroup(Waitable, ABC, Generic[PlaceT]):
+    """A group, as every engine has it.
+
+    Attributes:
+        name: its name.
+        spec: its settings.
+        epoch: the number of its seeks, modulo 65,536.
+        reader: the reader that it belongs to; "" for none.
+        places: what the group has settled in each physical queue, by its number.
+        received: messages given to receivers in this run.
+        settled: messages that were settled in this run, by action or reason.
+    """
+
+    def __init__(self, name: str, spec: GroupSpec, epoch: int) -> None:
+        super().__init__()
+        self.name = name
+        self.spec = spec
+        self.epoch = epoch
+        self.reader = ""
+        self.places: dict[int, PlaceT] = {}
+        self.received = 0
+        self.settled: dict[str, int] = {}
+
+    @property
+    @abstractmethod
+    def n_leased(self) -> int:
+        """Messages that are leased."""
+
+    @abstractmethod
+    def n_delayed(self, now: float) -> int:
+        """Return how many messages wait for their delay."""
+
+    def count(self, reason: str, n_messages: int) -> None:
+        """Count settled messages."""
+        if n_messages:
+            self.settled[reason] = self.settled.get(reason, 0) + n_messages
+
+    def snapshot(self, now: float) -> GroupSnapshot:
+        """Return the group as it is."""
+        return GroupSnapshot(
+            spec=self.spec,
+            position={number: place.floor for number, place in self.places.items()},
+            waiting=sum(place.waiting for place in self.places.values()),
+            leased=self.n_leased,
+            delayed=self.n_delayed(now),
+            received=self.received,
+            settled=dict(self.settled),
+            idle_seconds=max(0.0, now - self.used_at),
+            reader=self.reader,
+        )
+
+
+GroupT = TypeVar("GroupT", bound=StoredGroup[Any])
+
+
+class StoredQueue(Waitable, ABC, Generic[PartT, GroupT]):
+    """A logical queue, as every engine has it.
 
     Attributes:
         name: its name.
@@ -97,7 +177,7 @@ class Logical(Waited, Generic[PartT, GroupT]):
     def change(self, spec: QueueSpec) -> None:
         """Take other settings."""
         self.spec = spec
-        self.key_of = key_reader(spec.key)
+        self.key_of = stored_key_reader(spec.key)
         self.is_limited = spec.max_messages is not None or spec.max_bytes is not None
 
     def check_keys(self, spec: QueueSpec, allowed: str) -> None:
@@ -238,6 +318,49 @@ class Logical(Waited, Generic[PartT, GroupT]):
         self.reserved_messages -= n_messages
         self.reserved_bytes -= n_bytes
 
+    @property
+    def set_aside(self) -> int:
+        """Messages that could not be read and are kept out of the queue."""
+        return 0
+
+    @abstractmethod
+    def arrival_of_oldest(self) -> float | None:
+        """Return the engine's time at which the oldest message arrived; None for no message."""
+
+    def outline(self, now: float) -> QueueOutline:
+        """Return what requests need to know of the queue."""
+        for group in self.groups.values():
+            group.expire(now)
+        return QueueOutline(
+            self.incarnation,
+            self.spec,
+            self.messages,
+            list(self.physical),
+            {name: GroupOutline(one.spec, one.n_leased) for name, one in self.groups.items()},
+        )
+
+    def snapshot(self, now: float) -> QueueSnapshot:
+        """Return the queue as it is."""
+        for group in self.groups.values():
+            group.expire(now)
+        oldest = self.arrival_of_oldest()
+        return QueueSnapshot(
+            incarnation=self.incarnation,
+            spec=self.spec,
+            usage={
+                number: Usage(part.earliest, part.next, part.messages, part.stored_bytes)
+                for number, part in self.physical.items()
+            },
+            messages=self.messages,
+            payload_bytes=self.payload_bytes,
+            stored_bytes=self.stored_bytes,
+            reserved=self.reserved_messages,
+            removed=dict(self.removed),
+            set_aside=self.set_aside,
+            oldest_seconds=None if oldest is None else max(0.0, now - oldest),
+            groups={name: group.snapshot(now) for name, group in self.groups.items()},
+        )
+
 
 def find_queue(queues: Mapping[str, QueueT], name: str) -> QueueT:
     """Return a queue.
@@ -268,3 +391,7 @@ def check_range(physical: Extent, start: int, end: int) -> None:
         raise OffsetError(f"start: read {start}; allowed: 0 to the range's end, {end}")
     if start < end and start < physical.earliest:
         raise RangeGoneError(start, physical.earliest)
+
+
+def _ignore(_source: Waitable) -> None:
+    """Do nothing."""

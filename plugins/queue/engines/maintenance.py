@@ -17,7 +17,7 @@ from penstock.plugins.queue.engines.dead_letters import redriven
 from penstock.plugins.queue.engines.engine_context import State
 from penstock.plugins.queue.engines.partition import PhysicalQueue, each_bit
 from penstock.plugins.queue.engines.queues import (
-    LogicalQueue,
+    LocalQueue,
 )
 from penstock.plugins.queue.engines.reading import SegmentReader
 from penstock.plugins.queue.engines.requests import (
@@ -59,7 +59,7 @@ class Upkeep:
         self._reader = reader
         self._catalogue = catalogue
         self._sparse: dict[tuple[PhysicalQueue, int], int] = {}
-        self._unread: deque[tuple[LogicalQueue, PhysicalQueue, int]] = deque()
+        self._unread: deque[tuple[LocalQueue, PhysicalQueue, int]] = deque()
 
     async def restored(self) -> None:
         """Read of which messages the delay is not over, as far as that is soon done."""
@@ -107,10 +107,10 @@ class Upkeep:
 
     async def _redrive_segment(
         self,
-        source: LogicalQueue,
+        source: LocalQueue,
         part: PhysicalQueue,
         segment: Segment,
-        target: LogicalQueue | None,
+        target: LocalQueue | None,
         max_messages: int | None,
     ) -> int:
         first = segment.first_offset
@@ -186,7 +186,7 @@ class Upkeep:
         if commits is not None:
             await self._state.ask(lambda future: Run(commits.probe, None, future))
 
-    async def _shrink(self, queue: LogicalQueue) -> None:
+    async def _shrink(self, queue: LocalQueue) -> None:
         """Free the space of messages that left segments which others keep from leaving.
 
         A segment is stored anew when nothing has left it since the last call: others are about to
@@ -221,7 +221,7 @@ class Upkeep:
         transaction.changes.meta["clock"] = self._state.clock.stored_text()
         self._catalogue.add_last_uses(transaction)
 
-    async def _maintain_queue(self, queue: LogicalQueue, now: float) -> None:
+    async def _maintain_queue(self, queue: LocalQueue, now: float) -> None:
         for group in list(queue.groups.values()):
             if group.n_leased:  # whoever works on the messages is there
                 group.used_at = now
@@ -263,7 +263,7 @@ class Upkeep:
             await self._state.change(build, then)
 
     async def _cut(
-        self, queue: LogicalQueue, physical: PhysicalQueue, below: int, reason: str
+        self, queue: LocalQueue, physical: PhysicalQueue, below: int, reason: str
     ) -> int:
         n: int = await self._state.ask(lambda future: Cut(queue, physical, below, reason, future))
         return n

@@ -11,8 +11,8 @@ from penstock.plugins.queue.engines.contract import (
     GroupSpec,
     QueueSpec,
 )
-from penstock.plugins.queue.engines.leases import Group, Place
-from penstock.plugins.queue.engines.logical import Logical
+from penstock.plugins.queue.engines.leases import LocalGroup, LocalPlace
+from penstock.plugins.queue.engines.logical import StoredQueue
 from penstock.plugins.queue.engines.partition import Delays, PhysicalQueue
 from penstock.plugins.queue.engines.segments import Decoded
 from penstock.plugins.queue.engines.store import QueueRow
@@ -49,7 +49,7 @@ class Newest(NamedTuple):
     bit: int
 
 
-class LogicalQueue(Logical[PhysicalQueue, Group]):
+class LocalQueue(StoredQueue[PhysicalQueue, LocalGroup]):
     """A logical queue.
 
     Attributes:
@@ -79,7 +79,7 @@ class LogicalQueue(Logical[PhysicalQueue, Group]):
         """Return its row with other settings."""
         return QueueRow(self.row_id, self.name, self.incarnation, spec_text(spec))
 
-    def places(self, number: int) -> list[Place]:
+    def places(self, number: int) -> list[LocalPlace]:
         """Return the places of all groups in a physical queue."""
         return [group.places[number] for group in self.groups.values()]
 
@@ -102,6 +102,18 @@ class LogicalQueue(Logical[PhysicalQueue, Group]):
         if part is None or part.index.first_of(newest.first_offset) != newest.first_offset:
             return False
         return not part.gone_bits(newest.first_offset) >> newest.bit & 1
+
+    @property
+    def set_aside(self) -> int:
+        """Messages that could not be read and are kept out of the queue."""
+        return sum(part.aside for part in self.physical.values())
+
+    def arrival_of_oldest(self) -> float | None:
+        """Return the engine's time at which the newest message of the oldest segment arrived."""
+        oldest = (
+            part.index.following(part.earliest) for part in self.physical.values() if part.messages
+        )
+        return min((one.newest_clock for one in oldest if one is not None), default=None)
 
 
 def spec_text(spec: QueueSpec | GroupSpec) -> str:

@@ -16,7 +16,7 @@ from penstock.plugins.queue.engines.engine_context import State
 from penstock.plugins.queue.engines.logical import check_range
 from penstock.plugins.queue.engines.partition import PhysicalQueue, bits_below
 from penstock.plugins.queue.engines.queues import (
-    LogicalQueue,
+    LocalQueue,
 )
 from penstock.plugins.queue.engines.requests import (
     Run,
@@ -133,7 +133,7 @@ class SegmentReader:
             ]
             return await self._read_frames(physical, left, surplus) if left else []
 
-    async def locate(self, queue: LogicalQueue, start: Start) -> dict[int, int]:
+    async def locate(self, queue: LocalQueue, start: Start) -> dict[int, int]:
         """Return the offsets that a `Start` means.
 
         Raises:

@@ -14,11 +14,10 @@ from penstock.plugins.queue.engines.contract import (
 )
 from penstock.plugins.queue.engines.dead_letters import letter_row
 from penstock.plugins.queue.engines.engine_context import State
-from penstock.plugins.queue.engines.lease_request import Take
-from penstock.plugins.queue.engines.leases import Group, Place
+from penstock.plugins.queue.engines.leases import LocalGroup, LocalPlace, Take
 from penstock.plugins.queue.engines.partition import PhysicalQueue, each_bit
 from penstock.plugins.queue.engines.queues import (
-    LogicalQueue,
+    LocalQueue,
 )
 from penstock.plugins.queue.engines.reading import SegmentReader
 from penstock.plugins.queue.engines.receipts import N_NONCES, Received
@@ -51,8 +50,8 @@ class Receiving:
     def __init__(self, state: State, reader: SegmentReader) -> None:
         self._state = state
         self._reader = reader
-        self._locks: WeakKeyDictionary[Place, asyncio.Lock] = WeakKeyDictionary()
-        self._uncounted: dict[Place, LogicalQueue] = {}
+        self._locks: WeakKeyDictionary[LocalPlace, asyncio.Lock] = WeakKeyDictionary()
+        self._uncounted: dict[LocalPlace, LocalQueue] = {}
         self._counts_timer: asyncio.TimerHandle | None = None
         self._nonce = secrets.randbelow(N_NONCES)
 
@@ -105,7 +104,9 @@ class Receiving:
             raise
         return take.received
 
-    async def _fill(self, queue: LogicalQueue, group: Group, place: Place, take: Take) -> None:
+    async def _fill(
+        self, queue: LocalQueue, group: LocalGroup, place: LocalPlace, take: Take
+    ) -> None:
         """Receive messages, in steps between which the loop goes on."""
         held: dict[int, Decoded] = {}
 
@@ -141,7 +142,7 @@ class Receiving:
             raise
 
     async def _settle_unseen(
-        self, queue: LogicalQueue, group: Group, place: Place, take: Take
+        self, queue: LocalQueue, group: LocalGroup, place: LocalPlace, take: Take
     ) -> None:
         """Settle what expired or is filtered out, and bury what was received too often.
 
@@ -170,8 +171,8 @@ class Receiving:
 
     def _bury(
         self,
-        queue: LogicalQueue,
-        group: Group,
+        queue: LocalQueue,
+        group: LocalGroup,
         marks: Sequence[Marks],
         letters: Sequence[DeadLetter],
         future: asyncio.Future[None] | None,
@@ -195,7 +196,12 @@ class Receiving:
 
     @staticmethod
     def _letter(
-        queue: LogicalQueue, group: Group, place: Place, decoded: Decoded, index: int, reason: str
+        queue: LocalQueue,
+        group: LocalGroup,
+        place: LocalPlace,
+        decoded: Decoded,
+        index: int,
+        reason: str,
     ) -> DeadLetter:
         counts = place.counts.get(decoded.first_offset)
         row = letter_row(
@@ -258,8 +264,8 @@ class Receiving:
 
     @staticmethod
     def _nack(
-        group: Group,
-        receives: Sequence[tuple[Place, Received]],
+        group: LocalGroup,
+        receives: Sequence[tuple[LocalPlace, Received]],
         failed: dict[int, str],
         due_at: float | None,
     ) -> None:
@@ -277,13 +283,13 @@ class Receiving:
 
     async def _settle_for_good(
         self,
-        queue: LogicalQueue,
-        group: Group,
+        queue: LocalQueue,
+        group: LocalGroup,
         action: Action,
-        receives: Sequence[tuple[Place, Received]],
+        receives: Sequence[tuple[LocalPlace, Received]],
         failed: dict[int, str],
     ) -> None:
-        marks: dict[Place, Marks] = {}
+        marks: dict[LocalPlace, Marks] = {}
         for place, one in receives:
             mark = marks.get(place) or Marks(place)
             _begin_settling(mark, one, failed)
@@ -307,7 +313,7 @@ class Receiving:
         await future
 
     async def _letters(
-        self, queue: LogicalQueue, group: Group, place: Place, bits: Mapping[int, int]
+        self, queue: LocalQueue, group: LocalGroup, place: LocalPlace, bits: Mapping[int, int]
     ) -> list[DeadLetter]:
         letters = []
         decoded = await self._reader.decoded(place.physical, sorted(bits))
@@ -320,7 +326,9 @@ class Receiving:
                 ]
         return letters
 
-    async def _store_receives(self, queue: LogicalQueue, group: Group, place: Place) -> None:
+    async def _store_receives(
+        self, queue: LocalQueue, group: LocalGroup, place: LocalPlace
+    ) -> None:
         """Store receive counts: before the messages are given away where they are limited."""
         if group.spec.max_receives is None:
             self._note_uncounted(queue, place)
@@ -338,7 +346,7 @@ class Receiving:
             not_stored(place, counts)
             self._note_uncounted(queue, place)
 
-    def _note_uncounted(self, queue: LogicalQueue, place: Place) -> None:
+    def _note_uncounted(self, queue: LocalQueue, place: LocalPlace) -> None:
         """See that receive counts are stored."""
         self._uncounted[place] = queue
         if self._counts_timer is None:
@@ -370,12 +378,12 @@ class Receiving:
 
 
 def _receives_of(
-    group: Group, handles: Sequence[str], failed: dict[int, str]
-) -> list[tuple[Place, Received]]:
+    group: LocalGroup, handles: Sequence[str], failed: dict[int, str]
+) -> list[tuple[LocalPlace, Received]]:
     """Return what handles of this epoch name, with its place; note the others in `failed`."""
     receives, unknown = group.receipts.read(handles)
     failed.update(dict.fromkeys(unknown, "unknown"))
-    found: list[tuple[Place, Received]] = []
+    found: list[tuple[LocalPlace, Received]] = []
     for one in receives:
         place = group.places.get(one.receive.number)
         if place is None:
@@ -403,12 +411,12 @@ def _begin_settling(mark: Marks, received: Received, failed: dict[int, str]) -> 
             mark.add(first, bit)
 
 
-def not_stored(place: Place, counts: Mapping[int, bytes]) -> None:
+def not_stored(place: LocalPlace, counts: Mapping[int, bytes]) -> None:
     """Have the next receive store receive counts that the storage refused."""
     place.dirty.update(first for first in counts if first in place.counts)
 
 
-def add_counts(transaction: Transaction, place: Place, counts: Mapping[int, bytes]) -> None:
+def add_counts(transaction: Transaction, place: LocalPlace, counts: Mapping[int, bytes]) -> None:
     """Add receive counts to a transaction, of segments that the group has not passed."""
     floor = transaction.floor(place)
     for first, stored in counts.items():

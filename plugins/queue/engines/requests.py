@@ -19,9 +19,9 @@ from penstock.plugins.queue.engines.contract import (
     UnknownGroupError,
     UnknownQueueError,
 )
-from penstock.plugins.queue.engines.leases import Group, Lease, Place
+from penstock.plugins.queue.engines.leases import Lease, LocalGroup, LocalPlace
 from penstock.plugins.queue.engines.partition import PhysicalQueue
-from penstock.plugins.queue.engines.queues import LogicalQueue
+from penstock.plugins.queue.engines.queues import LocalQueue
 from penstock.plugins.queue.engines.transaction import Transaction
 
 
@@ -61,7 +61,7 @@ class Append(Request):
 
     def __init__(
         self,
-        queue: LogicalQueue,
+        queue: LocalQueue,
         number: int,
         messages: Sequence[NewMessage],
         future: asyncio.Future[AppendResult],
@@ -119,7 +119,7 @@ class Forget(Request):
     """End the windows of deduplication identifiers."""
 
     def __init__(
-        self, queue: LogicalQueue, identifiers: Sequence[bytes], future: asyncio.Future[None]
+        self, queue: LocalQueue, identifiers: Sequence[bytes], future: asyncio.Future[None]
     ) -> None:
         self.queue = queue
         self.identifiers = identifiers
@@ -146,7 +146,7 @@ class Marks:
         epoch: of the group when they were chosen: a seek since then has them replayed.
     """
 
-    place: Place
+    place: LocalPlace
     bits: dict[int, int] = field(default_factory=dict)
     sizes: dict[int, array[int]] = field(default_factory=dict)
     offsets: list[int] = field(default_factory=list)
@@ -192,8 +192,8 @@ class Settle(Request):
 
     def __init__(
         self,
-        queue: LogicalQueue,
-        group: Group,
+        queue: LocalQueue,
+        group: LocalGroup,
         reason: str,
         marks: Sequence[Marks],
         future: asyncio.Future[None] | None = None,
@@ -203,7 +203,7 @@ class Settle(Request):
         self.reason = reason
         self.marks = marks
         self.future = future
-        self._settled: dict[tuple[Place, int], int] = {}
+        self._settled: dict[tuple[LocalPlace, int], int] = {}
 
     def build(self, transaction: Transaction) -> None:
         """Settle them."""
@@ -248,7 +248,7 @@ class DeadLetter(NamedTuple):
         row: what `Incoming.add_row` takes.
     """
 
-    place: Place
+    place: LocalPlace
     first_offset: int
     bit: int
     row: tuple[Any, ...]
@@ -265,11 +265,11 @@ class Bury(Settle):
 
     def __init__(
         self,
-        queue: LogicalQueue,
-        group: Group,
+        queue: LocalQueue,
+        group: LocalGroup,
         marks: Sequence[Marks],
         letters: Sequence[DeadLetter],
-        target: LogicalQueue | None,
+        target: LocalQueue | None,
         future: asyncio.Future[None] | None = None,
     ) -> None:
         super().__init__(queue, group, "dead", marks, future)
@@ -305,7 +305,7 @@ class Letter(NamedTuple):
 
     first_offset: int
     bit: int
-    target: LogicalQueue
+    target: LocalQueue
     number: int
     row: tuple[Any, ...]
 
@@ -317,7 +317,7 @@ class Redrive(Request):
 
     def __init__(
         self,
-        source: LogicalQueue,
+        source: LocalQueue,
         physical: PhysicalQueue,
         letters: Sequence[Letter],
         future: asyncio.Future[int],
@@ -347,7 +347,7 @@ class Shrink(Request):
 
     def __init__(
         self,
-        queue: LogicalQueue,
+        queue: LocalQueue,
         physical: PhysicalQueue,
         first_offset: int,
         future: asyncio.Future[None],
@@ -368,8 +368,8 @@ class Move(Request):
 
     def __init__(
         self,
-        queue: LogicalQueue,
-        group: Group,
+        queue: LocalQueue,
+        group: LocalGroup,
         offsets: Mapping[int, int],
         future: asyncio.Future[None],
     ) -> None:
@@ -390,10 +390,10 @@ class Seek(Move):
 
     def __init__(
         self,
-        queue: LogicalQueue,
-        group: Group,
+        queue: LocalQueue,
+        group: LocalGroup,
         offsets: Mapping[int, int],
-        row: Callable[[Group, int], Any],
+        row: Callable[[LocalGroup, int], Any],
         future: asyncio.Future[None],
     ) -> None:
         super().__init__(queue, group, offsets, future)
@@ -427,7 +427,7 @@ class Cut(Request):
 
     def __init__(
         self,
-        queue: LogicalQueue,
+        queue: LocalQueue,
         physical: PhysicalQueue,
         below: int,
         reason: str,
@@ -459,7 +459,7 @@ class Cut(Request):
 class Trim(Request):
     """Go on cutting what all groups have settled."""
 
-    def __init__(self, queue: LogicalQueue, physical: PhysicalQueue) -> None:
+    def __init__(self, queue: LocalQueue, physical: PhysicalQueue) -> None:
         self.queue = queue
         self.physical = physical
 
@@ -512,13 +512,13 @@ class Run(Request):
             self._then()
 
 
-def check_exists(queue: LogicalQueue) -> None:
+def check_exists(queue: LocalQueue) -> None:
     """Raise `UnknownQueueError` for a queue that was deleted meanwhile."""
     if queue.is_deleted:
         raise UnknownQueueError(f"queue {queue.name}: it was deleted")
 
 
-def check_group(queue: LogicalQueue, group: Group) -> None:
+def check_group(queue: LocalQueue, group: LocalGroup) -> None:
     """Raise `UnknownGroupError` for a group that was deleted meanwhile."""
     check_exists(queue)
     if queue.groups.get(group.name) is not group:

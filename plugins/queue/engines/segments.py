@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from itertools import repeat
 from typing import Any, Final, NamedTuple
 
-from penstock.broker.mqtt.expiry import EXPIRY
+from penstock.broker.mqtt.expiry import EXPIRY, interval_left
 from penstock.plugins.queue.engines.store import DELAYED, EXPIRES, BrokenSegmentError, Segment
 from penstock.plugins.queue.wire.frames import Batch, read_batch, read_offsets
 
@@ -317,3 +317,16 @@ def delay_of(properties: str) -> float | None:
         return None if text is None else min(max(0.0, float(text)), MAX_DELAY_SECONDS)
     except ValueError:
         return None
+
+
+def count_down(properties: str, expires_at: float, now: float) -> str:
+    """Return properties in JSON with what is left of the Message Expiry Interval [MQTT-3.3.2-6].
+
+    Args:
+        properties: JSON object that has an interval.
+        expires_at: seconds of the engine's clock.
+        now: the same.
+    """
+    values = json.loads(properties)
+    values[EXPIRY] = interval_left(expires_at, now)
+    return json.dumps(values, ensure_ascii=False)

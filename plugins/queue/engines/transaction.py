@@ -17,7 +17,7 @@ from penstock.broker.durable.storage_clock import StorageClock
 from penstock.plugins.queue.batch_format import SEGMENT_MAX_MESSAGES, write_batch
 from penstock.plugins.queue.engines.contract import StorageError
 from penstock.plugins.queue.engines.incoming import Incoming
-from penstock.plugins.queue.engines.leases import Group, Place
+from penstock.plugins.queue.engines.leases import LocalGroup, LocalPlace
 from penstock.plugins.queue.engines.partition import (
     PhysicalQueue,
     bits_below,
@@ -25,7 +25,7 @@ from penstock.plugins.queue.engines.partition import (
     sum_of,
     trailing_ones,
 )
-from penstock.plugins.queue.engines.queues import LogicalQueue, Newest, Stored
+from penstock.plugins.queue.engines.queues import LocalQueue, Newest, Stored
 from penstock.plugins.queue.engines.segments import Decoded, SegmentCache, decode
 from penstock.plugins.queue.engines.store import (
     DELAYED,
@@ -63,7 +63,7 @@ class Surroundings:
         cache: SegmentCache,
         clock: StorageClock,
         logger: Logger,
-        on_stored: Callable[[LogicalQueue], None],
+        on_stored: Callable[[LocalQueue], None],
     ) -> None:
         self.store = store
         self.cache = cache
@@ -87,26 +87,26 @@ class Transaction:
         self.now = around.clock()
         self.epoch = around.clock.epoch
         self.changes = Changes()
-        self.more: list[tuple[LogicalQueue, PhysicalQueue]] = []
+        self.more: list[tuple[LocalQueue, PhysicalQueue]] = []
         self._usage: dict[PhysicalQueue, list[int]] = {}
         self._gone: dict[tuple[PhysicalQueue, int], tuple[int, int]] = {}
         self._deleted: dict[PhysicalQueue, set[int]] = {}
-        self._settled: dict[tuple[Place, int], int] = {}
-        self._floors: dict[Place, int] = {}
-        self._waiting: dict[Place, int] = {}
-        self._touched: dict[Place, LogicalQueue] = {}
-        self._dropped: list[tuple[LogicalQueue, PhysicalQueue, Segment, int]] = []
-        self._removed: dict[tuple[LogicalQueue, str], int] = {}
+        self._settled: dict[tuple[LocalPlace, int], int] = {}
+        self._floors: dict[LocalPlace, int] = {}
+        self._waiting: dict[LocalPlace, int] = {}
+        self._touched: dict[LocalPlace, LocalQueue] = {}
+        self._dropped: list[tuple[LocalQueue, PhysicalQueue, Segment, int]] = []
+        self._removed: dict[tuple[LocalQueue, str], int] = {}
         self._incoming: dict[PhysicalQueue, Incoming] = {}
-        self._stored: dict[tuple[LogicalQueue, bytes], Stored | None] = {}
-        self._newest: dict[tuple[LogicalQueue, str], Newest] = {}
-        self._moved: dict[Place, int] = {}
-        self._queues: dict[PhysicalQueue, LogicalQueue] = {}
+        self._stored: dict[tuple[LocalQueue, bytes], Stored | None] = {}
+        self._newest: dict[tuple[LocalQueue, str], Newest] = {}
+        self._moved: dict[LocalPlace, int] = {}
+        self._queues: dict[PhysicalQueue, LocalQueue] = {}
         self._shrunk: dict[tuple[PhysicalQueue, int], Segment] = {}
 
     # Messages that come.
 
-    def incoming(self, queue: LogicalQueue, number: int) -> Incoming:
+    def incoming(self, queue: LocalQueue, number: int) -> Incoming:
         """Return what is appended to a physical queue.
 
         Raises:
@@ -118,21 +118,21 @@ class Transaction:
             found = self._incoming[physical] = Incoming(queue, physical)
         return found
 
-    def stored(self, queue: LogicalQueue, identifier: bytes) -> Stored | None:
+    def stored(self, queue: LocalQueue, identifier: bytes) -> Stored | None:
         """Return the message that was stored with a deduplication identifier in its window."""
         found = self._stored.get((queue, identifier), queue.stored.get(identifier))
         if found is None or found.stored_at + queue.spec.deduplication_seconds <= self.now:
             return None
         return found
 
-    def note_stored(self, queue: LogicalQueue, identifier: bytes, number: int, offset: int) -> None:
+    def note_stored(self, queue: LocalQueue, identifier: bytes, number: int, offset: int) -> None:
         """Note the deduplication identifier of a message."""
         self._stored[queue, identifier] = Stored(self.now, number, offset)
         self.changes.deduplication[queue.row_id, identifier] = DeduplicationRow(
             queue.row_id, identifier, self.now - self.around.clock.away, number, offset
         )
 
-    def forget(self, queue: LogicalQueue, identifier: bytes) -> None:
+    def forget(self, queue: LocalQueue, identifier: bytes) -> None:
         """End the window of a deduplication identifier."""
         if self._stored.get((queue, identifier), queue.stored.get(identifier)) is not None:
             self._stored[queue, identifier] = None
@@ -159,7 +159,7 @@ class Transaction:
             if queue.spec.when_full == "drop_oldest":
                 self._drop_oldest(queue)
 
-    def _keep_last(self, queue: LogicalQueue, physical: PhysicalQueue, incoming: Incoming) -> None:
+    def _keep_last(self, queue: LocalQueue, physical: PhysicalQueue, incoming: Incoming) -> None:
         newest = queue.newest
         if newest is None:
             newest = queue.newest = self._read_newest(queue)
@@ -185,7 +185,7 @@ class Transaction:
             if part is not None and found is not None:
                 self.remove(queue, part, found, bits, "keeps_last")
 
-    def _read_newest(self, queue: LogicalQueue) -> dict[str, Newest]:
+    def _read_newest(self, queue: LocalQueue) -> dict[str, Newest]:
         """Read which message of each key is the newest."""
         newest: dict[str, Newest] = {}
         for number, physical in queue.physical.items():
@@ -203,7 +203,7 @@ class Transaction:
                         newest[key] = Newest(number, segment.first_offset, index)
         return newest
 
-    def _drop_oldest(self, queue: LogicalQueue) -> None:
+    def _drop_oldest(self, queue: LocalQueue) -> None:
         """Remove the oldest messages until the limits are kept."""
         spec = queue.spec
         while True:
@@ -261,8 +261,8 @@ class Transaction:
 
     def settle(
         self,
-        queue: LogicalQueue,
-        place: Place,
+        queue: LocalQueue,
+        place: LocalPlace,
         first_offset: int,
         bits: int,
         sizes: array[int] | None,
@@ -299,7 +299,7 @@ class Transaction:
 
     def remove(
         self,
-        queue: LogicalQueue,
+        queue: LocalQueue,
         physical: PhysicalQueue,
         segment: Segment,
         bits: int,
@@ -324,7 +324,7 @@ class Transaction:
 
     def _leave(
         self,
-        queue: LogicalQueue,
+        queue: LocalQueue,
         physical: PhysicalQueue,
         segment: Segment,
         bits: int,
@@ -351,7 +351,7 @@ class Transaction:
         self._gone[physical, first] = gone, gone_bytes + n_bytes
         self.changes.gone[physical.row_id, first] = gone, gone_bytes + n_bytes
 
-    def shrink(self, queue: LogicalQueue, physical: PhysicalQueue, first_offset: int) -> None:
+    def shrink(self, queue: LocalQueue, physical: PhysicalQueue, first_offset: int) -> None:
         """Store a segment without the contents of the messages that left it."""
         segment = self._segment(physical, first_offset)
         gone, gone_bytes = self.gone(physical, first_offset)
@@ -372,7 +372,7 @@ class Transaction:
         self.changes.gone[physical.row_id, first_offset] = gone, 0
         self.changes.replaced_segments.append((physical.row_id, shrunk, frame))
 
-    def move(self, queue: LogicalQueue, place: Place, offset: int) -> None:
+    def move(self, queue: LocalQueue, place: LocalPlace, offset: int) -> None:
         """Move a group forward: everything below the offset is settled."""
         floor = self.floor(place)
         if offset <= floor:
@@ -392,7 +392,7 @@ class Transaction:
         self._settle_shared(queue, physical, floor, offset)
 
     def _settle_shared(
-        self, queue: LogicalQueue, physical: PhysicalQueue, start: int, end: int
+        self, queue: LocalQueue, physical: PhysicalQueue, start: int, end: int
     ) -> None:
         """Take out of the queue what all groups have settled in a range of offsets."""
         places = queue.places(physical.number)
@@ -401,9 +401,9 @@ class Transaction:
 
     def _leave_settled(
         self,
-        queue: LogicalQueue,
+        queue: LocalQueue,
         physical: PhysicalQueue,
-        places: Sequence[Place],
+        places: Sequence[LocalPlace],
         firsts: set[int],
     ) -> None:
         """Take out of segments what all of some groups have settled."""
@@ -418,14 +418,14 @@ class Transaction:
             if newly:
                 self._leave(queue, physical, segment, newly, None)
 
-    def _partly_settled(self, places: Sequence[Place]) -> set[int]:
+    def _partly_settled(self, places: Sequence[LocalPlace]) -> set[int]:
         """Return the segments of which groups have settled messages behind their floors."""
         firsts = {first for place in places for first in place.settled}
         firsts.update(first for place, first in self._settled if place in places)
         return firsts
 
     def cut(
-        self, queue: LogicalQueue, physical: PhysicalQueue, below: int, reason: str
+        self, queue: LocalQueue, physical: PhysicalQueue, below: int, reason: str
     ) -> tuple[int, bool]:
         """Remove everything below an offset; return how many messages, and whether that was all."""
         n_removed = 0
@@ -440,7 +440,7 @@ class Transaction:
         self._begin_at(queue, physical, below)
         return n_removed, n_segments < CUT_SEGMENTS
 
-    def _begin_at(self, queue: LogicalQueue, physical: PhysicalQueue, offset: int) -> None:
+    def _begin_at(self, queue: LocalQueue, physical: PhysicalQueue, offset: int) -> None:
         """Make an offset the earliest one for the queue and its groups; what lies below is gone."""
         for place in queue.places(physical.number):
             if self.floor(place) < offset:
@@ -458,7 +458,7 @@ class Transaction:
                 n_found += 1
                 yield segment
 
-    def seek(self, queue: LogicalQueue, place: Place, offset: int) -> None:
+    def seek(self, queue: LocalQueue, place: LocalPlace, offset: int) -> None:
         """Put a group at any offset, with nothing settled behind it."""
         old = self.floor(place)
         self._settled = {key: bits for key, bits in self._settled.items() if key[0] is not place}
@@ -468,7 +468,7 @@ class Transaction:
         if offset > old:
             self._settle_shared(queue, place.physical, old, offset)
 
-    def drop_group(self, queue: LogicalQueue, group: Group) -> None:
+    def drop_group(self, queue: LocalQueue, group: LocalGroup) -> None:
         """Take what only a group was holding out of the queue."""
         others = [one for one in queue.groups.values() if one is not group]
         if not others:
@@ -479,7 +479,7 @@ class Transaction:
             self._leave_settled(queue, physical, places, firsts)
             self._cut_settled(queue, physical, min(self.floor(place) for place in places))
 
-    def add_groups(self, queue: LogicalQueue, groups: Collection[Group]) -> None:
+    def add_groups(self, queue: LocalQueue, groups: Collection[LocalGroup]) -> None:
         """Take out of a queue that has no groups what lies before its first ones.
 
         Args:
@@ -517,13 +517,13 @@ class Transaction:
                 PhysicalRow(physical.row_id, physical.queue_id, physical.number, *usage)
             )
 
-    def trim(self, queue: LogicalQueue, physical: PhysicalQueue) -> None:
+    def trim(self, queue: LocalQueue, physical: PhysicalQueue) -> None:
         """Go on deleting what all groups have passed."""
         places = queue.places(physical.number)
         if places:
             self._cut_settled(queue, physical, min(self.floor(place) for place in places))
 
-    def _cut_settled(self, queue: LogicalQueue, physical: PhysicalQueue, below: int) -> None:
+    def _cut_settled(self, queue: LocalQueue, physical: PhysicalQueue, below: int) -> None:
         """Delete segments below an offset that all groups have passed."""
         for n_segments, segment in enumerate(list(self._cuttable(physical, below))):
             if n_segments == CUT_SEGMENTS:
@@ -537,7 +537,7 @@ class Transaction:
         usage = self._of(queue, physical)
         usage[0] = max(usage[0], below)
 
-    def _advance(self, place: Place) -> int:
+    def _advance(self, place: LocalPlace) -> int:
         """Return the offset below which a group has settled everything."""
         physical = place.physical
         floor = self.floor(place)
@@ -556,7 +556,7 @@ class Transaction:
 
     # What is so when this transaction is done.
 
-    def floor(self, place: Place) -> int:
+    def floor(self, place: LocalPlace) -> int:
         """Return a group's floor."""
         return self._floors.get(place, place.floor)
 
@@ -565,7 +565,7 @@ class Transaction:
         found = self._gone.get((physical, first_offset))
         return found if found is not None else physical.gone.get(first_offset, (0, 0))
 
-    def settled_bits(self, place: Place, first_offset: int, n_messages: int) -> int:
+    def settled_bits(self, place: LocalPlace, first_offset: int, n_messages: int) -> int:
         """Return the bit map of a segment's messages that a group has settled, or that left."""
         own = self._settled.get((place, first_offset))
         if own is None:
@@ -587,7 +587,7 @@ class Transaction:
             found = next((one for one in new if one.first_offset == first_offset), None)
         return found if found is not None and found.first_offset == first_offset else None
 
-    def _of(self, queue: LogicalQueue, physical: PhysicalQueue) -> list[int]:
+    def _of(self, queue: LocalQueue, physical: PhysicalQueue) -> list[int]:
         """Return earliest, next, messages, payload bytes and stored bytes, to be changed."""
         usage = self._usage.get(physical)
         if usage is None:
@@ -628,7 +628,7 @@ class Transaction:
 
     def apply(self) -> None:
         """Change the state: the transaction is in the storage."""
-        arrived: dict[LogicalQueue, None] = {}
+        arrived: dict[LocalQueue, None] = {}
         for physical, incoming in self._incoming.items():
             if incoming.segments:
                 self._take_in(physical, incoming)

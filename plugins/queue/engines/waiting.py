@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 
-from penstock.plugins.queue.engines.waitable import Waited
+from penstock.plugins.queue.engines.logical import Waitable
 
 
 class Arrivals:
@@ -17,11 +17,11 @@ class Arrivals:
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
-        self._waiters: dict[Waited, set[asyncio.Future[None]]] = {}
+        self._waiters: dict[Waitable, set[asyncio.Future[None]]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
 
-    async def wait(self, source: Waited, seen: int, wait: float) -> int:
+    async def wait(self, source: Waitable, seen: int, wait: float) -> int:
         """Wait until the arrivals of a group or queue are others than seen; return them."""
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + wait
@@ -44,7 +44,7 @@ class Arrivals:
                     if not waiters:
                         del self._waiters[source]
 
-    def arrived(self, source: Waited) -> None:
+    def arrived(self, source: Waitable) -> None:
         """Wake those who wait for a group or queue."""
         for waiter in self._waiters.get(source, ()):
             _complete(waiter)
@@ -54,14 +54,14 @@ class Arrivals:
         for source in self._waiters:
             source.used_at = now
 
-    def wake(self, queue: Waited, groups: Iterable[Waited]) -> None:
+    def wake(self, queue: Waitable, groups: Iterable[Waitable]) -> None:
         """Wake all who wait for a queue or its groups, as something has changed."""
         queue.arrivals += 1
         self.arrived(queue)
         for group in groups:
             group.arrived()
 
-    def deadline_changed(self, group: Waited) -> None:
+    def deadline_changed(self, group: Waitable) -> None:
         """Take note of a group's new first deadline."""
         if group in self._waiters:
             self._set_timer(group)
@@ -76,7 +76,7 @@ class Arrivals:
             for waiter in self._waiters.get(source, ()):
                 _complete(waiter)
 
-    def _set_timer(self, source: Waited) -> None:
+    def _set_timer(self, source: Waitable) -> None:
         deadline = source.next_deadline()
         if deadline is None or (self._timer is not None and self._timer_at <= deadline):
             return

@@ -17,12 +17,13 @@ from aiohttp import web
 
 from penstock.plugins.queue.access import ALL_QUEUES
 from penstock.plugins.queue.engines.contract import GroupSpec, QueueSpec, UnknownQueueError
-from penstock.plugins.queue.http.context import Context, check_role
 from penstock.plugins.queue.http.message_routes import unknown_group
 from penstock.plugins.queue.http.requests import (
     GROUP_KEYS,
     JSON_TYPE,
     SPEC_KEYS,
+    Context,
+    check_role,
     optional_integer,
     read_group_spec,
     read_queue_spec,
@@ -38,7 +39,7 @@ def _api_document() -> str:
     return json.dumps(yaml.safe_load(API_DOCUMENT.read_text(encoding="utf-8")))
 
 
-class Operation:
+class AdminRoutes:
     """The routes and their answers.
 
     Args:

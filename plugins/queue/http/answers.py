@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from aiohttp import web
 
@@ -20,7 +20,7 @@ from penstock.plugins.queue.batch_format import (
     write_deliveries,
 )
 from penstock.plugins.queue.http import arrow
-from penstock.plugins.queue.http.requests import JSON_TYPE
+from penstock.plugins.queue.http.requests import JSON_TYPE, Writing
 from penstock.plugins.queue.wire.frames import (
     BATCH_CONTENT_TYPE,
     BATCH_HEADER,
@@ -28,14 +28,12 @@ from penstock.plugins.queue.wire.frames import (
     ReceivedMessage,
     read_batch,
 )
-from penstock.plugins.web.service import Pieces, RequestError, show
+from penstock.plugins.web.service import RequestError, show
 
 PIECE_BYTES: Final = 64 * 1024
 
 _BASE64_BYTES: Final = 48 * 1024
 """Of a payload that are encoded in a step; a multiple of 3, so that the texts can be joined."""
-
-Writing: TypeAlias = Generator[None, None, Pieces]
 
 
 def accepted_type(request: web.Request) -> str:

@@ -2,7 +2,7 @@
 
 ``GET /openapi.json`` describes it; the description stands in openapi.yaml.
 
-Theory of operation. The API runs on the event loop that serves MQTT clients, as the engine does.
+Theory of admin. The API runs on the event loop that serves MQTT clients, as the engine does.
 What takes longer than a millisecond, such as reading a body or writing an answer of some megabytes,
 is divided into slices, of which one runs in a round of the loop
 (`penstock.plugins.web.cooperative_work`).
@@ -33,16 +33,16 @@ from penstock.plugins.queue.engines.contract import (
     UnknownGroupError,
     UnknownQueueError,
 )
-from penstock.plugins.queue.http.admin_routes import Operation
-from penstock.plugins.queue.http.context import (
+from penstock.plugins.queue.http.admin_routes import AdminRoutes
+from penstock.plugins.queue.http.message_routes import MessageRoutes
+from penstock.plugins.queue.http.positions import Positions
+from penstock.plugins.queue.http.publishing import Publishing
+from penstock.plugins.queue.http.requests import (
     RETRY_AFTER_SECONDS,
     AnswerError,
     Context,
     refusal,
 )
-from penstock.plugins.queue.http.message_routes import Delivery
-from penstock.plugins.queue.http.positions import Positions
-from penstock.plugins.queue.http.publishing import Publishing
 from penstock.plugins.queue.logical_queue import BusyError
 from penstock.plugins.queue.publishing.batches import Batches, NoBrokerError, StageFullError
 from penstock.plugins.queue.publishing.row_publisher import RelayLostError
@@ -115,39 +115,39 @@ class QueueApi:
                 _answering_more,
             ],
         )
-        delivery, positions = Delivery(self._context), Positions(self._context)
-        operation = Operation(self._context)
+        messages, positions = MessageRoutes(self._context), Positions(self._context)
+        admin = AdminRoutes(self._context)
         publishing = Publishing(self._context, self._batches)
         queue = "/queues/{queue}"
         group = f"{queue}/groups/{{group}}"
         # A path is looked up in this order: what is asked for most stands first.
         routes = [
-            ("POST", f"{group}/receive", delivery.receive),
-            ("POST", f"{group}/settle", delivery.settle),
-            ("POST", f"{queue}/messages", delivery.store),
-            ("GET", "/health", operation.health),
-            ("GET", "/openapi.json", operation.openapi),
-            ("GET", "/queues", operation.list),
-            ("GET", queue, operation.show),
-            ("PUT", queue, operation.put),
-            ("PATCH", queue, operation.patch),
-            ("DELETE", queue, operation.delete),
-            ("GET", f"{queue}/groups", operation.list_groups),
-            ("GET", group, operation.show_group),
-            ("PUT", group, operation.put_group),
-            ("PATCH", group, operation.patch_group),
-            ("DELETE", group, operation.delete_group),
-            ("GET", f"{queue}/peek", delivery.peek),
+            ("POST", f"{group}/receive", messages.receive),
+            ("POST", f"{group}/settle", messages.settle),
+            ("POST", f"{queue}/messages", messages.store),
+            ("GET", "/health", admin.health),
+            ("GET", "/openapi.json", admin.openapi),
+            ("GET", "/queues", admin.list),
+            ("GET", queue, admin.show),
+            ("PUT", queue, admin.put),
+            ("PATCH", queue, admin.patch),
+            ("DELETE", queue, admin.delete),
+            ("GET", f"{queue}/groups", admin.list_groups),
+            ("GET", group, admin.show_group),
+            ("PUT", group, admin.put_group),
+            ("PATCH", group, admin.patch_group),
+            ("DELETE", group, admin.delete_group),
+            ("GET", f"{queue}/peek", messages.peek),
             ("GET", f"{queue}/position", positions.locate),
             ("POST", f"{queue}/plan", positions.plan),
             ("POST", "/plan", positions.plan_queues),
             ("GET", f"{queue}/physical/{{number}}/range", positions.range),
             ("POST", f"{group}/commit", positions.commit),
             ("POST", f"{group}/seek", positions.seek),
-            ("POST", f"{queue}/purge", operation.purge),
-            ("POST", f"{queue}/redrive", operation.redrive),
-            ("POST", "/compact", operation.compact),
-            ("POST", "/backup", operation.backup),
+            ("POST", f"{queue}/purge", admin.purge),
+            ("POST", f"{queue}/redrive", admin.redrive),
+            ("POST", "/compact", admin.compact),
+            ("POST", "/backup", admin.backup),
             ("PUT", "/stages/{writer}/{stage}/{place}", publishing.stage),
             ("DELETE", "/stages/{writer}", publishing.give_up),
             ("PUT", "/batches/{query}/{batch}", publishing.publish),

@@ -10,7 +10,7 @@ from typing import Any, Final
 from aiohttp import web
 
 from penstock.broker.errors import PenstockError
-from penstock.plugins.queue.append_buffer import DROP_REASONS
+from penstock.plugins.queue.append_buffer import DROP_REASONS, Stored
 from penstock.plugins.queue.engines.contract import (
     Action,
     NewMessage,
@@ -19,16 +19,18 @@ from penstock.plugins.queue.engines.contract import (
     StorageFullError,
 )
 from penstock.plugins.queue.http import answers, arrow, messages
-from penstock.plugins.queue.http.context import AnswerError, Context, query_of
 from penstock.plugins.queue.http.requests import (
     JSON_TYPE,
     MAX_SECONDS,
+    AnswerError,
+    Context,
+    query_of,
     read_action,
     read_body,
     read_handles,
     seconds,
 )
-from penstock.plugins.queue.service import ReceiveRequest, Stored
+from penstock.plugins.queue.logical_queue import ReceiveRequest
 from penstock.plugins.queue.wire.frames import BATCH_CONTENT_TYPE, NOT_ACKNOWLEDGED_HEADER
 from penstock.plugins.web.service import CHECK_ROOM, RequestError, integer
 
@@ -55,7 +57,7 @@ _STATUS_OF: Final = {
 DUPLICATE: Final = "duplicate"
 
 
-class Delivery:
+class MessageRoutes:
     """The routes and their answers.
 
     Args:
@@ -98,7 +100,7 @@ class Delivery:
 
     async def _store_some(self, queue: str, some: Sequence[NewMessage]) -> Sequence[Stored]:
         try:
-            return await self._context.service.store(queue, some)
+            return await self._context.service.queue(queue).buffer.store(some)
         except StorageError as error:
             reason = "storage_full" if isinstance(error, StorageFullError) else "storage_error"
             return [Stored(-1, -1, reason)] * len(some)
@@ -130,7 +132,7 @@ class Delivery:
             failed = await self._settle(queue, group, "ack", handles, 0.0)
             if failed:
                 headers[NOT_ACKNOWLEDGED_HEADER] = _by_reason(failed)
-        deliveries = await context.service.receive(queue, group, asked)
+        deliveries = await context.service.queue(queue).receive(group, asked)
         try:
             pieces = await context.slicer.run(answers.write_received(deliveries, content_type))
         except BaseException:

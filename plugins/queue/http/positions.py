@@ -13,12 +13,13 @@ from penstock.plugins.queue.batch_format import Selection, last_offset
 from penstock.plugins.queue.client import Plan
 from penstock.plugins.queue.engines.contract import IncarnationError, Position
 from penstock.plugins.queue.http import answers, arrow
-from penstock.plugins.queue.http.context import Context, query_of
 from penstock.plugins.queue.http.requests import (
     MAX_OFFSET,
     MAX_SECONDS,
+    Context,
     object_of,
     optional_integer,
+    query_of,
     read_position,
     read_start,
     seconds,

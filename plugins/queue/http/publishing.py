@@ -12,10 +12,11 @@ from aiohttp import web
 from penstock.broker.counters import count
 from penstock.plugins.queue.access import ALL_QUEUES, Caller
 from penstock.plugins.queue.http import messages
-from penstock.plugins.queue.http.context import AnswerError, Context
 from penstock.plugins.queue.http.requests import (
     JSON_TYPE,
     MAX_OFFSET,
+    AnswerError,
+    Context,
     no_json,
     object_of,
     read_body,

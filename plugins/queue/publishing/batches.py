@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass, field
 from logging import Logger
 from typing import Final, TypeVar
 
@@ -29,7 +30,6 @@ from penstock.broker.mqtt.enums import MAX_PACKET_ID
 from penstock.broker.mqtt.reason_codes import ReasonCode, describe_reason_code
 from penstock.broker.plugin_guard import is_logged
 from penstock.plugins.queue.config import PublishingConfig
-from penstock.plugins.queue.publishing.counts import PublishingCounts
 from penstock.plugins.queue.publishing.row_publisher import Relay, RelayLostError, relay_id
 from penstock.plugins.queue.publishing.rows import StagedRow, read_rows, write_rows
 from penstock.plugins.queue.publishing.stage_file import (
@@ -60,6 +60,36 @@ AGAIN: Final = "again"
 
 SWEEP_SECONDS: Final = 60.0
 """Between two looks at stages that are too old, at most."""
+
+
+@dataclass(eq=False, slots=True)
+class PublishingCounts:
+    """Counts of staged publishing, all from 0.
+
+    Attributes:
+        staged_rows: rows that were staged, repeated chunks included.
+        refused: uploads and commits that were refused: `row` where a row cannot be published,
+            `stage_full` at `max_rows` or `max_bytes`, `disk` where the stage cannot be written, and
+            `no_stage` where a stage is not there as the request says.
+        published_batches: batches that are finished.
+        repeated_batches: commits of batches that had been committed before.
+        published_rows: rows that the broker has acknowledged.
+        without_subscriber: of these, rows that no subscription and no queue matched.
+        unpublished_rows: rows of committed batches that are not published: `expired`, `refused` by
+            the broker, or `no_room` where it had no room or disk for `max_age_seconds`.
+        given_up_stages: stages that their writer deleted, or did not name in its commit.
+        expired_stages: stages that were deleted as nobody committed them.
+    """
+
+    staged_rows: int = 0
+    refused: dict[str, int] = field(default_factory=dict)
+    published_batches: int = 0
+    repeated_batches: int = 0
+    published_rows: int = 0
+    without_subscriber: int = 0
+    unpublished_rows: dict[str, int] = field(default_factory=dict)
+    given_up_stages: int = 0
+    expired_stages: int = 0
 
 
 class StageFullError(PenstockError):
@@ -430,8 +460,8 @@ class Batches:
         """Return why a row is not published, by the reason code of its PUBREC.
 
         Returns:
-            A reason of `UNPUBLISHED_REASONS`; `AGAIN` where it is to be published again; "" where
-            it was published.
+            A reason of `PublishingCounts.unpublished_rows`; `AGAIN` where it is to be published
+            again; "" where it was published.
         """
         if code < 0x80:
             return ""

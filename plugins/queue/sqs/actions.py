@@ -26,7 +26,7 @@ from penstock.plugins.queue.engines.contract import (
     UnknownGroupError,
     UnknownQueueError,
 )
-from penstock.plugins.queue.group_receiver import BusyError, ReceiveRequest
+from penstock.plugins.queue.logical_queue import BusyError, ReceiveRequest
 from penstock.plugins.queue.service import QueueService
 from penstock.plugins.queue.sqs import messages, move_tasks, queue_attributes
 from penstock.plugins.queue.sqs.errors import (
@@ -385,7 +385,7 @@ class SqsActions:
     async def _send_message(self, request: SqsRequest) -> dict[str, Any]:
         name, outline = self._queue(request, "write")
         prepared = messages.prepare(request.parameters, self._target(request, name, outline))
-        (stored,) = await self._service.store(name, [prepared.new])
+        (stored,) = await self._service.queue(name).buffer.store([prepared.new])
         if stored.reason not in _STORED_REASONS:
             raise _not_stored(stored.reason)
         return prepared.result | _sequence(name, stored)
@@ -405,7 +405,9 @@ class SqsActions:
             )
         results: Sequence[Stored] = ()
         if prepared:
-            results = await self._service.store(name, [one.new for one in prepared.values()])
+            results = await self._service.queue(name).buffer.store(
+                [one.new for one in prepared.values()]
+            )
         for (entry_id, one), stored in zip(prepared.items(), results, strict=True):
             if stored.reason in _STORED_REASONS:
                 outcome.succeed(entry_id, one.result | _sequence(name, stored))
@@ -453,7 +455,7 @@ class SqsActions:
 
     async def _received(self, name: str, request: ReceiveRequest) -> list[ReceivedMessage]:
         try:
-            return await self._service.receive(name, DEFAULT_GROUP, request)
+            return await self._service.queue(name).receive(DEFAULT_GROUP, request)
         except BusyError as error:
             group = self._service.engine.outline(name).groups[DEFAULT_GROUP]
             is_over = group.leased >= group.spec.max_leased_messages
@@ -468,17 +470,7 @@ class SqsActions:
         return {}
 
     async def _delete_message_batch(self, request: SqsRequest) -> dict[str, Any]:
-        name, _ = self._queue(request, "read")
-        asked = entries(request.parameters)
-        outcome = _BatchOutcome(asked)
-        handles = {}
-        for entry in asked:
-            try:
-                handles[entry["Id"]] = text(entry, "ReceiptHandle")
-            except SqsError as error:
-                outcome.fail(entry["Id"], error)
-        await self._settle_batch(name, "ack", 0.0, handles, outcome, _delete_error)
-        return outcome.result
+        return await self._settle_entries(request, lambda _: ("ack", 0.0), _delete_error)
 
     async def _change_message_visibility(self, request: SqsRequest) -> dict[str, Any]:
         name, _ = self._queue(request, "read")
@@ -490,19 +482,7 @@ class SqsActions:
         return {}
 
     async def _change_message_visibility_batch(self, request: SqsRequest) -> dict[str, Any]:
-        name, _ = self._queue(request, "read")
-        asked = entries(request.parameters)
-        outcome = _BatchOutcome(asked)
-        by_timeout: dict[tuple[Action, float], dict[str, str]] = {}
-        for entry in asked:
-            try:
-                handle = text(entry, "ReceiptHandle")
-                by_timeout.setdefault(_visibility(entry), {})[entry["Id"]] = handle
-            except SqsError as error:
-                outcome.fail(entry["Id"], error)
-        for (action, seconds), handles in by_timeout.items():
-            await self._settle_batch(name, action, seconds, handles, outcome, _visibility_error)
-        return outcome.result
+        return await self._settle_entries(request, _visibility, _visibility_error)
 
     async def _settle(
         self, name: str, action: Action, handles: Sequence[str], seconds: float = 0.0
@@ -513,24 +493,38 @@ class SqsActions:
         except UnknownGroupError:
             return dict.fromkeys(range(len(handles)), "unknown")
 
-    async def _settle_batch(
+    async def _settle_entries(
         self,
-        name: str,
-        action: Action,
-        seconds: float,
-        handles: Mapping[str, str],
-        outcome: _BatchOutcome,
+        request: SqsRequest,
+        way_of: Callable[[Mapping[str, Any]], tuple[Action, float]],
         error_of: Callable[[str | None], SqsError | None],
-    ) -> None:
-        """Settle the handles of a batch, by the Ids of its entries."""
-        if not handles:
-            return
-        failed = await self._settle(name, action, list(handles.values()), seconds)
-        for index, entry_id in enumerate(handles):
-            if error := error_of(failed.get(index)):
-                outcome.fail(entry_id, error)
-            else:
-                outcome.succeed(entry_id, {})
+    ) -> dict[str, Any]:
+        """Settle the receipt handles of a batch.
+
+        Args:
+            request: with the entries.
+            way_of: returns how an entry is settled, and for how many seconds.
+            error_of: returns the error of a handle, by what the engine says of it.
+        """
+        name, _ = self._queue(request, "read")
+        asked = entries(request.parameters)
+        outcome = _BatchOutcome(asked)
+        by_way: dict[tuple[Action, float], dict[str, str]] = {}
+        for entry in asked:
+            try:
+                handle = text(entry, "ReceiptHandle")
+                by_way.setdefault(way_of(entry), {})[entry["Id"]] = handle
+            except SqsError as error:
+                outcome.fail(entry["Id"], error)
+        for (action, seconds), handles in by_way.items():
+            failed = await self._settle(name, action, list(handles.values()), seconds)
+            for index, entry_id in enumerate(handles):
+                refused = error_of(failed.get(index))
+                if refused is None:
+                    outcome.succeed(entry_id, {})
+                else:
+                    outcome.fail(entry_id, refused)
+        return outcome.result
 
     # What several actions need
 

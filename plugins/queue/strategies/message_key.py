@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
@@ -10,6 +11,9 @@ UserProperties: TypeAlias = Sequence[Sequence[str]]
 
 KeyReader: TypeAlias = Callable[[str, str, UserProperties], str | None]
 """Takes topic, publisher and user properties of a message; returns its key, None for none."""
+
+StoredKeyReader: TypeAlias = Callable[[str, str, str], str | None]
+"""Returns the key of a message from its topic, publisher and properties in JSON; None for none."""
 
 KEY_PROPERTY: Final = "penstock-key"
 """User property that holds the key of a message, whatever the queue's setting says."""
@@ -37,6 +41,24 @@ def key_reader(key: str | None) -> KeyReader:
     if kind == "property" and detail:
         return _or_own(lambda _topic, _publisher, pairs: _value_of(detail, pairs))
     raise ValueError(f"key: read {key}; allowed: topic, topic:LEVEL, publisher or property:NAME")
+
+
+def stored_key_reader(key: str | None) -> StoredKeyReader:
+    """Return what reads the keys of stored messages, as `key_reader` does.
+
+    Args:
+        key: as in `QueueSpec.key`.
+    """
+    read = key_reader(key)
+    # Most properties hold no key, and need not be decoded. JSON escapes nothing in either text.
+    is_property = key is not None and key.startswith("property:")
+    sign = "user_property" if is_property else KEY_PROPERTY
+
+    def read_stored(topic: str, publisher: str, properties: str) -> str | None:
+        pairs = json.loads(properties).get("user_property") if sign in properties else None
+        return read(topic, publisher, pairs or ())
+
+    return read_stored
 
 
 def _level_reader(level: int) -> KeyReader:

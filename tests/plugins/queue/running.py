@@ -99,7 +99,9 @@ async def running_service(
 
 async def put(service: QueueService, *payloads: bytes, queue: str = "q", **more: Any) -> None:
     """Have messages stored."""
-    outcomes = await service.store(queue, [NewMessage(message(each, **more)) for each in payloads])
+    outcomes = await service.queue(queue).buffer.store(
+        [NewMessage(message(each, **more)) for each in payloads]
+    )
     assert [outcome.reason for outcome in outcomes] == [""] * len(payloads)
 
 

@@ -15,7 +15,7 @@ from penstock.plugins.queue.append_buffer import (
     DROP_REASONS,
     GATHER_MESSAGES,
     GATHER_SECONDS,
-    Intake,
+    AppendBuffer,
     PendingBudget,
     Stored,
 )
@@ -40,7 +40,7 @@ SUCCESS = ReasonCode.SUCCESS
 
 
 class HeldEngine:
-    """What an intake uses of an engine; commits end when the test says so.
+    """What an append buffer uses of an engine; commits end when the test says so.
 
     Attributes:
         appended: physical queue, messages and future of each append.
@@ -130,11 +130,11 @@ def make_intake(
     room: int = 10**9,
     slow: float | None = None,
     **keys: Any,
-) -> tuple[Intake, HeldEngine]:
-    """Return an intake of the queue `q` and its engine."""
+) -> tuple[AppendBuffer, HeldEngine]:
+    """Return the append buffer of the queue `q` and its engine."""
     engine = HeldEngine(room)
     config = queue_config(queues={"q": {"physical_queues": 1} | keys}).queues["q"]
-    intake = Intake(
+    buffer = AppendBuffer(
         "q",
         queue_spec(config),
         cast("Engine", engine),
@@ -144,16 +144,16 @@ def make_intake(
         slowdown_detection_time=slow,
         logger=LOGGER,
     )
-    return intake, engine
+    return buffer, engine
 
 
-def offer(intake: Intake, offered: Message, receipt: Receipt | None) -> str:
+def offer(buffer: AppendBuffer, offered: Message, receipt: Receipt | None) -> str:
     """Do what the broker does with a message; return why the queue does not get it."""
-    reason = intake.reserve(offered)
+    reason = buffer.reserve(offered)
     if reason:
-        intake.refuse(reason)
+        buffer.refuse(reason)
     else:
-        intake.accept(offered, receipt)
+        buffer.accept(offered, receipt)
     return reason
 
 
@@ -172,55 +172,55 @@ async def test_room_is_held_once_where_when_full_changes_before_a_message_is_rou
         queue_spec(queue_config(queues={"q": {"max_messages": 9, "when_full": way}}).queues["q"])
         for way in ways
     )
-    intake, engine = make_intake(room=9, max_messages=9, when_full=ways[0])
+    buffer, engine = make_intake(room=9, max_messages=9, when_full=ways[0])
     retained = message(retain=True)
     for _ in range(2):
-        assert intake.reserve(retained) == ""
-    intake.set_up(after)
+        assert buffer.reserve(retained) == ""
+    buffer.set_up(after)
     for _ in range(2):
         if is_routed:
-            intake.accept(retained, None)
+            buffer.accept(retained, None)
         else:
-            intake.release(retained)
+            buffer.release(retained)
     await asyncio.sleep(0)
     # The engine gives back the room of what it stores.
     n_stored = sum(len(messages) for _, messages, _ in engine.appended)
     assert (engine.room + n_stored, n_stored) == (9, 2 if is_routed else 0)
     await engine.commit_all()
-    intake.set_up(before)
+    buffer.set_up(before)
     assert engine.room + n_stored == 9
 
 
 async def test_receipt_is_settled_after_the_commit_and_not_before() -> None:
     """A publisher is answered when its message is safe."""
-    intake, engine = make_intake()
+    buffer, engine = make_intake()
     receipts = Receipts()
-    assert offer(intake, message(), receipts) == ""
+    assert offer(buffer, message(), receipts) == ""
     await until(lambda: bool(engine.appended))
     assert receipts.codes == []
-    assert (intake.published.queued, intake.published.stored) == (1, 0)
+    assert (buffer.published.queued, buffer.published.stored) == (1, 0)
     await engine.commit_all()
     assert receipts.codes == [SUCCESS]
-    assert (intake.published.queued, intake.published.stored) == (0, 1)
+    assert (buffer.published.queued, buffer.published.stored) == (0, 1)
 
 
 async def test_messages_wait_while_it_changes_where_they_belong() -> None:
     """Those before it are stored by the old number, those that come meanwhile by the new one."""
-    intake, engine = make_intake(key="topic", physical_queues=1)
+    buffer, engine = make_intake(key="topic", physical_queues=1)
     after = queue_spec(queue_config(queues={"q": {"key": "topic"}}).queues["q"])
-    offer(intake, message(b"before"), None)
+    offer(buffer, message(b"before"), None)
     has_begun = asyncio.Event()
 
     async def change() -> None:
-        async with intake.held():
+        async with buffer.held():
             has_begun.set()
             await asyncio.sleep(0)
-            intake.set_up(after)
+            buffer.set_up(after)
 
     changing = asyncio.create_task(change())
     await until(lambda: bool(engine.appended))
-    offer(intake, message(b"published"), None)
-    asked = asyncio.create_task(intake.store([NewMessage(message(b"asked"))]))
+    offer(buffer, message(b"published"), None)
+    asked = asyncio.create_task(buffer.store([NewMessage(message(b"asked"))]))
     for _ in range(5):
         await asyncio.sleep(0)
     assert not has_begun.is_set()
@@ -238,12 +238,12 @@ async def test_messages_wait_while_it_changes_where_they_belong() -> None:
 
 async def test_messages_go_where_they_are_stored_in_time() -> None:
     """A physical queue that holds one up gets no others; what it has got stays there."""
-    intake, engine = make_intake(slow=0.01, physical_queues=2)
-    assert intake.slow_appends is not None
-    held = asyncio.create_task(intake.store([NewMessage(message(b"held"))]))
-    await until(lambda: intake.slow_appends is not None and intake.slow_appends.excluded == [0])
+    buffer, engine = make_intake(slow=0.01, physical_queues=2)
+    assert buffer.slow_appends is not None
+    held = asyncio.create_task(buffer.store([NewMessage(message(b"held"))]))
+    await until(lambda: buffer.slow_appends is not None and buffer.slow_appends.excluded == [0])
     waiting, engine.appended = engine.appended, []
-    others = asyncio.create_task(intake.store([NewMessage(message(b"%d" % n)) for n in range(4)]))
+    others = asyncio.create_task(buffer.store([NewMessage(message(b"%d" % n)) for n in range(4)]))
     await until(lambda: bool(engine.appended))
     ((number, messages, _),) = engine.appended
     assert (number, payloads(messages)) == (1, [b"0", b"1", b"2", b"3"])
@@ -252,35 +252,35 @@ async def test_messages_go_where_they_are_stored_in_time() -> None:
     engine.appended = waiting
     await engine.commit_all()
     assert (await held)[0].physical_queue == 0
-    n_exclusions = intake.slow_appends.counts.exclusions
+    n_exclusions = buffer.slow_appends.counts.exclusions
     assert n_exclusions
-    intake.set_up(QueueSpec(physical_queues=3))
-    assert intake.slow_appends.counts.exclusions >= n_exclusions  # it only grows
-    await intake.close()
+    buffer.set_up(QueueSpec(physical_queues=3))
+    assert buffer.slow_appends.counts.exclusions >= n_exclusions  # it only grows
+    await buffer.close()
 
 
 async def test_a_physical_queue_is_timed_once_it_gets_something() -> None:
     """What comes before, and fails there, is not its affair: here, an identifier is not claimed."""
-    intake, engine = make_intake(slow=0.01, physical_queues=2)
-    assert intake.slow_appends is not None
+    buffer, engine = make_intake(slow=0.01, physical_queues=2)
+    assert buffer.slow_appends is not None
     engine.unclaimed = [b"id"]
-    held = asyncio.create_task(intake.store([NewMessage(message(b"0"), b"id")]))
-    slow = asyncio.create_task(intake.store([NewMessage(message(b"1"))]))
-    await until(lambda: intake.slow_appends is not None and 1 in intake.slow_appends.excluded)
+    held = asyncio.create_task(buffer.store([NewMessage(message(b"0"), b"id")]))
+    slow = asyncio.create_task(buffer.store([NewMessage(message(b"1"))]))
+    await until(lambda: buffer.slow_appends is not None and 1 in buffer.slow_appends.excluded)
     await engine.commit_all(StorageError("no claim"))
     assert [(await one)[0].reason for one in (held, slow)] == ["storage_error"] * 2
-    assert intake.slow_appends.excluded == [1]
-    assert intake.slow_appends.counts.failed == 1
-    await intake.close()
+    assert buffer.slow_appends.excluded == [1]
+    assert buffer.slow_appends.counts.failed == 1
+    await buffer.close()
 
 
 async def test_a_message_that_is_held_up_holds_up_no_other_publisher() -> None:
     """It goes by itself, and the others of its group have their answers before."""
-    intake, engine = make_intake()
+    buffer, engine = make_intake()
     engine.unclaimed = [b"1"]
     receipts = [Receipts(b"%d" % at) for at in range(3)]
     for each in receipts:
-        offer(intake, message(each.deduplication_id), each)
+        offer(buffer, message(each.deduplication_id), each)
     await until(lambda: bool(engine.appended))
     others, held = engine.appended
     assert [payloads(messages) for _, messages, _ in (others, held)] == [[b"0", b"2"], [b"1"]]
@@ -290,28 +290,28 @@ async def test_a_message_that_is_held_up_holds_up_no_other_publisher() -> None:
     engine.appended = [held]
     await engine.commit_all(StorageError("no claim"))
     assert receipts[1].codes == [ReasonCode.UNSPECIFIED_ERROR]
-    await intake.close()
+    await buffer.close()
 
 
 async def test_messages_go_where_servers_are_there() -> None:
     """No message has to be late for it."""
-    intake, engine = make_intake(slow=60.0, physical_queues=2)
-    assert intake.slow_appends is not None
+    buffer, engine = make_intake(slow=60.0, physical_queues=2)
+    assert buffer.slow_appends is not None
     engine.unreachable = [0]
-    stored = asyncio.create_task(intake.store([NewMessage(message(b"%d" % n)) for n in range(4)]))
+    stored = asyncio.create_task(buffer.store([NewMessage(message(b"%d" % n)) for n in range(4)]))
     await until(lambda: bool(engine.appended))
     assert [number for number, *_ in engine.appended] == [1]
-    assert intake.slow_appends.excluded == [0]
+    assert buffer.slow_appends.excluded == [0]
     await engine.commit_all()
     assert {outcome.physical_queue for outcome in await stored} == {1}
-    await intake.close()
+    await buffer.close()
 
 
 async def test_messages_of_one_loop_iteration_go_together() -> None:
     """What comes in one chunk of a connection is one append, in order."""
-    intake, engine = make_intake()
+    buffer, engine = make_intake()
     for n in range(5):
-        offer(intake, message(b"%d" % n), None)
+        offer(buffer, message(b"%d" % n), None)
     assert engine.appended == []
     await asyncio.sleep(0)
     ((number, messages, _),) = engine.appended
@@ -324,13 +324,13 @@ async def test_group_waits_for_others_no_longer_than_configured(
     """`commit_wait_seconds` lets the first message of a group wait for more."""
     clock = Clock()
     monkeypatch.setattr(asyncio.get_running_loop(), "time", clock)
-    intake, engine = make_intake(wait=2.0)
-    offer(intake, message(), None)
+    buffer, engine = make_intake(wait=2.0)
+    offer(buffer, message(), None)
     clock.now += 1.5
     for _ in range(3):
         await asyncio.sleep(0)
     assert engine.appended == []
-    offer(intake, message(), None)
+    offer(buffer, message(), None)
     clock.now += 0.5
     for _ in range(3):
         await asyncio.sleep(0)
@@ -341,13 +341,13 @@ async def test_messages_of_a_flood_are_gathered(monkeypatch: pytest.MonkeyPatch)
     """What follows many messages that are being stored waits for others; a few do not wait."""
     clock = Clock()
     monkeypatch.setattr(asyncio.get_running_loop(), "time", clock)
-    intake, engine = make_intake()
+    buffer, engine = make_intake()
     for _ in range(GATHER_MESSAGES):
-        offer(intake, message(), None)
+        offer(buffer, message(), None)
     await asyncio.sleep(0)
     assert [len(messages) for _, messages, _ in engine.appended] == [GATHER_MESSAGES]
     for _ in range(2):
-        offer(intake, message(), None)
+        offer(buffer, message(), None)
         for _ in range(3):
             await asyncio.sleep(0)
     assert len(engine.appended) == 1
@@ -359,17 +359,17 @@ async def test_messages_of_a_flood_are_gathered(monkeypatch: pytest.MonkeyPatch)
 
 async def test_full_group_does_not_wait() -> None:
     """`commit_max_messages` ends the wait of a group."""
-    intake, engine = make_intake(wait=1.0, most=3)
+    buffer, engine = make_intake(wait=1.0, most=3)
     for _ in range(7):
-        offer(intake, message(), None)
+        offer(buffer, message(), None)
     assert [len(messages) for _, messages, _ in engine.appended] == [3, 3]
 
 
 async def test_messages_are_spread_over_physical_queues() -> None:
     """E-Ctrl deals a group out round robin."""
-    intake, engine = make_intake(physical_queues=3)
+    buffer, engine = make_intake(physical_queues=3)
     for n in range(4):
-        offer(intake, message(b"%d" % n), None)
+        offer(buffer, message(b"%d" % n), None)
     await asyncio.sleep(0)
     placed = {number: payloads(messages) for number, messages, _ in engine.appended}
     assert placed == {0: [b"0", b"3"], 1: [b"1"], 2: [b"2"]}
@@ -377,10 +377,10 @@ async def test_messages_are_spread_over_physical_queues() -> None:
 
 async def test_messages_of_a_key_are_in_one_physical_queue() -> None:
     """Where the queue has a `key`, E-Ctrl goes by it, and by a message's own one before."""
-    intake, engine = make_intake(physical_queues=64, key="topic:1")
+    buffer, engine = make_intake(physical_queues=64, key="topic:1")
     own = {"user_property": [("penstock-key", "7")]}
     for topic, properties in (("a/7", None), ("b/8", None), ("c/7", None), ("d/9", own)):
-        offer(intake, message(topic.encode(), topic, properties=properties), None)
+        offer(buffer, message(topic.encode(), topic, properties=properties), None)
     await asyncio.sleep(0)
     assert sorted(payloads(messages) for _, messages, _ in engine.appended) == [
         [b"a/7", b"c/7", b"d/9"],
@@ -390,19 +390,19 @@ async def test_messages_of_a_key_are_in_one_physical_queue() -> None:
 
 async def test_changed_settings_hold_for_what_comes_later() -> None:
     """A queue that is given more physical queues deals over them."""
-    intake, engine = make_intake(wait=1.0)
-    offer(intake, message(), None)
+    buffer, engine = make_intake(wait=1.0)
+    offer(buffer, message(), None)
     config = queue_config(queues={"q": {"physical_queues": 2}}).queues["q"]
-    intake.set_up(queue_spec(config))
+    buffer.set_up(queue_spec(config))
     for _ in range(2):
-        offer(intake, message(), None)
-    await intake_is_flushed(intake)
+        offer(buffer, message(), None)
+    await intake_is_flushed(buffer)
     assert [number for number, _, _ in engine.appended] == [0, 0, 1]
 
 
-async def intake_is_flushed(intake: Intake) -> None:
+async def intake_is_flushed(buffer: AppendBuffer) -> None:
     """Have what waits for others appended."""
-    closing = asyncio.create_task(intake.close())
+    closing = asyncio.create_task(buffer.close())
     await asyncio.sleep(0)
     closing.cancel()
 
@@ -410,14 +410,14 @@ async def intake_is_flushed(intake: Intake) -> None:
 async def test_pending_messages_are_bounded() -> None:
     """Past the limit a message is refused before anybody gets it."""
     budget = PendingBudget(2, 1000)
-    intake, engine = make_intake(budget=budget)
+    buffer, engine = make_intake(budget=budget)
     receipts = Receipts()
-    reasons = [offer(intake, message(), receipts) for _ in range(3)]
+    reasons = [offer(buffer, message(), receipts) for _ in range(3)]
     assert reasons == ["", "", "pending_full"]
-    assert intake.published.dropped == {"pending_full": 1}
+    assert buffer.published.dropped == {"pending_full": 1}
     await asyncio.sleep(0)
     await engine.commit_all()
-    assert offer(intake, message(), receipts) == ""
+    assert offer(buffer, message(), receipts) == ""
     await asyncio.sleep(0)
     await engine.commit_all()
     assert receipts.codes == [SUCCESS, SUCCESS, SUCCESS]
@@ -425,12 +425,12 @@ async def test_pending_messages_are_bounded() -> None:
 
 async def test_pending_bytes_are_bounded_and_one_long_message_passes() -> None:
     """The byte limit bounds memory, and never shuts out a message that is longer."""
-    intake, engine = make_intake(budget=PendingBudget(100, 10))
-    assert offer(intake, message(bytes(11)), None) == ""
-    assert offer(intake, message(bytes(1)), None) == "pending_full"
+    buffer, engine = make_intake(budget=PendingBudget(100, 10))
+    assert offer(buffer, message(bytes(11)), None) == ""
+    assert offer(buffer, message(bytes(1)), None) == "pending_full"
     await asyncio.sleep(0)
     await engine.commit_all()
-    reasons = [offer(intake, message(bytes(n)), None) for n in (5, 5, 1)]
+    reasons = [offer(buffer, message(bytes(n)), None) for n in (5, 5, 1)]
     assert reasons == ["", "", "pending_full"]
 
 
@@ -446,62 +446,62 @@ async def test_budget_is_shared_by_all_queues() -> None:
 async def test_full_queue_refuses_and_what_it_had_no_room_for_is_given_back() -> None:
     """A message that is not stored holds neither the queue's room nor that of what is pending."""
     budget = PendingBudget(1, 1000)
-    intake, engine = make_intake(budget=budget, room=1)
+    buffer, engine = make_intake(budget=budget, room=1)
     first = message()
-    assert intake.reserve(first) == ""
-    assert intake.reserve(message()) == "queue_full"
-    intake.release(first)
+    assert buffer.reserve(first) == ""
+    assert buffer.reserve(message()) == "queue_full"
+    buffer.release(first)
     assert (engine.room, budget.n_messages, budget.n_bytes) == (1, 0, 0)
     engine.room = 2
-    offer(intake, message(), None)
-    assert offer(intake, message(), None) == "pending_full"
+    offer(buffer, message(), None)
+    assert offer(buffer, message(), None) == "pending_full"
     assert engine.room == 1
 
 
 async def test_drop_newest_acknowledges_and_counts_what_it_drops() -> None:
     """Publishers of a queue with `drop_newest` are never told that it is full."""
-    intake, engine = make_intake(room=1, max_messages=1, when_full="drop_newest")
+    buffer, engine = make_intake(room=1, max_messages=1, when_full="drop_newest")
     receipts = Receipts()
-    assert [offer(intake, message(b"%d" % n), receipts) for n in range(3)] == ["", "", ""]
+    assert [offer(buffer, message(b"%d" % n), receipts) for n in range(3)] == ["", "", ""]
     await asyncio.sleep(0)
     ((_, messages, _),) = engine.appended
     assert payloads(messages) == [b"0"]
     await engine.commit_all()
     assert receipts.codes == [SUCCESS] * 3
-    assert (intake.published.stored, intake.published.dropped) == (1, {"queue_full": 2})
-    outcomes = await intake.store([NewMessage(message())])
+    assert (buffer.published.stored, buffer.published.dropped) == (1, {"queue_full": 2})
+    outcomes = await buffer.store([NewMessage(message())])
     assert outcomes == [Stored(-1, -1, "")]
-    assert (intake.requested.stored, intake.requested.dropped) == (0, {"queue_full": 1})
+    assert (buffer.requested.stored, buffer.requested.dropped) == (0, {"queue_full": 1})
 
 
 async def test_room_is_told_after_a_refusal() -> None:
     """Publishers that wait are tried again when a commit has made room."""
-    intake, engine = make_intake(budget=PendingBudget(1, 1000))
+    buffer, engine = make_intake(budget=PendingBudget(1, 1000))
     told: list[bool] = []
-    intake.on_room = lambda: told.append(True)
-    offer(intake, message(), None)
+    buffer.on_room = lambda: told.append(True)
+    offer(buffer, message(), None)
     await asyncio.sleep(0)
     await engine.commit_all()
     assert told == []
-    offer(intake, message(), None)
-    offer(intake, message(), None)
+    offer(buffer, message(), None)
+    offer(buffer, message(), None)
     await asyncio.sleep(0)
     await engine.commit_all()
     assert told == [True]
-    intake.has_room_again()
+    buffer.has_room_again()
     assert told == [True]
 
 
 async def test_deduplication_identifier_is_stored_with_the_message() -> None:
     """What the receipt says of a repeat reaches the engine, and `forget` does."""
-    intake, engine = make_intake()
-    offer(intake, message(), Receipts(b"c1", is_repeat=True))
+    buffer, engine = make_intake()
+    offer(buffer, message(), Receipts(b"c1", is_repeat=True))
     await asyncio.sleep(0)
     ((_, (new,), _),) = engine.appended
     assert (new.deduplication_id, new.is_repeat) == (b"c1", True)
     told: list[bool] = []
-    intake.forget(b"c1", told.append)
-    intake.forget(b"c2", told.append)
+    buffer.forget(b"c1", told.append)
+    buffer.forget(b"c2", told.append)
     (first, first_done), (_, second_done) = engine.forgotten
     assert list(first) == [b"c1"]
     second_done.set_exception(StorageError("odd"))
@@ -512,11 +512,11 @@ async def test_deduplication_identifier_is_stored_with_the_message() -> None:
 
 async def test_a_deleted_queue_has_forgotten_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     """The client that waits for it can use its packet identifier, and is not kept waiting."""
-    intake, engine = make_intake()
+    buffer, engine = make_intake()
     told: list[bool] = []
     gone = UnknownQueueError("queue: read q; allowed: none")
-    intake.forget(b"c1", told.append)
-    intake.forget(b"c2", told.append)
+    buffer.forget(b"c1", told.append)
+    buffer.forget(b"c2", told.append)
     (_, deleted), (_, cancelled) = engine.forgotten
     deleted.set_exception(gone)
     cancelled.cancel()
@@ -527,41 +527,41 @@ async def test_a_deleted_queue_has_forgotten_everything(monkeypatch: pytest.Monk
         raise gone
 
     monkeypatch.setattr(engine, "forget", find)
-    intake.forget(b"c3", told.append)
+    buffer.forget(b"c3", told.append)
     assert told[2:] == [True]
 
 
 async def test_full_disk_is_quota_exceeded_and_other_failures_are_not() -> None:
     """The reason code says whether space is what is missing."""
-    intake, engine = make_intake()
+    buffer, engine = make_intake()
     receipts = Receipts()
     for error in (StorageFullError("full"), StorageError("odd")):
-        offer(intake, message(), receipts)
+        offer(buffer, message(), receipts)
         await asyncio.sleep(0)
         await engine.commit_all(error)
     assert receipts.codes == [QUOTA, ReasonCode.UNSPECIFIED_ERROR]
-    assert intake.published.dropped == {"storage_full": 1, "storage_error": 1}
+    assert buffer.published.dropped == {"storage_full": 1, "storage_error": 1}
 
 
 async def test_lost_payload_refuses_its_own_message() -> None:
     """Of a group only the message whose payload is lost is refused."""
-    intake, engine = make_intake()
+    buffer, engine = make_intake()
     receipts = [Receipts(), Receipts(), Receipts()]
     for receipt in receipts:
-        offer(intake, message(), receipt)
+        offer(buffer, message(), receipt)
     await asyncio.sleep(0)
     await engine.commit_all(lost=[1])
     assert [receipt.codes for receipt in receipts] == [[SUCCESS], [0x80], [SUCCESS]]
-    assert intake.published.dropped == {"unreadable": 1}
-    assert intake.stored_bytes == 2 * len(message().payload)
+    assert buffer.published.dropped == {"unreadable": 1}
+    assert buffer.stored_bytes == 2 * len(message().payload)
 
 
 async def test_request_is_told_the_outcome_of_each_message() -> None:
     """Stored, stored before and not stored are told apart, in the order of the request."""
-    intake, engine = make_intake(physical_queues=2, room=5)
-    storing = asyncio.create_task(intake.store([NewMessage(message())] * 6))
+    buffer, engine = make_intake(physical_queues=2, room=5)
+    storing = asyncio.create_task(buffer.store([NewMessage(message())] * 6))
     await until(lambda: len(engine.appended) == 2)
-    assert intake.requested.queued == 5
+    assert buffer.requested.queued == 5
     (_, _, first), (_, _, second) = engine.appended
     first.set_result(AppendResult([10, 11, -1], [1], {2: "unreadable"}))
     second.set_exception(StorageFullError("full"))
@@ -573,40 +573,40 @@ async def test_request_is_told_the_outcome_of_each_message() -> None:
         Stored(-1, -1, "unreadable"),
         Stored(-1, -1, "queue_full"),
     ]
-    assert intake.requested.dropped == {"queue_full": 1, "unreadable": 1, "storage_full": 2}
-    assert (intake.requested.matched, intake.requested.stored, intake.requested.queued) == (6, 2, 0)
+    assert buffer.requested.dropped == {"queue_full": 1, "unreadable": 1, "storage_full": 2}
+    assert (buffer.requested.matched, buffer.requested.stored, buffer.requested.queued) == (6, 2, 0)
 
 
 async def test_messages_of_a_request_that_is_cancelled_are_stored_and_counted() -> None:
     """A client that leaves takes no message back, and no room with it."""
     budget = PendingBudget(10, 1000)
-    intake, engine = make_intake(budget=budget)
-    storing = asyncio.create_task(intake.store([NewMessage(message())]))
+    buffer, engine = make_intake(budget=budget)
+    storing = asyncio.create_task(buffer.store([NewMessage(message())]))
     await until(lambda: bool(engine.appended))
     storing.cancel()
     await asyncio.sleep(0)
     await engine.commit_all()
-    assert (intake.requested.stored, intake.requested.queued, budget.n_messages) == (1, 0, 0)
+    assert (buffer.requested.stored, buffer.requested.queued, budget.n_messages) == (1, 0, 0)
 
 
 async def test_closing_stores_what_was_accepted_and_refuses_the_rest() -> None:
     """A close waits for the commits under way; what comes later is told to go elsewhere."""
-    intake, engine = make_intake(wait=1.0)
+    buffer, engine = make_intake(wait=1.0)
     receipts = Receipts()
-    offer(intake, message(), receipts)
+    offer(buffer, message(), receipts)
     reserved = message()
-    assert intake.reserve(reserved) == ""
-    closing = asyncio.create_task(intake.close())
+    assert buffer.reserve(reserved) == ""
+    closing = asyncio.create_task(buffer.close())
     await asyncio.sleep(0)
-    assert offer(intake, message(), receipts) == "closing"
-    intake.accept(reserved, receipts)
+    assert offer(buffer, message(), receipts) == "closing"
+    buffer.accept(reserved, receipts)
     await asyncio.sleep(0)
     assert not closing.done()
     await engine.commit_all()
     await closing
     assert receipts.codes == [ReasonCode.SERVER_SHUTTING_DOWN, SUCCESS]
-    assert intake.published.dropped == {"closing": 2}
-    assert await intake.store([NewMessage(message())]) == [Stored(-1, -1, "closing")]
+    assert buffer.published.dropped == {"closing": 2}
+    assert await buffer.store([NewMessage(message())]) == [Stored(-1, -1, "closing")]
 
 
 async def test_receipt_that_fails_keeps_no_other_waiting(
@@ -618,10 +618,10 @@ async def test_receipt_that_fails_keeps_no_other_waiting(
         def settle(self, reason_code: int) -> None:
             raise RuntimeError(f"no use for {reason_code}")
 
-    intake, engine = make_intake()
+    buffer, engine = make_intake()
     receipts = Receipts()
     for receipt in (Broken(), receipts):
-        offer(intake, message(), receipt)
+        offer(buffer, message(), receipt)
     await asyncio.sleep(0)
     await engine.commit_all()
     assert receipts.codes == [SUCCESS]
@@ -630,9 +630,9 @@ async def test_receipt_that_fails_keeps_no_other_waiting(
 
 async def test_refusals_are_logged_ever_more_rarely(caplog: pytest.LogCaptureFixture) -> None:
     """The log says why messages are not stored, and is not flooded by saying so."""
-    intake, _ = make_intake(budget=PendingBudget(1, 1000))
+    buffer, _ = make_intake(budget=PendingBudget(1, 1000))
     for _ in range(112):
-        offer(intake, message(), None)
+        offer(buffer, message(), None)
     told = [record.getMessage() for record in caplog.records]
     assert [text.split()[2] for text in told] == ["1", "10", "100"]
     assert told[0] == (
@@ -661,20 +661,20 @@ def test_books_balance_and_every_receipt_is_settled_once(
 
     async def act() -> None:
         budget = PendingBudget(8, 200)
-        intake, engine = make_intake(
+        buffer, engine = make_intake(
             budget=budget, most=4, room=20, max_messages=20, when_full=when_full
         )
-        counts = intake.published
+        counts = buffer.published
         receipts: list[Receipts] = []
         for action in actions:
             if action[0] == "accept":
                 receipt = Receipts() if action[2] else None
-                if not offer(intake, message(bytes(action[1])), receipt) and receipt:
+                if not offer(buffer, message(bytes(action[1])), receipt) and receipt:
                     receipts.append(receipt)
             elif action[0] == "release":
                 held = message(bytes(action[1]))
-                if not intake.reserve(held):
-                    intake.release(held)
+                if not buffer.reserve(held):
+                    buffer.release(held)
             elif action[0] == "turn":
                 await asyncio.sleep(0)
             else:
@@ -683,7 +683,7 @@ def test_books_balance_and_every_receipt_is_settled_once(
                 await engine.commit_all(errors.get(action[1]), lost=lost)
             assert counts.matched == counts.stored + counts.queued + sum(counts.dropped.values())
             assert counts.queued == budget.n_messages <= 8
-        closing = asyncio.create_task(intake.close())
+        closing = asyncio.create_task(buffer.close())
         await asyncio.sleep(0)
         await engine.commit_all()
         await closing

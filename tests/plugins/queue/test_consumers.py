@@ -23,7 +23,8 @@ from penstock.plugins.queue.engines.contract import (
     UnknownGroupError,
     UnknownQueueError,
 )
-from penstock.plugins.queue.service import QueueService, ReceiveRequest
+from penstock.plugins.queue.logical_queue import ReceiveRequest
+from penstock.plugins.queue.service import QueueService
 from penstock.plugins.queue.wire.frames import ReceivedMessage
 from tests.helpers.process import SECONDS
 from tests.helpers.skipping_loop import SkippingLoop

@@ -15,7 +15,7 @@ from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.plugin_loader import load_plugins
 from penstock.plugins.queue import plugin as sink_module
 from penstock.plugins.queue.engines.contract import EngineStartError, QueueSpec, StorageError
-from penstock.plugins.queue.group_receiver import ReceiveRequest
+from penstock.plugins.queue.logical_queue import ReceiveRequest
 from penstock.plugins.queue.plugin import QueuePlugin
 from penstock.plugins.queue.wire.frames import ReceivedMessage
 from penstock.plugins.web.service import HttpStartError
@@ -41,7 +41,7 @@ QUEUES = {
 
 async def received(plugin: QueuePlugin, queue: str, wait: float = 0.0) -> list[ReceivedMessage]:
     """Receive from the group `default`."""
-    return await plugin.service.receive(queue, "default", ReceiveRequest(10, wait))
+    return await plugin.service.queue(queue).receive("default", ReceiveRequest(10, wait))
 
 
 def sinks(plugin: QueuePlugin) -> dict[str, MessageSink]:
@@ -243,7 +243,7 @@ async def test_messages_outlive_the_program(tmp_path: Path) -> None:
             plugin.sinks[0].reserve(offered)
             plugin.sinks[0].accept(offered, receipts)
             await until(partial(receipts.have, [ReasonCode.SUCCESS]))
-            await plugin.service.receive("pictures", "default", ReceiveRequest(1))
+            await plugin.service.queue("pictures").receive("default", ReceiveRequest(1))
     async with running_plugin(engine="sqlite", path=path, queues=QUEUES) as plugin:
         messages = await received(plugin, "pictures", LONG_SECONDS)
         assert sorted(one.payload for one in messages) == [b"first", b"second"]

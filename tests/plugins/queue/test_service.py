@@ -20,7 +20,7 @@ from penstock.plugins.queue.engines.contract import (
     UnknownGroupError,
     UnknownQueueError,
 )
-from penstock.plugins.queue.group_receiver import ReceiveRequest
+from penstock.plugins.queue.logical_queue import ReceiveRequest
 from penstock.plugins.queue.service import InUseError, QueueService, SettingError
 from penstock.plugins.queue.strategies.enqueue import physical_queue_of
 from tests.plugins.queue.running import (
@@ -63,7 +63,7 @@ async def test_changed_policy_file_changes_queue_and_groups(tmp_path: Path) -> N
         assert snapshot.spec.max_messages == 9
         assert snapshot.groups["a"].spec.visibility_timeout == 5.0
         assert sorted(snapshot.groups) == ["a", "b", "c"]
-        assert len(await service.receive("q", "a", AT_ONCE)) == 1
+        assert len(await service.queue("q").receive("a", AT_ONCE)) == 1
 
 
 async def test_group_of_the_file_cannot_change_its_kind(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ async def test_queue_of_a_request_is_there_after_a_restart(tmp_path: Path) -> No
     async with running_service(folder=tmp_path) as service:
         assert service.names() == ["other", "q"]
         assert service.queue("other").spec.topics == ("a/#",)
-        assert len(await service.receive("other", "default", AT_ONCE)) == 1
+        assert len(await service.queue("other").receive("default", AT_ONCE)) == 1
         await service.delete("other")
     async with running_service(folder=tmp_path) as service:
         assert service.names() == ["q"]
@@ -118,7 +118,7 @@ async def test_messages_under_way_to_a_queue_that_is_gone_hold_up_no_other(
         under_way: asyncio.Future[AppendResult] = asyncio.get_running_loop().create_future()
         with monkeypatch.context() as patched:
             patched.setattr(engine, "append", lambda *_: under_way)
-            storing = asyncio.create_task(service.store("q", [NewMessage(message())]))
+            storing = asyncio.create_task(service.queue("q").buffer.store([NewMessage(message())]))
             await asyncio.sleep(0)
         await engine.delete_queue("q")
         await engine.create_queue("late", QueueSpec())
@@ -134,22 +134,26 @@ async def test_messages_under_way_to_a_queue_that_is_gone_hold_up_no_other(
 async def test_store_tells_where_each_message_is() -> None:
     """Messages are dealt round robin, in their order."""
     async with running_service(physical_queues=2) as service:
-        outcomes = await service.store("q", [NewMessage(message(b"%d" % n)) for n in range(3)])
+        outcomes = await service.queue("q").buffer.store(
+            [NewMessage(message(b"%d" % n)) for n in range(3)]
+        )
         assert outcomes == [Stored(0, 0, ""), Stored(1, 0, ""), Stored(0, 1, "")]
         again = [NewMessage(message(), b"once"), NewMessage(message(), b"once")]
-        await service.store("q", again[:1])
-        assert [each.reason for each in await service.store("q", again[1:])] == ["duplicate"]
+        await service.queue("q").buffer.store(again[:1])
+        assert [each.reason for each in await service.queue("q").buffer.store(again[1:])] == [
+            "duplicate"
+        ]
 
 
 async def test_full_queue_stores_what_fits_and_has_room_after_an_ack() -> None:
     """A partial batch says which messages were stored; publishers are told of room."""
     async with running_service(max_messages=2) as service:
         told: list[bool] = []
-        service.queue("q").intake.on_room = lambda: told.append(True)
-        outcomes = await service.store("q", [NewMessage(message())] * 3)
+        service.queue("q").buffer.on_room = lambda: told.append(True)
+        outcomes = await service.queue("q").buffer.store([NewMessage(message())] * 3)
         assert [each.reason for each in outcomes] == ["", "", "queue_full"]
-        assert service.queue("q").intake.reserve(message()) == "queue_full"
-        received = await service.receive("q", "default", AT_ONCE)
+        assert service.queue("q").buffer.reserve(message()) == "queue_full"
+        received = await service.queue("q").receive("default", AT_ONCE)
         await service.settle("q", "default", "ack", [one.receipt_handle for one in received])
         assert told == [True]
         await put(service, b"more")
@@ -162,9 +166,9 @@ async def test_what_comes_for_a_queue_that_another_program_has_just_deleted_take
     """The limit of what waits is that of all queues together."""
     async with running_service(when_full=when_full, max_messages=9) as service:
         await service.engine.delete_queue("q")
-        (outcome,) = await service.store("q", [NewMessage(message())])
+        (outcome,) = await service.queue("q").buffer.store([NewMessage(message())])
         assert outcome.reason == ("closing" if when_full == "refuse" else "")
-        assert service.queue("q").intake.requested.dropped == {"closing": 1}
+        assert service.queue("q").buffer.requested.dropped == {"closing": 1}
         assert service._budget.n_messages == 0
 
 
@@ -175,8 +179,8 @@ async def test_publishers_are_told_of_room_that_others_make(way: str) -> None:
     async with running_service(max_messages=1, groups=groups) as service:
         told: list[bool] = []
         await put(service, b"a")
-        service.queue("q").intake.on_room = lambda: told.append(True)
-        assert service.queue("q").intake.reserve(message()) == "queue_full"
+        service.queue("q").buffer.on_room = lambda: told.append(True)
+        assert service.queue("q").buffer.reserve(message()) == "queue_full"
         if way == "purge":
             assert await service.purge("q") == 1
         elif way == "commit":
@@ -193,8 +197,8 @@ async def test_unknown_names_are_told_with_the_known_ones() -> None:
         with pytest.raises(UnknownQueueError, match=told):
             service.queue("x")
         for call in (
-            service.receive("x", "default", AT_ONCE),
-            service.store("x", []),
+            service.queue("x").receive("default", AT_ONCE),
+            service.queue("x").buffer.store([]),
             service.settle("x", "default", "ack", []),
             service.delete("x"),
             service.change("x", QueueSpec()),
@@ -203,14 +207,14 @@ async def test_unknown_names_are_told_with_the_known_ones() -> None:
             with pytest.raises(UnknownQueueError, match=told):
                 await call
         with pytest.raises(UnknownGroupError):
-            await service.receive("q", "x", AT_ONCE)
+            await service.queue("q").receive("x", AT_ONCE)
 
 
 async def test_group_of_another_kind_is_told() -> None:
     """A group of ranges gives out no single messages."""
     async with running_service(groups={"spark": {"kind": "offsets"}}) as service:
         with pytest.raises(GroupKindError):
-            await service.receive("q", "spark", AT_ONCE)
+            await service.queue("q").receive("spark", AT_ONCE)
 
 
 @pytest.mark.parametrize(
@@ -259,12 +263,12 @@ async def test_changed_queue_deals_and_receives_over_its_physical_queues() -> No
     """More physical queues are used from the change on."""
     async with running_service(physical_queues=1, dequeue="rds", sleep_time=0.01) as service:
         await put(service, b"0")
-        assert len(await service.receive("q", "default", AT_ONCE)) == 1
+        assert len(await service.queue("q").receive("default", AT_ONCE)) == 1
         spec = replace(service.engine.snapshot("q").spec, physical_queues=3)
         await service.change("q", spec)
-        outcomes = await service.store("q", [NewMessage(message())] * 3)
+        outcomes = await service.queue("q").buffer.store([NewMessage(message())] * 3)
         assert [each.physical_queue for each in outcomes] == [0, 1, 2]
-        assert len(await service.receive("q", "default", AT_ONCE)) == 3
+        assert len(await service.queue("q").receive("default", AT_ONCE)) == 3
 
 
 async def test_the_file_parts_no_key_until_its_queue_is_empty(
@@ -283,7 +287,7 @@ async def test_the_file_parts_no_key_until_its_queue_is_empty(
             await put(service, b"2", topic=topic)
         receive = ReceiveRequest(100)
         leased = []
-        while received := await service.receive("q", "default", receive):
+        while received := await service.queue("q").receive("default", receive):
             leased += received
         assert sorted((one.topic, one.payload) for one in leased) == sorted(
             (topic, payload) for topic in topics for payload in (b"1", b"2")
@@ -297,7 +301,9 @@ async def test_the_file_parts_no_key_until_its_queue_is_empty(
         await service.maintain()
         assert service.engine.outline("q").spec.physical_queues == 8
         assert "queue q: it is empty: physical_queues is 8, key is topic" in caplog.text
-        outcomes = await service.store("q", [NewMessage(message(topic=one)) for one in topics])
+        outcomes = await service.queue("q").buffer.store(
+            [NewMessage(message(topic=one)) for one in topics]
+        )
         assert [one.physical_queue for one in outcomes] == [
             physical_queue_of(one, 8) for one in topics
         ]
@@ -311,7 +317,7 @@ async def test_a_request_that_would_part_keys_is_refused_until_the_queue_is_empt
         with pytest.raises(KeyOrderError, match="read 4; allowed: 2, while it holds messages"):
             await service.change("q", replace(spec, physical_queues=4))
         await service.change("q", replace(spec, max_messages=5))
-        (received,) = await service.receive("q", "default", AT_ONCE)
+        (received,) = await service.queue("q").receive("default", AT_ONCE)
         await service.settle("q", "default", "ack", [received.receipt_handle], 0.0)
         await service.change("q", replace(spec, physical_queues=4))
         assert service.engine.snapshot("q").spec.physical_queues == 4
@@ -321,26 +327,26 @@ async def test_a_message_that_waits_when_its_queue_is_deleted_is_refused() -> No
     """Its publisher is told, and its room is free again."""
     receipts = Receipts()
     async with running_service() as service:
-        intake = service.queue("q").intake
-        intake._commit_wait_seconds = LONG_SECONDS
+        buffer = service.queue("q").buffer
+        buffer._commit_wait_seconds = LONG_SECONDS
         arriving = message()
-        assert intake.reserve(arriving) == ""
-        intake.accept(arriving, receipts)
+        assert buffer.reserve(arriving) == ""
+        buffer.accept(arriving, receipts)
         await service.delete("q")
         assert receipts.have([ReasonCode.SERVER_SHUTTING_DOWN])
         assert service._budget.n_messages == 0
-        assert intake.published.dropped == {"closing": 1}
+        assert buffer.published.dropped == {"closing": 1}
 
 
 async def test_requests_of_a_deleted_queue_or_group_fail() -> None:
     """Who waits is told at once; a queue of the same name is another one."""
     async with running_service(groups={"default": {}, "b": {}}) as service:
-        waiting = asyncio.create_task(service.receive("q", "b", LONG))
+        waiting = asyncio.create_task(service.queue("q").receive("b", LONG))
         await until(lambda: held(service, "b") == 1)
         await service.delete_group("q", "b")
         with pytest.raises(UnknownGroupError, match="b"):
             await waiting
-        waiting = asyncio.create_task(service.receive("q", "default", LONG))
+        waiting = asyncio.create_task(service.queue("q").receive("default", LONG))
         await until(lambda: held(service) == 1)
         incarnation = service.engine.snapshot("q").incarnation
         await service.delete("q")
@@ -349,7 +355,7 @@ async def test_requests_of_a_deleted_queue_or_group_fail() -> None:
         await service.create("q", QueueSpec())
         assert service.engine.snapshot("q").incarnation != incarnation
         await put(service, b"new")
-        assert len(await service.receive("q", "default", AT_ONCE)) == 1
+        assert len(await service.queue("q").receive("default", AT_ONCE)) == 1
 
 
 async def test_what_a_request_has_begun_is_so_though_its_client_has_left(tmp_path: Path) -> None:
@@ -384,7 +390,7 @@ async def test_a_queue_that_is_created_while_one_of_its_name_is_deleted_is_serve
         await asyncio.gather(deleting, service.create("q", QueueSpec(max_messages=7)))
         assert service.queue("q").spec.max_messages == 7
         await put(service, b"new")
-        (received,) = await service.receive("q", "default", AT_ONCE)
+        (received,) = await service.queue("q").receive("default", AT_ONCE)
         assert received.payload == b"new"
 
 

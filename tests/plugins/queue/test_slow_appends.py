@@ -21,7 +21,7 @@ from penstock.plugins.queue.engines.contract import (
     UnknownQueueError,
 )
 from penstock.plugins.queue.fabric.enqueue import SlowdownExclusion
-from penstock.plugins.queue.group_receiver import ReceiveRequest
+from penstock.plugins.queue.logical_queue import ReceiveRequest
 from penstock.plugins.queue.service import QueueService
 from penstock.plugins.queue.slow_appends import SlowAppends
 from tests.helpers.redis_server import RedisProcess, running_cluster
@@ -99,14 +99,18 @@ async def test_a_queue_that_is_gone_is_not_slow() -> None:
 
 async def store(service: QueueService, texts: list[str]) -> Sequence[Stored]:
     """Store messages by one request."""
-    return await service.store("q", [NewMessage(message(text.encode())) for text in texts])
+    return await service.queue("q").buffer.store(
+        [NewMessage(message(text.encode())) for text in texts]
+    )
 
 
 async def receive_all(service: QueueService, n_messages: int) -> Counter[str]:
     """Receive so many messages and what else is there, and acknowledge none."""
     found = Counter[str]()
     wait_seconds = 60.0  # what a node has that has just come back may be told later
-    while received := await service.receive("q", "default", ReceiveRequest(100, wait_seconds)):
+    while received := await service.queue("q").receive(
+        "default", ReceiveRequest(100, wait_seconds)
+    ):
         found.update(one.payload.decode() for one in received)
         wait_seconds = 60.0 if found.total() < n_messages else 0.0
     return found
@@ -187,7 +191,7 @@ async def test_a_node_that_is_away_holds_up_no_later_message(
                     assert not held_up.done()
                 assert service.figures("q")["enqueued"]["excluded"]
                 # Nor does it hold up who receives.
-                received = await service.receive("q", "default", ReceiveRequest(100, 600.0))
+                received = await service.queue("q").receive("default", ReceiveRequest(100, 600.0))
                 assert received
                 handles = [one.receipt_handle for one in received]
                 assert await service.settle("q", "default", "ack", handles) == {}

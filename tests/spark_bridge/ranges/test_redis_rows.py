@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.plugins.queue.engines.keys import key_reader
 from penstock.plugins.queue.engines.redis.messages import (
     INFO,
     Row,
@@ -12,6 +11,7 @@ from penstock.plugins.queue.engines.redis.messages import (
     read_row,
     written_row,
 )
+from penstock.plugins.queue.strategies.message_key import stored_key_reader
 from penstock.spark_bridge.ranges.redis_rows import RedisRows, sizes_of, topic_of
 from penstock.spark_bridge.rows import Frames, RowOrigin, to_record_batch
 from penstock.spark_bridge.schema import BY_NAME
@@ -23,7 +23,7 @@ COLUMNS = tuple(BY_NAME)
 
 def kept(row: Row, key: str | None) -> tuple[bytes, bytes]:
     """Return what the server keeps of a message, as its function `append` makes it."""
-    *_, topic, _, body = written_row(row, 0.0, key_reader(None))
+    *_, topic, _, body = written_row(row, 0.0, stored_key_reader(None))
     own = (key or "").encode()
     fields = (5.0, 5.0, 0.0, row.enqueued_at, len(row.payload), int(key is not None), len(own))
     return INFO.pack(*fields) + own + topic, body

@@ -13,17 +13,11 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from penstock.plugins.queue.engines.contract import (
-    GroupOutline,
-    GroupSnapshot,
     GroupSpec,
-    QueueOutline,
-    QueueSnapshot,
     QueueSpec,
-    Usage,
 )
-from penstock.plugins.queue.engines.logical import Logical
+from penstock.plugins.queue.engines.logical import StoredGroup, StoredQueue
 from penstock.plugins.queue.engines.receipts import Receipts
-from penstock.plugins.queue.engines.waitable import Waited
 
 _SPARE_HELD: Final = 1024
 
@@ -82,7 +76,7 @@ class ToldPlace(NamedTuple):
     delay_ends: Sequence[Any]
 
 
-class Part:
+class RedisPart:
     """A physical queue.
 
     Attributes:
@@ -111,7 +105,7 @@ class Part:
         self.coming_bytes = 0
 
 
-class Place:
+class RedisPlace:
     """A group in one physical queue.
 
     Attributes:
@@ -160,35 +154,21 @@ class Place:
         return max(0, self.waiting - self.leased - self.delayed)
 
 
-class Group(Waited):
-    """A group.
+class RedisGroup(StoredGroup[RedisPlace]):
+    """A group as a program knows it.
 
     Attributes:
-        id: that the server knows it by.
-        name: its name.
-        spec: its settings.
-        epoch: another one after each seek, modulo 65,536.
-        reader: to which the group belongs; "" for none.
-        places: by number of physical queue.
-        used_at: the engine's time of its newest request.
-        touched_at: the same as the server knows it.
-        received: messages given to receivers in this run.
-        settled: how many messages were settled in this run, by action or reason.
+        id: the name by which the server knows it.
+        touched_at: the engine's time of its newest request, as far as the server knows.
         under_way: messages that receives under way may lease.
         answered: is set when a receive has its answer.
+        receipts: makes and reads its receipt handles.
     """
 
     def __init__(self, group_id: str, name: str, spec: GroupSpec, epoch: int) -> None:
-        super().__init__()
+        super().__init__(name, spec, epoch)
         self.id = group_id
-        self.name = name
-        self.spec = spec
-        self.epoch = epoch
-        self.reader = ""
-        self.places: dict[int, Place] = {}
         self.touched_at = 0.0
-        self.received = 0
-        self.settled: dict[str, int] = {}
         self.under_way = 0
         self.answered = asyncio.Event()
         self.receipts: Receipts | None = None
@@ -198,11 +178,11 @@ class Group(Waited):
         """Messages that are leased."""
         return sum(place.leased for place in self.places.values())
 
-    def place(self, number: int) -> Place:
+    def place(self, number: int) -> RedisPlace:
         """Return the place in a physical queue."""
         found = self.places.get(number)
         if found is None:
-            found = self.places[number] = Place()
+            found = self.places[number] = RedisPlace()
             self.places = dict(sorted(self.places.items()))
         return found
 
@@ -222,28 +202,12 @@ class Group(Waited):
         ]
         return min(ends, default=None)
 
-    def count(self, reason: str, n_messages: int) -> None:
-        """Count settled messages."""
-        if n_messages:
-            self.settled[reason] = self.settled.get(reason, 0) + n_messages
-
-    def snapshot(self, now: float) -> GroupSnapshot:
-        """Return the group as it is."""
-        places = self.places
-        return GroupSnapshot(
-            spec=self.spec,
-            position={number: place.floor for number, place in places.items()},
-            waiting=sum(place.waiting for place in places.values()),
-            leased=self.n_leased,
-            delayed=sum(place.delayed for place in places.values()),
-            received=self.received,
-            settled=dict(self.settled),
-            idle_seconds=max(0.0, now - self.used_at),
-            reader=self.reader,
-        )
+    def n_delayed(self, now: float) -> int:  # noqa: ARG002 (the form of every engine's)
+        """Return how many messages wait for their delay."""
+        return sum(place.delayed for place in self.places.values())
 
 
-class Queue(Logical[Part, Group]):
+class RedisQueue(StoredQueue[RedisPart, RedisGroup]):
     """A logical queue.
 
     Attributes:
@@ -264,7 +228,7 @@ class Queue(Logical[Part, Group]):
         if n_messages:
             self.removed[reason] = self.removed.get(reason, 0) + n_messages
 
-    def update(self, part: Part, told: Told, behind: float) -> set[str]:
+    def update(self, part: RedisPart, told: Told, behind: float) -> set[str]:
         """Take what the server tells of a physical queue.
 
         Args:
@@ -294,37 +258,10 @@ class Queue(Logical[Part, Group]):
                 group.used_at = max(group.used_at, group.touched_at)
         return set(places)
 
-    def outline(self) -> QueueOutline:
-        """Return what requests need to know."""
-        return QueueOutline(
-            self.incarnation,
-            self.spec,
-            self.messages,
-            list(self.physical),
-            {name: GroupOutline(one.spec, one.n_leased) for name, one in self.groups.items()},
-        )
-
-    def snapshot(self, now: float) -> QueueSnapshot:
-        """Return the queue as it is."""
-        oldest = min(
-            (p.oldest for p in self.physical.values() if p.oldest is not None), default=None
-        )
-        return QueueSnapshot(
-            incarnation=self.incarnation,
-            spec=self.spec,
-            usage={
-                number: Usage(part.earliest, part.next, part.messages, part.stored_bytes)
-                for number, part in self.physical.items()
-            },
-            messages=self.messages,
-            payload_bytes=self.payload_bytes,
-            stored_bytes=self.stored_bytes,
-            reserved=self.reserved_messages,
-            removed=dict(self.removed),
-            set_aside=0,
-            oldest_seconds=None if oldest is None else max(0.0, now - oldest),
-            groups={name: group.snapshot(now) for name, group in self.groups.items()},
-        )
+    def arrival_of_oldest(self) -> float | None:
+        """Return the engine's time at which the oldest message arrived; None for no message."""
+        arrivals = (part.oldest for part in self.physical.values() if part.oldest is not None)
+        return min(arrivals, default=None)
 
 
 def _ends(told: Sequence[Any], behind: float) -> list[tuple[float, int]]:

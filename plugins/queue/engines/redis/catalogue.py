@@ -32,7 +32,7 @@ from penstock.plugins.queue.engines.contract import (
 from penstock.plugins.queue.engines.logical import find_queue
 from penstock.plugins.queue.engines.queues import group_spec, queue_spec
 from penstock.plugins.queue.engines.receipts import Receipts
-from penstock.plugins.queue.engines.redis.cached_state import Group, Part, Queue
+from penstock.plugins.queue.engines.redis.cached_state import RedisGroup, RedisPart, RedisQueue
 from penstock.plugins.queue.engines.redis.functions import Functions
 from penstock.plugins.queue.engines.redis.messages import root_of
 
@@ -51,12 +51,12 @@ class Catalogue:
     """
 
     def __init__(self, functions: Functions) -> None:
-        self.queues: dict[str, Queue] = {}
+        self.queues: dict[str, RedisQueue] = {}
         self._functions = functions
         self._secret = b""
         self._lock = asyncio.Lock()
 
-    def find(self, name: str) -> Queue:
+    def find(self, name: str) -> RedisQueue:
         """Return a queue.
 
         Raises:
@@ -82,7 +82,7 @@ class Catalogue:
             self._take(name, entries[name])
         await self._functions.look_at_reached(self.queues.values())
 
-    def _take(self, name: str, raw: bytes) -> Queue:
+    def _take(self, name: str, raw: bytes) -> RedisQueue:
         """Take an entry of the catalogue."""
         held = self.queues.get(name)
         if held is not None and held.raw == raw:
@@ -92,7 +92,7 @@ class Catalogue:
         if held is None or root_of(held.incarnation) != entry["incarnation"]:
             if held is not None:
                 self._forget(held)
-            held = self.queues[name] = Queue(name, entry["incarnation"], spec)
+            held = self.queues[name] = RedisQueue(name, entry["incarnation"], spec)
         self._take_life(held, entry)
         held.raw = raw
         held.id_shards = entry["id_shards"]
@@ -105,7 +105,7 @@ class Catalogue:
             group = held.groups.get(group_name)
             settings = group_spec(values["spec"])
             if group is None or group.id != values["id"]:
-                group = Group(values["id"], group_name, settings, values["epoch"])
+                group = RedisGroup(values["id"], group_name, settings, values["epoch"])
                 group.receipts = self._receipts(held, group.id)
                 held.groups[group_name] = group
                 self._functions.watch(group)
@@ -115,7 +115,7 @@ class Catalogue:
                 group.place(number)
         return held
 
-    def _take_life(self, queue: Queue, entry: Mapping[str, Any]) -> None:
+    def _take_life(self, queue: RedisQueue, entry: Mapping[str, Any]) -> None:
         """Take the name of a queue's life: positions and handles of another one are refused."""
         life = entry["life"]
         incarnation = f"{entry['incarnation']}.{life}" if life else entry["incarnation"]
@@ -125,7 +125,7 @@ class Catalogue:
             for group in queue.groups.values():
                 group.receipts = self._receipts(queue, group.id)
 
-    def _receipts(self, queue: Queue, group_id: str) -> Receipts:
+    def _receipts(self, queue: RedisQueue, group_id: str) -> Receipts:
         return Receipts(self._secret, queue.incarnation, int(group_id, 16))
 
     async def renew(self, name: str) -> None:
@@ -138,14 +138,14 @@ class Catalogue:
                 if not await self._put(name, queue.raw, entry):
                     await self._refresh()
 
-    def _forget(self, queue: Queue) -> None:
+    def _forget(self, queue: RedisQueue) -> None:
         self._functions.arrivals.wake(queue, queue.groups.values())
 
-    def _forget_group(self, queue: Queue, name: str) -> None:
+    def _forget_group(self, queue: RedisQueue, name: str) -> None:
         group = queue.groups.pop(name)
         self._functions.arrivals.wake(queue, [*queue.groups.values(), group])
 
-    async def create_queue(self, name: str, spec: QueueSpec) -> Queue:
+    async def create_queue(self, name: str, spec: QueueSpec) -> RedisQueue:
         """Create a queue with its groups.
 
         Raises:
@@ -181,7 +181,7 @@ class Catalogue:
                 raise ExistsError(f"queue {name}: it exists with other settings")
             return found
 
-    async def change_queue(self, name: str, spec: QueueSpec) -> Queue:
+    async def change_queue(self, name: str, spec: QueueSpec) -> RedisQueue:
         """Give a queue other settings; create what it lacks."""
         async with self._lock:
             while True:
@@ -267,7 +267,7 @@ class Catalogue:
         else:
             self._forget(self.queues.pop(name))
 
-    async def create_group(self, queue: str, name: str, spec: GroupSpec) -> Group:
+    async def create_group(self, queue: str, name: str, spec: GroupSpec) -> RedisGroup:
         """Create a group.
 
         Raises:
@@ -296,7 +296,7 @@ class Catalogue:
                 if made["id"] not in {one.id for one in self.find(queue).groups.values()}:
                     await self._drop(found, made["id"])
 
-    async def change_group(self, queue: str, name: str, spec: GroupSpec) -> Group:
+    async def change_group(self, queue: str, name: str, spec: GroupSpec) -> RedisGroup:
         """Give a group other settings.
 
         Raises:
@@ -356,8 +356,8 @@ class Catalogue:
             await self._drop(found, group.id)
 
     async def seek(
-        self, queue: str, group: str, locate: Callable[[Queue], Awaitable[Mapping[int, int]]]
-    ) -> tuple[Queue, Group]:
+        self, queue: str, group: str, locate: Callable[[RedisQueue], Awaitable[Mapping[int, int]]]
+    ) -> tuple[RedisQueue, RedisGroup]:
         """Put a group at other offsets; its leases end.
 
         Args:
@@ -383,13 +383,13 @@ class Catalogue:
             moved.arrived()
             return found, moved
 
-    async def drop_unknown(self, queue: Queue, part: Part, group_id: str) -> None:
+    async def drop_unknown(self, queue: RedisQueue, part: RedisPart, group_id: str) -> None:
         """Drop a group that a program which died has left in a physical queue."""
         async with self._lock:
             if all(group.id != group_id for group in queue.groups.values()):
                 await self._functions.swept(queue, part, "drop_group", group_id)
 
-    async def _drop(self, queue: Queue, group_id: str) -> None:
+    async def _drop(self, queue: RedisQueue, group_id: str) -> None:
         for part in queue.physical.values():
             await self._functions.swept(queue, part, "drop_group", group_id)
 
@@ -413,11 +413,11 @@ class Catalogue:
                 kind = "l" if spec["kind"] == "lease" else "o"
                 ordered = _flag(is_set=kind == "l" and spec["order"] == "key")
                 args += [one["id"], kind, ordered, start, one["epoch"]]
-            part = Part(self._functions.part_key(entry["incarnation"], number), number)
+            part = RedisPart(self._functions.part_key(entry["incarnation"], number), number)
             if is_new:
                 await self._functions.create_part(part)
             if args:
-                queue = Queue("", entry["incarnation"], QueueSpec())
+                queue = RedisQueue("", entry["incarnation"], QueueSpec())
                 await self._functions.swept(queue, part, "add_groups", *args)
 
     async def _put(self, name: str, expected: bytes, entry: Mapping[str, Any]) -> bool:

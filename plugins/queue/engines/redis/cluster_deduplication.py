@@ -24,14 +24,16 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from redis.exceptions import OutOfMemoryError, ResponseError
 
 from penstock.plugins.queue.engines.contract import Sent
-from penstock.plugins.queue.engines.redis.cached_state import Part, Queue
+from penstock.plugins.queue.engines.redis.cached_state import RedisPart, RedisQueue
 from penstock.plugins.queue.engines.redis.functions import Functions, refusal
 from penstock.plugins.queue.engines.redis.messages import as_repeat, is_repeat
 
 ARGUMENTS: Final = 5
 """That each message has; the second is its key, the fourth its identifier."""
 
-Send: TypeAlias = Callable[[Queue, Part, Sequence[bytes], Sent | None], asyncio.Future[Any]]
+Send: TypeAlias = Callable[
+    [RedisQueue, RedisPart, Sequence[bytes], Sent | None], asyncio.Future[Any]
+]
 
 
 class Claimed(NamedTuple):
@@ -60,7 +62,7 @@ class _Pending(NamedTuple):
         stored: gets the outcome.
     """
 
-    part: Part
+    part: RedisPart
     args: list[bytes]
     claims: list[tuple[list[int], asyncio.Future[Any]]]
     moved: asyncio.Future[None]
@@ -84,7 +86,7 @@ class Claiming:
         self._n_claims = 0
 
     def append(
-        self, queue: Queue, part: Part, args: list[bytes], sent: Sent | None
+        self, queue: RedisQueue, part: RedisPart, args: list[bytes], sent: Sent | None
     ) -> asyncio.Future[Any]:
         """Store messages by their arguments.
 
@@ -115,7 +117,7 @@ class Claiming:
         return pending.stored
 
     def _claim(
-        self, queue: Queue, part: Part, args: Sequence[bytes]
+        self, queue: RedisQueue, part: RedisPart, args: Sequence[bytes]
     ) -> list[tuple[list[int], asyncio.Future[Any]]]:
         """Claim the identifiers of messages, those of each slot by one call."""
         places: dict[str, list[int]] = {}
@@ -155,7 +157,7 @@ class Claiming:
 
         return answer()
 
-    def _go_on(self, queue: Queue, pending: _Pending, shared: Sequence[Hashable]) -> None:
+    def _go_on(self, queue: RedisQueue, pending: _Pending, shared: Sequence[Hashable]) -> None:
         """Store what has its claims, and let go on who waits for that."""
         try:
             self._store(queue, pending)
@@ -166,7 +168,7 @@ class Claiming:
                 del self._last[one]
         pending.moved.set_result(None)
 
-    def _store(self, queue: Queue, one: _Pending) -> None:
+    def _store(self, queue: RedisQueue, one: _Pending) -> None:
         """Store messages where their identifiers belong."""
         n_messages = len(one.args) // ARGUMENTS
         numbers = [one.part.number] * n_messages
@@ -200,7 +202,7 @@ class Claiming:
             done(None)
 
 
-def has_order(queue: Queue) -> bool:
+def has_order(queue: RedisQueue) -> bool:
     """Say whether messages of a queue have an order that waiting for claims must keep."""
     return queue.spec.key is not None or len(queue.physical) == 1
 
@@ -215,14 +217,14 @@ def _refuse_later(keys: Sequence[bytes], errors: dict[int, BaseException]) -> No
             errors[at] = refused[key]
 
 
-def _error_of(call: asyncio.Future[Any], queue: Queue) -> BaseException | None:
+def _error_of(call: asyncio.Future[Any], queue: RedisQueue) -> BaseException | None:
     """Return what a call that has ended has failed with."""
     error = call.exception()
     return refusal(error, queue) if isinstance(error, ResponseError) else error
 
 
 def _complete(
-    queue: Queue,
+    queue: RedisQueue,
     one: _Pending,
     errors: dict[int, BaseException],
     places: dict[int, list[int]],

@@ -15,7 +15,7 @@ from penstock.plugins.queue.engines.contract import (
 )
 from penstock.plugins.queue.engines.dead_letters import dead_properties, origin_of
 from penstock.plugins.queue.engines.reading import RANGE_BYTES
-from penstock.plugins.queue.engines.redis.cached_state import Group, Part, Queue
+from penstock.plugins.queue.engines.redis.cached_state import RedisGroup, RedisPart, RedisQueue
 from penstock.plugins.queue.engines.redis.catalogue import Catalogue
 from penstock.plugins.queue.engines.redis.functions import (
     Functions,
@@ -48,7 +48,7 @@ class Burying:
         self._catalogue = catalogue
         self._storing = storing
 
-    def target(self, group: Group) -> Queue | None:
+    def target(self, group: RedisGroup) -> RedisQueue | None:
         """Return where dead letters of a group go; None where they are dropped.
 
         Raises:
@@ -64,10 +64,10 @@ class Burying:
 
     async def store(
         self,
-        queue: Queue,
-        group: Group,
-        part: Part,
-        target: Queue,
+        queue: RedisQueue,
+        group: RedisGroup,
+        part: RedisPart,
+        target: RedisQueue,
         told: Sequence[Any],
         flat: Sequence[bytes],
         reason: str,
@@ -114,7 +114,12 @@ class Burying:
         return n_moved
 
     async def _move_letters(
-        self, source: Queue, part: Part, now: float, rows: Sequence[Row], target: Queue | None
+        self,
+        source: RedisQueue,
+        part: RedisPart,
+        now: float,
+        rows: Sequence[Row],
+        target: RedisQueue | None,
     ) -> int:
         args: dict[tuple[str, int], list[bytes]] = {}
         offsets: list[int] = []

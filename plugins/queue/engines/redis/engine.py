@@ -24,13 +24,12 @@ from typing import Any, Final
 from redis.asyncio.connection import AbstractConnection
 
 from penstock.broker.durable.storage_clock import Clocks
+from penstock.plugins.queue.config import RedisConfig, RedisSentinel, RedisTls
 from penstock.plugins.queue.engines.contract import (
-    Action,
     AppendResult,
     EngineStartError,
     GroupSnapshot,
     GroupSpec,
-    Health,
     NewMessage,
     Position,
     QueueOutline,
@@ -45,26 +44,28 @@ from penstock.plugins.queue.engines.contract import (
 from penstock.plugins.queue.engines.logical import check_range
 from penstock.plugins.queue.engines.planning import shares_of
 from penstock.plugins.queue.engines.reading import RANGE_BYTES
-from penstock.plugins.queue.engines.redis.cached_state import Group, Queue
+from penstock.plugins.queue.engines.redis.cached_state import RedisGroup, RedisQueue
 from penstock.plugins.queue.engines.redis.catalogue import Catalogue
 from penstock.plugins.queue.engines.redis.dead_letters import Burying
+from penstock.plugins.queue.engines.redis.discovery import RedisSentinels
 from penstock.plugins.queue.engines.redis.functions import (
     Functions,
     plain,
 )
 from penstock.plugins.queue.engines.redis.listening import Listening
-from penstock.plugins.queue.engines.redis.login import Address
+from penstock.plugins.queue.engines.redis.login import Address, Login
 from penstock.plugins.queue.engines.redis.messages import (
     Row,
     frames_of,
     rows_of,
 )
+from penstock.plugins.queue.engines.redis.pipeline import Patience
 from penstock.plugins.queue.engines.redis.probing import Prober
 from penstock.plugins.queue.engines.redis.receiving import Receiving
 from penstock.plugins.queue.engines.redis.routes import Routes
 from penstock.plugins.queue.engines.redis.server import RedisServer
 from penstock.plugins.queue.engines.redis.storing import Storing
-from penstock.plugins.queue.wire.frames import ReceivedMessage
+from penstock.plugins.web.bind import split_bind
 
 _UNKNOWN_SECONDS: Final = 60.0
 """After which a group that no entry of the catalogue names is dropped: another program may be about
@@ -108,6 +109,12 @@ class RedisEngine:
         self._receiving = Receiving(self._functions, self._catalogue, self._burying, logger)
         self._routes.on_away = self._receiving.give_up_away
         self._prober = Prober(server, self._routes, self._functions, self._catalogue, logger)
+        # These methods of the contract are done whole by a part of the engine.
+        self.lease = self._receiving.lease
+        self.give_back = self._receiving.give_back
+        self.settle = self._receiving.settle
+        self.redrive = self._burying.redrive
+        self.probe = self._prober.probe
 
     async def _connect(self, address: Address) -> AbstractConnection:
         """Return a connection to a server, with the keys that were there before.
@@ -151,7 +158,7 @@ class RedisEngine:
             for group in queue.groups.values():
                 group.used_at += seconds
 
-    async def _find(self, name: str) -> Queue:
+    async def _find(self, name: str) -> RedisQueue:
         """Return a queue for readers of offsets; one of which messages were lost has a new life.
 
         Raises:
@@ -224,18 +231,11 @@ class RedisEngine:
 
     def snapshot(self, queue: str) -> QueueSnapshot:
         """Return what a queue holds."""
-        now = self._functions.now()
-        return self._expired(self._catalogue.find(queue)).snapshot(now)
+        return self._catalogue.find(queue).snapshot(self._functions.now())
 
     def outline(self, queue: str) -> QueueOutline:
         """Return a part of the snapshot."""
-        return self._expired(self._catalogue.find(queue)).outline()
-
-    def _expired(self, queue: Queue) -> Queue:
-        now = self._functions.now()
-        for group in queue.groups.values():
-            group.expire(now)
-        return queue
+        return self._catalogue.find(queue).outline(self._functions.now())
 
     async def create_group(self, queue: str, group: str, spec: GroupSpec) -> GroupSnapshot:
         """Create a group."""
@@ -290,41 +290,6 @@ class RedisEngine:
             places.setdefault(self._functions.ids_key(found, one), []).append(one)
         calls = [self._functions.call("forget_ids", [key], *some) for key, some in places.items()]
         return asyncio.ensure_future(_all(calls))
-
-    # -- receiving ---------------------------------------------------------------------------------
-
-    async def lease(
-        self,
-        queue: str,
-        group: str,
-        physical_queue: int,
-        max_messages: int,
-        max_bytes: int,
-        visibility_timeout: float | None = None,
-    ) -> list[ReceivedMessage]:
-        """Receive messages of one physical queue."""
-        return await self._receiving.lease(
-            queue, group, physical_queue, max_messages, max_bytes, visibility_timeout
-        )
-
-    def give_back(self, queue: str, group: str, deliveries: Sequence[ReceivedMessage]) -> None:
-        """Make messages visible whose receiver has left."""
-        self._receiving.give_back(queue, group, deliveries)
-
-    async def settle(
-        self,
-        queue: str,
-        group: str,
-        action: Action,
-        receipt_handles: Sequence[str],
-        seconds: float = 0.0,
-    ) -> Mapping[int, str]:
-        """Settle receives."""
-        return await self._receiving.settle(queue, group, action, receipt_handles, seconds)
-
-    async def redrive(self, queue: str, target: str | None, max_messages: int | None) -> int:
-        """Move dead letters back."""
-        return await self._burying.redrive(queue, target, max_messages)
 
     # -- reading -----------------------------------------------------------------------------------
 
@@ -384,7 +349,7 @@ class RedisEngine:
         found = await self._find(queue)
         return Position(found.incarnation, await self._located(found, start))
 
-    async def _located(self, queue: Queue, start: Start) -> dict[int, int]:
+    async def _located(self, queue: RedisQueue, start: Start) -> dict[int, int]:
         await self._functions.look([queue])
         if start == "earliest":
             return {number: part.earliest for number, part in queue.physical.items()}
@@ -461,7 +426,7 @@ class RedisEngine:
         """Wait until something may have become visible."""
         found = self._catalogue.find(queue)
         waiter = found if group is None else found.group(group)
-        if isinstance(waiter, Group):
+        if isinstance(waiter, RedisGroup):
             waiter.used_at = self._functions.now()
         if wait > 0 and waiter.arrivals == seen:
             with self._listening.listening(found):
@@ -517,7 +482,7 @@ class RedisEngine:
         if failed is not None:
             raise failed
 
-    async def _maintain_queue(self, queue: Queue) -> None:
+    async def _maintain_queue(self, queue: RedisQueue) -> None:
         """Do so for a queue, but for what is on nodes that are away."""
         await self._find(queue.name)
         now = self._functions.now()
@@ -580,10 +545,6 @@ class RedisEngine:
             "BGSAVE on the server"
         )
 
-    async def probe(self) -> Health:
-        """See whether a message would be stored; those who ask at once share the answer."""
-        return await self._prober.probe()
-
     def failure(self) -> str | None:
         """Return why the server cannot be reached, or would not store a message."""
         return self._routes.failure or self._functions.lost or self._prober.problem
@@ -596,3 +557,42 @@ class RedisEngine:
 
 async def _all(calls: Sequence[asyncio.Future[Any]]) -> None:
     await asyncio.gather(*map(plain, calls))
+
+
+def redis_server(config: RedisConfig) -> RedisServer:
+    """Return where the server is."""
+    host, port = _address(config.server or "127.0.0.1:6379")
+    login = _login(config.user, config.password_file, config.tls)
+    return RedisServer(
+        host,
+        port,
+        db=config.db,
+        prefix=config.prefix,
+        login=login,
+        sentinels=None if config.sentinel is None else _sentinels(config.sentinel),
+        cluster=tuple(map(_address, config.cluster)),
+        local_nodes=tuple(map(_address, config.local_nodes)),
+        patience=Patience(
+            timeout_seconds=config.timeout_seconds,
+            retry_seconds=config.retry_seconds,
+            min_replicas=config.min_replicas,
+            replication_seconds=config.replication_seconds,
+            slowdown_detection_time=config.slowdown_detection_time,
+        ),
+    )
+
+
+def _sentinels(config: RedisSentinel) -> RedisSentinels:
+    login = _login(config.user, config.password_file, config.tls)
+    return RedisSentinels(tuple(map(_address, config.servers)), config.master, login)
+
+
+def _address(server: str) -> Address:
+    host, port = split_bind(server)
+    return host or "127.0.0.1", port
+
+
+def _login(user: str | None, password_file: str | None, tls: RedisTls | None) -> Login:
+    if tls is None:
+        return Login(user, password_file)
+    return Login(user, password_file, tls.ca, tls.certificate, tls.key)

@@ -21,7 +21,12 @@ from penstock.plugins.queue.engines.contract import (
     UnknownGroupError,
     UnknownQueueError,
 )
-from penstock.plugins.queue.engines.redis.cached_state import Group, Part, Queue, Told
+from penstock.plugins.queue.engines.redis.cached_state import (
+    RedisGroup,
+    RedisPart,
+    RedisQueue,
+    Told,
+)
 from penstock.plugins.queue.engines.redis.library import PREFIX, VERSION
 from penstock.plugins.queue.engines.redis.login import ask_directly
 from penstock.plugins.queue.engines.redis.messages import arrived_at, part_key, root_of
@@ -93,7 +98,7 @@ class Functions:
         self._numbers: dict[str, int] = {}
         self._appended: dict[str, tuple[int, float]] = {}
         self._secret = b""
-        self._away: dict[Queue, tuple[int, Collection[int]]] = {}
+        self._away: dict[RedisQueue, tuple[int, Collection[int]]] = {}
         self._away_change = 0
 
     def now(self) -> float:
@@ -110,7 +115,7 @@ class Functions:
         """Return the common beginning of a physical queue's keys, which has a hash tag."""
         return part_key(self._prefix, incarnation, number)
 
-    def ids_key(self, queue: Queue, identifier: bytes) -> str:
+    def ids_key(self, queue: RedisQueue, identifier: bytes) -> str:
         """Return the same of where a deduplication identifier of a queue is kept."""
         if not queue.id_shards:
             return f"{self._prefix}:{{{root_of(queue.incarnation)}}}"
@@ -119,11 +124,11 @@ class Functions:
     def _shard_key(self, incarnation: str, shard: int) -> str:
         return f"{self.part_key(incarnation, shard)}:claims"
 
-    def stored_ids_key(self, queue: Queue, part: Part) -> str:
+    def stored_ids_key(self, queue: RedisQueue, part: RedisPart) -> str:
         """Return the same of those that `append` looks at: in a cluster, a physical queue's own."""
         return f"{part.base}:ids" if self.is_cluster else self.ids_key(queue, b"")
 
-    def all_ids_keys(self, queue: Queue) -> list[str]:
+    def all_ids_keys(self, queue: RedisQueue) -> list[str]:
         """Return the same of all that a queue has."""
         parts = queue.physical.values() if self.is_cluster else ()
         kept = self._kept_ids_keys(queue.incarnation, queue.id_shards)
@@ -134,11 +139,11 @@ class Functions:
             return [f"{self._prefix}:{{{root_of(incarnation)}}}"]
         return [self._shard_key(incarnation, shard) for shard in range(id_shards)]
 
-    def part_of(self, queue: Queue, number: int) -> Part:
+    def part_of(self, queue: RedisQueue, number: int) -> RedisPart:
         """Return a physical queue that the server has, which may be new to this program."""
         found = queue.physical.get(number)
         if found is None:
-            found = Part(self.part_key(queue.incarnation, number), number)
+            found = RedisPart(self.part_key(queue.incarnation, number), number)
             queue.physical = dict(sorted({**queue.physical, number: found}.items()))
             for group in queue.groups.values():
                 group.place(number)
@@ -157,7 +162,12 @@ class Functions:
         )
 
     def submit(
-        self, queue: Queue, part: Part, function: str, *args: Any, keys: Iterable[str] = ()
+        self,
+        queue: RedisQueue,
+        part: RedisPart,
+        function: str,
+        *args: Any,
+        keys: Iterable[str] = (),
     ) -> asyncio.Future[Any]:
         """Call a function of a physical queue; note what it tells when it answers."""
         if function in _NUMBERED:
@@ -169,7 +179,7 @@ class Functions:
             future.add_done_callback(partial(self._note_appended, part, number))
         return future
 
-    def _note_appended(self, part: Part, number: int, future: asyncio.Future[Any]) -> None:
+    def _note_appended(self, part: RedisPart, number: int, future: asyncio.Future[Any]) -> None:
         if not future.cancelled() and future.exception() is None:
             self._appended[part.base] = number, self._monotonic()
 
@@ -177,7 +187,7 @@ class Functions:
         """Have a call be carried out however late: what it has done must be known."""
         self._routes.keep(call)
 
-    def held_up(self, queue: Queue, identifiers: Iterable[bytes]) -> Collection[int]:
+    def held_up(self, queue: RedisQueue, identifiers: Iterable[bytes]) -> Collection[int]:
         """Return places of deduplication identifiers whose node is away; b"" is none."""
         if not self.is_cluster or not self._routes.has_away:
             return ()
@@ -187,7 +197,7 @@ class Functions:
             if one and self._routes.is_away(self.ids_key(queue, one))
         ]
 
-    def away(self, queue: Queue) -> Collection[int]:
+    def away(self, queue: RedisQueue) -> Collection[int]:
         """Return physical queues whose node is away; none where no other one is there.
 
         A receive would wait for the node or its replica. Where nothing else is left to wait for, it
@@ -212,12 +222,17 @@ class Functions:
         """Return whether upkeep of a key need not wait for its node; the only one is waited for."""
         return not (self.is_cluster and self._routes.is_away(key))
 
-    def reached(self, queue: Queue) -> list[Part]:
+    def reached(self, queue: RedisQueue) -> list[RedisPart]:
         """Return the physical queues for whose upkeep this is so."""
         return [part for part in queue.physical.values() if self.is_reached(part.base)]
 
     async def ask(
-        self, queue: Queue, part: Part, function: str, *args: Any, keys: Iterable[str] = ()
+        self,
+        queue: RedisQueue,
+        part: RedisPart,
+        function: str,
+        *args: Any,
+        keys: Iterable[str] = (),
     ) -> Any:
         """The same; return the answer.
 
@@ -228,13 +243,13 @@ class Functions:
         """
         return await plain(self.submit(queue, part, function, *args, keys=keys), queue)
 
-    async def swept(self, queue: Queue, part: Part, function: str, *args: Any) -> None:
+    async def swept(self, queue: RedisQueue, part: RedisPart, function: str, *args: Any) -> None:
         """Call a function that says where the removal of settled messages must go on."""
         answer = await self.ask(queue, part, function, *args)
         while (more := answer[1]) >= 0:
             answer = await self.ask(queue, part, "sweep", more, _MANY)
 
-    def _heard(self, queue: Queue, part: Part, future: asyncio.Future[Any]) -> None:
+    def _heard(self, queue: RedisQueue, part: RedisPart, future: asyncio.Future[Any]) -> None:
         if future.cancelled() or future.exception() is not None:
             return
         told = Told._make(future.result()[0])
@@ -252,7 +267,7 @@ class Functions:
         for group in queue.groups.values():
             self.arrivals.deadline_changed(group)
 
-    def watch(self, group: Group) -> None:
+    def watch(self, group: RedisGroup) -> None:
         """Wake those who wait for a group."""
         group.on_arrival = self.arrivals.arrived
 
@@ -307,7 +322,7 @@ class Functions:
         )
         return self.lost
 
-    async def probe(self, queue: Queue, part: Part) -> None:
+    async def probe(self, queue: RedisQueue, part: RedisPart) -> None:
         """See whether a message would be stored in a physical queue.
 
         Raises:
@@ -324,7 +339,7 @@ class Functions:
         """
         return await self._attend(self._catalogue, is_back=is_back)
 
-    async def attend_ids(self, queue: Queue) -> None:
+    async def attend_ids(self, queue: RedisQueue) -> None:
         """Leave the time for which no program was there out of the windows of a queue."""
         keys = filter(self.is_reached, self.all_ids_keys(queue))
         await asyncio.gather(*(self._attend(key, is_back=True) for key in keys))
@@ -333,7 +348,7 @@ class Functions:
         answer = await plain(self.call("attend", [key], self.given(), int(is_back)))
         return max(0.0, float(answer))
 
-    async def return_on(self, connection: AbstractConnection, queues: Iterable[Queue]) -> None:
+    async def return_on(self, connection: AbstractConnection, queues: Iterable[RedisQueue]) -> None:
         """Look at a server on a new connection to it, before any call is repeated there.
 
         Windows leave out the time for which no program was there; see `attend_ids`. A queue of
@@ -384,7 +399,7 @@ class Functions:
         """Forget a deleted queue, of which there is no key any more."""
         await plain(self.call("drop_tombstone", [self._catalogue], incarnation))
 
-    async def create_part(self, part: Part) -> None:
+    async def create_part(self, part: RedisPart) -> None:
         """Create the keys of a physical queue."""
         await plain(self.call("create", [part.base]))
 
@@ -415,11 +430,11 @@ class Functions:
             await plain(call)
         return len(ended) == len(wanted)
 
-    async def look(self, queues: Iterable[Queue]) -> None:
+    async def look(self, queues: Iterable[RedisQueue]) -> None:
         """Learn what has become of queues; wake those for whom something has become visible."""
         await self._look(queues, lambda queue: queue.physical.values())
 
-    async def look_at_reached(self, queues: Iterable[Queue]) -> None:
+    async def look_at_reached(self, queues: Iterable[RedisQueue]) -> None:
         """The same, but for physical queues whose nodes are away.
 
         Raises:
@@ -428,7 +443,7 @@ class Functions:
         await self._look(queues, self.reached)
 
     async def _look(
-        self, queues: Iterable[Queue], parts_of: Callable[[Queue], Iterable[Part]]
+        self, queues: Iterable[RedisQueue], parts_of: Callable[[RedisQueue], Iterable[RedisPart]]
     ) -> None:
         looks = [self.look_at(queue, part) for queue in queues for part in parts_of(queue)]
         gone: UnknownQueueError | None = None
@@ -443,7 +458,7 @@ class Functions:
         if gone is not None and len(looks) == 1:
             raise gone
 
-    async def look_at(self, queue: Queue, part: Part) -> None:
+    async def look_at(self, queue: RedisQueue, part: RedisPart) -> None:
         """The same of one physical queue."""
         end = part.next
         groups = list(queue.groups.values())
@@ -459,13 +474,13 @@ class Functions:
 
     # -- reading -----------------------------------------------------------------------------------
 
-    async def locate(self, queue: Queue, at: float) -> dict[int, int]:
+    async def locate(self, queue: RedisQueue, at: float) -> dict[int, int]:
         """Return the offset of the first message of each physical queue since a wall time."""
         return {
             number: await self._since(queue, part, at) for number, part in queue.physical.items()
         }
 
-    async def _since(self, queue: Queue, part: Part, at: float) -> int:
+    async def _since(self, queue: RedisQueue, part: RedisPart, at: float) -> int:
         start = 0
         while True:
             answer = await self.ask(queue, part, "range", start, _MANY, _MANY, _MANY, "0")
@@ -496,7 +511,7 @@ def _by_name(flat: Sequence[bytes]) -> dict[str, bytes]:
     return {name.decode(): raw for name, raw in zip(flat[::2], flat[1::2], strict=True)}
 
 
-def _receivable(group: Group, part: Part) -> tuple[int, int]:
+def _receivable(group: RedisGroup, part: RedisPart) -> tuple[int, int]:
     """Return how many messages are visible, and a number that grows when a key may be free."""
     place = group.place(part.number)
     return place.n_visible(), -place.leased if group.spec.order == "key" else 0
@@ -507,7 +522,7 @@ def told_now(told: Sequence[Any]) -> float:
     return float(Told._make(told).now)
 
 
-async def plain(call: asyncio.Future[Any], queue: Queue | None = None) -> Any:
+async def plain(call: asyncio.Future[Any], queue: RedisQueue | None = None) -> Any:
     """Return the answer of a call, perhaps one of a physical queue.
 
     Raises:
@@ -522,7 +537,7 @@ async def plain(call: asyncio.Future[Any], queue: Queue | None = None) -> Any:
         raise refusal(error, queue) from error
 
 
-def refusal(error: ResponseError, queue: Queue | None = None) -> PenstockError:
+def refusal(error: ResponseError, queue: RedisQueue | None = None) -> PenstockError:
     """Return what an error of the server means."""
     text = str(error)
     if queue is not None and text.endswith("PENSTOCK gone"):

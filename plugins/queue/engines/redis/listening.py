@@ -20,7 +20,7 @@ from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import NoPermissionError, RedisError, ResponseError
 
 from penstock.broker.errors import PenstockError
-from penstock.plugins.queue.engines.redis.cached_state import Part, Queue
+from penstock.plugins.queue.engines.redis.cached_state import RedisPart, RedisQueue
 from penstock.plugins.queue.engines.redis.functions import Functions
 from penstock.plugins.queue.engines.redis.login import CONNECT_SECONDS, named
 from penstock.plugins.queue.engines.redis.routes import Routes
@@ -65,8 +65,8 @@ class Listening:
         self._routes = routes
         self._functions = functions
         self._logger = logger
-        self._wanted: dict[Queue, _Waited] = {}
-        self._places: dict[bytes, tuple[Queue, Part]] = {}
+        self._wanted: dict[RedisQueue, _Waited] = {}
+        self._places: dict[bytes, tuple[RedisQueue, RedisPart]] = {}
         self._looks: dict[bytes, asyncio.Task[None]] = {}
         self._again: set[bytes] = set()
         self._changed = asyncio.Event()
@@ -76,7 +76,7 @@ class Listening:
         self._is_refused = False
 
     @contextmanager
-    def listening(self, queue: Queue) -> Iterator[None]:
+    def listening(self, queue: RedisQueue) -> Iterator[None]:
         """Listen to a queue during the block, and a while more."""
         waited = self._wanted.get(queue)
         if waited is None:
@@ -212,7 +212,7 @@ class Listening:
             look = asyncio.create_task(self._look_now(channel, *place))
             self._looks[channel] = look
 
-    async def _look_now(self, channel: bytes, queue: Queue, part: Part) -> None:
+    async def _look_now(self, channel: bytes, queue: RedisQueue, part: RedisPart) -> None:
         try:
             with suppress(PenstockError):  # it is deleted, or the server is gone
                 await self._functions.look_at(queue, part)

@@ -10,8 +10,8 @@ from penstock.broker.mqtt.expiry import EXPIRY
 from penstock.plugins.queue.batch_format import split_for_segments, write_batch
 from penstock.plugins.queue.engines.contract import NewMessage
 from penstock.plugins.queue.engines.incoming import stored_properties
-from penstock.plugins.queue.engines.keys import KeyReader
 from penstock.plugins.queue.engines.segments import DELAY_PROPERTY, delay_of, number_of
+from penstock.plugins.queue.strategies.message_key import StoredKeyReader
 from penstock.plugins.queue.wire.frames import Batch
 
 _HEAD: Final = struct.Struct("<ddddIB")
@@ -73,7 +73,7 @@ def part_key(prefix: str, incarnation: str, number: int) -> str:
     return f"{prefix}:{{{root_of(incarnation)}.{number}}}"
 
 
-def written(new: NewMessage, stamp: Stamp, key_of: KeyReader) -> list[bytes]:
+def written(new: NewMessage, stamp: Stamp, key_of: StoredKeyReader) -> list[bytes]:
     """Return the arguments of a message that is stored.
 
     Raises:
@@ -100,7 +100,12 @@ def written(new: NewMessage, stamp: Stamp, key_of: KeyReader) -> list[bytes]:
 
 
 def written_row(
-    row: Row, age: float, key_of: KeyReader, *, identifier: bytes = b"", is_repeat: bool = True
+    row: Row,
+    age: float,
+    key_of: StoredKeyReader,
+    *,
+    identifier: bytes = b"",
+    is_repeat: bool = True,
 ) -> list[bytes]:
     """Return the arguments of a message by its columns: head, key, topic, identifier, body.
 
@@ -129,7 +134,7 @@ def _arguments(
     wall: float,
     properties: str,
     age: float,
-    key_of: KeyReader,
+    key_of: StoredKeyReader,
     identifier: bytes,
     flags: int,
 ) -> list[bytes]:

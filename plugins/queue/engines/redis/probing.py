@@ -10,7 +10,7 @@ from redis.exceptions import ResponseError
 
 from penstock.broker.errors import PenstockError
 from penstock.plugins.queue.engines.contract import Health, StorageError, UnknownQueueError
-from penstock.plugins.queue.engines.redis.cached_state import Part, Queue
+from penstock.plugins.queue.engines.redis.cached_state import RedisPart, RedisQueue
 from penstock.plugins.queue.engines.redis.catalogue import Catalogue
 from penstock.plugins.queue.engines.redis.checks import check_eviction, fields_of
 from penstock.plugins.queue.engines.redis.functions import Functions, plain
@@ -62,7 +62,7 @@ class Prober:
         return await asyncio.shield(self._probing)
 
     async def _probe(self) -> Health:
-        by_address: dict[Address, tuple[Queue, Part]] = {}
+        by_address: dict[Address, tuple[RedisQueue, RedisPart]] = {}
         places: list[set[Address]] = []
         for queue in self._catalogue.queues.values():
             parts = {self._routes.address_of(part.base): part for part in queue.physical.values()}
@@ -90,7 +90,7 @@ class Prober:
             self._logger.warning("queue: the server stores messages again")
         self.problem = problem
 
-    async def _problem(self, queue: Queue, part: Part) -> str | None:
+    async def _problem(self, queue: RedisQueue, part: RedisPart) -> str | None:
         """Return why a server would not store a message; None where it would."""
         address = self._routes.address_of(part.base)
         if self._routes.is_away(part.base):
@@ -107,7 +107,7 @@ class Prober:
         except (PenstockError, ResponseError) as error:
             return f"{error}"
 
-    async def _why_gone(self, queue: Queue, told: str) -> str | None:
+    async def _why_gone(self, queue: RedisQueue, told: str) -> str | None:
         """Return why a physical queue is gone; None where its queue was deleted."""
         try:
             return told if queue.name in await self._functions.entries() else None

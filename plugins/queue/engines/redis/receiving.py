@@ -19,10 +19,9 @@ from penstock.plugins.queue.engines.contract import (
     Action,
     StorageError,
 )
-from penstock.plugins.queue.engines.expiry import count_down
 from penstock.plugins.queue.engines.receipts import Receive
 from penstock.plugins.queue.engines.receiving import RETRY_SECONDS
-from penstock.plugins.queue.engines.redis.cached_state import Group, Part, Queue
+from penstock.plugins.queue.engines.redis.cached_state import RedisGroup, RedisPart, RedisQueue
 from penstock.plugins.queue.engines.redis.catalogue import Catalogue
 from penstock.plugins.queue.engines.redis.dead_letters import Burying
 from penstock.plugins.queue.engines.redis.functions import (
@@ -33,6 +32,7 @@ from penstock.plugins.queue.engines.redis.functions import (
 from penstock.plugins.queue.engines.redis.messages import (
     read_row,
 )
+from penstock.plugins.queue.engines.segments import count_down
 from penstock.plugins.queue.wire.frames import ReceivedMessage
 
 _HOLD_SECONDS: Final = 60.0
@@ -72,7 +72,7 @@ class Receiving:
         self._catalogue = catalogue
         self._burying = burying
         self._logger = logger
-        self._under_way: dict[asyncio.Future[None], tuple[Queue, Part]] = {}
+        self._under_way: dict[asyncio.Future[None], tuple[RedisQueue, RedisPart]] = {}
 
     async def lease(
         self,
@@ -114,7 +114,7 @@ class Receiving:
         receivers.received += len(received)
         return received
 
-    async def _room(self, group: Group, wanted: int) -> int:
+    async def _room(self, group: RedisGroup, wanted: int) -> int:
         """Return how many messages a receive may lease; note that it is under way."""
         while True:
             room = group.spec.max_leased_messages - group.n_leased - group.under_way
@@ -127,9 +127,9 @@ class Receiving:
 
     async def _lease_once(
         self,
-        queue: Queue,
-        group: Group,
-        part: Part,
+        queue: RedisQueue,
+        group: RedisGroup,
+        part: RedisPart,
         most: int,
         max_bytes: int,
         seconds: float,
@@ -187,7 +187,9 @@ class Receiving:
                 raise
         return received, bool(has_more)
 
-    async def _answered_or_away(self, queue: Queue, part: Part, call: asyncio.Future[Any]) -> None:
+    async def _answered_or_away(
+        self, queue: RedisQueue, part: RedisPart, call: asyncio.Future[Any]
+    ) -> None:
         """Wait for the answer of a lease, or until its node is away."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         call.add_done_callback(lambda _: _complete(waiter))
@@ -203,7 +205,9 @@ class Receiving:
             if part.number in self._functions.away(queue):
                 _complete(waiter)
 
-    def _undo(self, queue: Queue, group: Group, part: Part, call: asyncio.Future[Any]) -> None:
+    def _undo(
+        self, queue: RedisQueue, group: RedisGroup, part: RedisPart, call: asyncio.Future[Any]
+    ) -> None:
         """Give back what a lease gets whose receiver is gone, however late its answer is."""
 
         def undo(call: asyncio.Future[Any]) -> None:
@@ -216,7 +220,9 @@ class Receiving:
         self._functions.keep(call)
         call.add_done_callback(undo)
 
-    def _received(self, group: Group, part: Part, answer: Sequence[Any]) -> list[ReceivedMessage]:
+    def _received(
+        self, group: RedisGroup, part: RedisPart, answer: Sequence[Any]
+    ) -> list[ReceivedMessage]:
         """Return received messages with their handles; note who has them."""
         told, nonce, _, n_filtered, n_expired, flat, _ = answer
         group.count("filtered", n_filtered)
@@ -252,7 +258,7 @@ class Receiving:
 
     @staticmethod
     def _handles(
-        group: Group, number: int, nonce: int, offsets: Sequence[int], counts: Sequence[int]
+        group: RedisGroup, number: int, nonce: int, offsets: Sequence[int], counts: Sequence[int]
     ) -> list[str]:
         """Return the handles of messages that were received together.
 
@@ -305,7 +311,7 @@ class Receiving:
 
     @staticmethod
     def _read_handles(
-        group: Group, handles: Sequence[str]
+        group: RedisGroup, handles: Sequence[str]
     ) -> tuple[dict[int, list[_Run]], list[int]]:
         """Return what handles name, by physical queue, and the indexes of those not made here."""
         assert group.receipts is not None  # noqa: S101 (the catalogue gives each group its own)
@@ -320,9 +326,9 @@ class Receiving:
 
     def _settle_part(
         self,
-        queue: Queue,
-        group: Group,
-        part: Part,
+        queue: RedisQueue,
+        group: RedisGroup,
+        part: RedisPart,
         action: str,
         seconds: float,
         runs: Iterable[_Run],
@@ -374,7 +380,7 @@ class Receiving:
 
     @staticmethod
     def _note_settled(
-        group: Group,
+        group: RedisGroup,
         number: int,
         runs: Iterable[_Run],
         answer: Sequence[Any],
@@ -395,8 +401,8 @@ class Receiving:
 
     async def _declare_dead(
         self,
-        queue: Queue,
-        group: Group,
+        queue: RedisQueue,
+        group: RedisGroup,
         receives: Mapping[int, list[_Run]],
         failed: dict[int, str],
     ) -> None:
@@ -417,9 +423,9 @@ class Receiving:
 
     async def _bury_unseen(
         self,
-        queue: Queue,
-        group: Group,
-        part: Part,
+        queue: RedisQueue,
+        group: RedisGroup,
+        part: RedisPart,
         told: Sequence[Any],
         nonce: int,
         flat: Sequence[Any],

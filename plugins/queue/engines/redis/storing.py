@@ -18,7 +18,7 @@ from penstock.plugins.queue.engines.contract import (
     StorageError,
     drop_reason,
 )
-from penstock.plugins.queue.engines.redis.cached_state import Part, Queue, Told
+from penstock.plugins.queue.engines.redis.cached_state import RedisPart, RedisQueue, Told
 from penstock.plugins.queue.engines.redis.cluster_deduplication import Claimed, Claiming, has_order
 from penstock.plugins.queue.engines.redis.functions import (
     Functions,
@@ -49,7 +49,7 @@ class Storing:
         self._logger = logger
         self._claiming = Claiming(functions, self._send)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._cutting: set[Part] = set()
+        self._cutting: set[RedisPart] = set()
         """Physical queues whose oldest messages are being dropped."""
 
     async def close(self) -> None:
@@ -57,7 +57,7 @@ class Storing:
         if self._tasks:
             await asyncio.wait(self._tasks)
 
-    def held_up(self, queue: Queue, messages: Sequence[NewMessage]) -> Collection[int]:
+    def held_up(self, queue: RedisQueue, messages: Sequence[NewMessage]) -> Collection[int]:
         """Return which messages would wait for the node of their deduplication identifiers."""
         if has_order(queue):
             return ()
@@ -65,7 +65,7 @@ class Storing:
 
     def append(
         self,
-        found: Queue,
+        found: RedisQueue,
         physical_queue: int,
         messages: Sequence[NewMessage],
         sent: Sent | None = None,
@@ -114,7 +114,7 @@ class Storing:
         return future
 
     def _send(
-        self, queue: Queue, part: Part, args: Sequence[bytes], sent: Sent | None
+        self, queue: RedisQueue, part: RedisPart, args: Sequence[bytes], sent: Sent | None
     ) -> asyncio.Future[Any]:
         """The same as `submit`, of which somebody may be told."""
         call = self.submit(queue, part, args)
@@ -124,7 +124,9 @@ class Storing:
             sent(part.number, answered)
         return call
 
-    def submit(self, queue: Queue, part: Part, args: Sequence[bytes]) -> asyncio.Future[Any]:
+    def submit(
+        self, queue: RedisQueue, part: RedisPart, args: Sequence[bytes]
+    ) -> asyncio.Future[Any]:
         """Store messages by their arguments; the future has the function's answer."""
         spec = queue.spec
         n_new, new_bytes = len(args) // 5, sum(map(len, args[4::5]))
@@ -166,7 +168,7 @@ class Storing:
         call.add_done_callback(done)
         return call
 
-    def _least_age(self, queue: Queue, part: Part) -> str:
+    def _least_age(self, queue: RedisQueue, part: RedisPart) -> str:
         """Return of what age a message must be to leave a full physical queue for new ones.
 
         Where another one has older messages, these leave; see `_drop_oldest`. "" is any age.
@@ -178,7 +180,7 @@ class Storing:
         ]
         return repr(self._functions.now() - min(others) - _SAME_AGE_SECONDS) if others else ""
 
-    def _appended(self, queue: Queue, part: Part, answer: Sequence[Any]) -> None:
+    def _appended(self, queue: RedisQueue, part: RedisPart, answer: Sequence[Any]) -> None:
         """Take note of what was stored."""
         told, offsets, duplicates, n_kept, n_dropped = answer
         n_stored = len(offsets) - len(duplicates)
@@ -195,7 +197,7 @@ class Storing:
         if n_stored and _n_surplus(queue):
             self._run(self._drop_oldest(queue))
 
-    async def _drop_oldest(self, queue: Queue) -> None:
+    async def _drop_oldest(self, queue: RedisQueue) -> None:
         """Remove the oldest messages of a queue that has too many, in whichever physical queue.
 
         A node that is away has no part in this. More leave at a time as long as one physical queue
@@ -228,7 +230,7 @@ class Storing:
             self._logger.error("queue: %s", task.exception())
 
     async def cut(
-        self, queue: Queue, part: Part, reason: str, below: int | str, age: float = 0.0
+        self, queue: RedisQueue, part: RedisPart, reason: str, below: int | str, age: float = 0.0
     ) -> tuple[int, bool]:
         """Remove the oldest messages of a physical queue.
 
@@ -247,7 +249,7 @@ class Storing:
         return answer[1], bool(answer[2])
 
 
-def _n_surplus(queue: Queue) -> int:
+def _n_surplus(queue: RedisQueue) -> int:
     """Return how many messages a queue with `drop_oldest` has too many, by their mean size."""
     spec = queue.spec
     if spec.when_full != "drop_oldest" or len(queue.physical) == 1:  # the server sees to that
@@ -261,7 +263,7 @@ def _n_surplus(queue: Queue) -> int:
     return n_surplus
 
 
-def _tell(answered: asyncio.Future[None], queue: Queue, call: asyncio.Future[Any]) -> None:
+def _tell(answered: asyncio.Future[None], queue: RedisQueue, call: asyncio.Future[Any]) -> None:
     """End what an `append` has told of a call that has ended."""
     error = call.exception()
     if answered.done():

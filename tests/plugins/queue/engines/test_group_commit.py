@@ -21,16 +21,16 @@ from penstock.plugins.queue.engines.contract import (
     StorageFullError,
 )
 from penstock.plugins.queue.engines.group_commit import GroupCommit
-from penstock.plugins.queue.engines.keys import key_reader
-from penstock.plugins.queue.engines.leases import Group, Place
+from penstock.plugins.queue.engines.leases import LocalGroup, LocalPlace
 from penstock.plugins.queue.engines.memory import MemoryStore
 from penstock.plugins.queue.engines.partition import PhysicalQueue
-from penstock.plugins.queue.engines.queues import LogicalQueue
+from penstock.plugins.queue.engines.queues import LocalQueue
 from penstock.plugins.queue.engines.receipts import Receipts
 from penstock.plugins.queue.engines.requests import Append, Bury, Cut, DeadLetter, Marks, Settle
 from penstock.plugins.queue.engines.segments import SegmentCache
 from penstock.plugins.queue.engines.store import Changes, GroupRow, PhysicalRow, QueueRow
 from penstock.plugins.queue.engines.transaction import Surroundings, Transaction
+from penstock.plugins.queue.strategies.message_key import stored_key_reader
 from penstock.plugins.queue.wire.frames import read_batch
 from tests.helpers.clock import Clock
 from tests.helpers.process import SECONDS
@@ -83,12 +83,12 @@ class Running:
             LOGGER,
             lambda _queue: None,
         )
-        self.queue = LogicalQueue(QueueRow(1, "q", "i", ""), QueueSpec())
+        self.queue = LocalQueue(QueueRow(1, "q", "i", ""), QueueSpec())
         self.part = PhysicalQueue(PhysicalRow(PLACE, 1, 0, 0, 0, 0, 0, 0))
         self.queue.physical[0] = self.part
         row = GroupRow(1, 1, "g", "", 0, 0.0)
-        self.group = Group(row, GroupSpec(), Receipts(b"", "i", 1), key_reader(None))
-        self.place = self.group.places[0] = Place(self.group, self.part, 0)
+        self.group = LocalGroup(row, GroupSpec(), Receipts(b"", "i", 1), stored_key_reader(None))
+        self.place = self.group.places[0] = LocalPlace(self.group, self.part, 0)
         self.queue.groups["g"] = self.group
         self.commits = GroupCommit(around, self.loop, Clock(), max_messages, LOGGER)
 
@@ -351,7 +351,7 @@ async def test_what_leaves_by_retention_beside_its_death_is_no_dead_letter() -> 
     running = Running()
     for _ in range(2):
         await running.append(message(), message())
-    letters = LogicalQueue(QueueRow(2, "letters", "i", ""), QueueSpec())
+    letters = LocalQueue(QueueRow(2, "letters", "i", ""), QueueSpec())
     part = letters.physical[0] = PhysicalQueue(PhysicalRow(2, 2, 0, 0, 0, 0, 0, 0))
     dead = [
         DeadLetter(running.place, first, bit, ("t", b"%d" % (first + bit), 1, "", 0.0, ""))

@@ -8,7 +8,7 @@ from penstock.broker.message import Message
 from penstock.plugins.queue.engines.contract import NewMessage, QueueSpec
 from penstock.plugins.queue.engines.incoming import Incoming, stored_properties
 from penstock.plugins.queue.engines.partition import PhysicalQueue
-from penstock.plugins.queue.engines.queues import LogicalQueue
+from penstock.plugins.queue.engines.queues import LocalQueue
 from penstock.plugins.queue.engines.store import DELAYED, EXPIRES, PhysicalRow, QueueRow
 from penstock.plugins.queue.wire.frames import read_batch
 from tests.plugins.queue.running import LostPayload
@@ -16,7 +16,7 @@ from tests.plugins.queue.running import LostPayload
 
 def incoming() -> Incoming:
     """Return what comes to a physical queue whose next offset is 7."""
-    queue = LogicalQueue(QueueRow(1, "q", "i", ""), QueueSpec())
+    queue = LocalQueue(QueueRow(1, "q", "i", ""), QueueSpec())
     return Incoming(queue, PhysicalQueue(PhysicalRow(1, 1, 0, 0, 7, 0, 0, 0)))
 
 

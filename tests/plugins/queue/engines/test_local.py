@@ -21,8 +21,7 @@ from penstock.plugins.queue.engines.contract import (
     StorageError,
     StorageFullError,
 )
-from penstock.plugins.queue.engines.lease_request import MAX_LOOKED, Take
-from penstock.plugins.queue.engines.leases import Place
+from penstock.plugins.queue.engines.leases import MAX_LOOKED, LocalPlace, Take
 from penstock.plugins.queue.engines.local import LocalEngine
 from penstock.plugins.queue.engines.maintenance import TRIM_STEPS
 from penstock.plugins.queue.engines.memory import MemoryStore
@@ -202,9 +201,9 @@ async def test_a_group_passes_over_many_messages_in_steps(
 ) -> None:
     """Between them the loop serves others, and what was passed over leaves."""
     looked, longest = 0, 0
-    consider = Place._consider
+    consider = LocalPlace._consider
 
-    def counting(place: Place, decoded: Decoded, index: int, take: Take) -> bool:
+    def counting(place: LocalPlace, decoded: Decoded, index: int, take: Take) -> bool:
         nonlocal looked, longest
         looked += 1
         longest = max(longest, looked)
@@ -216,7 +215,7 @@ async def test_a_group_passes_over_many_messages_in_steps(
             looked = 0
             await asyncio.sleep(0)
 
-    monkeypatch.setattr(Place, "_consider", counting)
+    monkeypatch.setattr(LocalPlace, "_consider", counting)
     async with running_engine(MemoryStore()) as engine:
         await engine.change_group("q", "g", GroupSpec(topics=("wanted",)))
         for _ in range(4):

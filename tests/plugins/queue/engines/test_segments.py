@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,6 +12,7 @@ from penstock.plugins.queue.engines.segments import (
     SegmentCache,
     SegmentIndex,
     check,
+    count_down,
     decode,
     user_property,
 )
@@ -139,3 +142,11 @@ def test_one_segment_alone_may_be_larger_than_the_cache() -> None:
 def test_the_first_user_property_of_a_name_counts(properties: str, found: str | None) -> None:
     """Names may repeat."""
     assert user_property(properties, "unit") == found
+
+
+@pytest.mark.parametrize(("now", "left"), [(10.0, 50), (10.4, 50), (59.5, 1)])
+def test_what_is_left_of_the_interval_is_told(now: float, left: int) -> None:
+    """In whole seconds, rounded up; other properties stay."""
+    properties = '{"message_expiry_interval": 60, "content_type": "ü"}'
+    counted = json.loads(count_down(properties, 60.0, now))
+    assert counted == {"message_expiry_interval": left, "content_type": "ü"}

@@ -8,6 +8,7 @@ from aiohttp.test_utils import make_mocked_request
 
 from penstock.plugins.queue.batch_format import Selection, write_batch
 from penstock.plugins.queue.http import answers, arrow
+from penstock.plugins.queue.http.requests import Writing
 from penstock.plugins.queue.wire.frames import (
     BATCH_CONTENT_TYPE,
     Batch,
@@ -20,7 +21,7 @@ from tests.helpers.works import finished
 JSON = "application/json"
 
 
-def body_of(work: answers.Writing) -> tuple[bytes, int]:
+def body_of(work: Writing) -> tuple[bytes, int]:
     """Run a work to its end; return the whole body and the number of steps."""
     pieces, n_steps = finished(work)
     return b"".join(pieces), n_steps

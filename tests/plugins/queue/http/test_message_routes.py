@@ -14,7 +14,7 @@ from penstock.plugins.queue.batch_format import write_batch
 from penstock.plugins.queue.engines.contract import StorageError, StorageFullError
 from penstock.plugins.queue.engines.store import Changes
 from penstock.plugins.queue.http import arrow, message_routes
-from penstock.plugins.queue.http.context import AnswerError
+from penstock.plugins.queue.http.requests import AnswerError
 from penstock.plugins.queue.wire.frames import (
     BATCH_CONTENT_TYPE,
     NOT_ACKNOWLEDGED_HEADER,

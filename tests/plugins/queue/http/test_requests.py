@@ -3,10 +3,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from aiohttp.test_utils import make_mocked_request
 
 from penstock.plugins.queue.client import Position
 from penstock.plugins.queue.http.requests import (
     optional_integer,
+    query_of,
     read_action,
     read_group_spec,
     read_handles,
@@ -124,3 +126,13 @@ def test_every_wrong_setting_is_told() -> None:
     assert "groups.g.max_receives: read 'x'" in str(raised.value)
     with pytest.raises(RequestError, match="kind: read 'x'"):
         read_group_spec({"kind": "x"})
+
+
+def test_a_query_is_checked() -> None:
+    """Each key once, and no other."""
+    assert query_of(make_mocked_request("GET", "/?a=1"), ["a", "b"])["a"] == "1"
+    for query, told in (("c=1", 'read "c"; allowed, each once: a, b'), ("a=1&a=2", 'read "a"')):
+        with pytest.raises(RequestError, match=told):
+            query_of(make_mocked_request("GET", f"/?{query}"), ["a", "b"])
+    with pytest.raises(RequestError, match="allowed, each once: none"):
+        query_of(make_mocked_request("GET", "/?a=1"), [])

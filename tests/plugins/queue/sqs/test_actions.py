@@ -119,9 +119,9 @@ async def test_publishers_that_wait_are_told_of_the_room(action: str) -> None:
     async with running_sqs(queues) as server:
         call = Caller(server)
         await call("SendMessage", QueueUrl="dead", MessageBody="a")
-        intake, told = server.service.queue("dead").intake, asyncio.Event()
-        intake.on_room = told.set
-        assert intake.reserve(Message("t", b"x")) == "queue_full"
+        buffer, told = server.service.queue("dead").buffer, asyncio.Event()
+        buffer.on_room = told.set
+        assert buffer.reserve(Message("t", b"x")) == "queue_full"
         arn = "arn:aws:sqs:eu-west-1:000000000000:"
         more = {"SourceArn": f"{arn}dead", "DestinationArn": f"{arn}other"}
         await call(action, **({"QueueUrl": "dead"} if action == "PurgeQueue" else more))
@@ -284,7 +284,9 @@ async def test_a_fifo_queue_of_mqtt_has_the_groups_of_its_key() -> None:
     async with running_sqs({"plants.fifo": queue}) as server:
         call = Caller(server)
         for topic in ("plant/1/t", "plant/2/t", "plant/1/p"):
-            await call.service.store("plants.fifo", [NewMessage(Message(topic, topic.encode()))])
+            await call.service.queue("plants.fifo").buffer.store(
+                [NewMessage(Message(topic, topic.encode()))]
+            )
         found: list[dict[str, Any]] = []
         while len(found) < 2:
             found += await call.received("plants.fifo", AttributeNames=["MessageGroupId"])

@@ -402,7 +402,7 @@ async def test_a_message_of_mqtt_is_received_with_its_topic() -> None:
             NewMessage(Message("plant/7", payload, qos=0, publisher="sensor"))
             for payload in (b"21.5", b"\xff")
         ]
-        await server.service.store("q", messages)
+        await server.service.queue("q").buffer.store(messages)
         answer = await in_thread(
             client.receive_message,
             QueueUrl="q",

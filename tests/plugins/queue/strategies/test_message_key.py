@@ -1,8 +1,19 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from penstock.plugins.queue.strategies.message_key import key_reader
+from penstock.plugins.queue.batch_format import properties_json
+from penstock.plugins.queue.strategies.message_key import key_reader, stored_key_reader
+
+TEXT = st.text(st.characters(codec="utf-8"), max_size=5)
+KEYS = st.one_of(
+    st.none(),
+    st.sampled_from(["topic", "topic:0", "topic:3", "publisher", "property:a"]),
+    TEXT.filter(bool).map("property:{}".format),
+)
+PAIRS = st.lists(st.tuples(st.one_of(TEXT, st.sampled_from(["a", "penstock-key"])), TEXT))
 
 
 @pytest.mark.parametrize(
@@ -46,3 +57,20 @@ def test_message_may_have_a_key_where_the_queue_has_none() -> None:
     """A queue without a setting still knows the key that a message brings."""
     assert key_reader(None)("a", "b", [("penstock-key", "mine")]) == "mine"
     assert key_reader(None)("a", "b", [("x", "y")]) is None
+
+
+@given(KEYS, TEXT, TEXT, PAIRS)
+def test_stored_message_has_the_key_that_it_was_dealt_by(
+    key: str | None, topic: str, publisher: str, pairs: list[tuple[str, str]]
+) -> None:
+    """Order and compaction go by the key that chose the physical queue."""
+    properties = properties_json({"user_property": pairs}) if pairs else ""
+    expected = key_reader(key)(topic, publisher, pairs)
+    assert stored_key_reader(key)(topic, publisher, properties) == expected
+
+
+@pytest.mark.parametrize("name", ['a"b', "a\\b", "a\nb"])
+def test_name_that_json_escapes_is_found(name: str) -> None:
+    """A user property may have any name."""
+    properties = properties_json({"user_property": [(name, "k")]})
+    assert stored_key_reader(f"property:{name}")("t", "p", properties) == "k"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.plugins.queue.append_buffer import Intake, PendingBudget
+from penstock.plugins.queue.append_buffer import AppendBuffer, PendingBudget
 from penstock.plugins.queue.engines.contract import (
     DROP_REASONS,
     GroupSpec,
@@ -420,7 +420,7 @@ async def test_of_two_messages_with_one_identifier_in_a_request_the_first_is_sto
 ) -> None:
     """Whatever physical queues they go to, and however many there are of each."""
     await running.create(physical_queues=3, key=key)
-    intake = Intake(
+    buffer = AppendBuffer(
         "q",
         running.snapshot().spec,
         running.engine,
@@ -433,7 +433,7 @@ async def test_of_two_messages_with_one_identifier_in_a_request_the_first_is_sto
     news = [
         running.new(b"%d" % index, f"t/{index}", dedup=one) for index, one in enumerate(identifiers)
     ]
-    outcomes = await intake.store(news)
+    outcomes = await buffer.store(news)
     duplicates = [index for index, one in enumerate(outcomes) if one.reason == "duplicate"]
     assert duplicates == [2, 5, 6, 7, 10]
     stored = [index for index in range(len(news)) if index not in duplicates]

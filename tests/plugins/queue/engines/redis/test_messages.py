@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import struct
 
-from penstock.plugins.queue.engines.keys import key_reader
 from penstock.plugins.queue.engines.redis.messages import (
     Row,
     arrived_at,
@@ -10,6 +9,7 @@ from penstock.plugins.queue.engines.redis.messages import (
     read_row,
     written_row,
 )
+from penstock.plugins.queue.strategies.message_key import stored_key_reader
 from penstock.plugins.queue.wire.frames import read_batch
 
 ROW = Row(-1, "plant/ä", b"\x00\xff", 2, "dev-ü", 1.5, '{"content_type": "ö"}', 0.0, 0.0)
@@ -17,7 +17,7 @@ ROW = Row(-1, "plant/ä", b"\x00\xff", 2, "dev-ü", 1.5, '{"content_type": "ö"}
 
 def stored(row: Row, offset: int, clock: float = 7.0) -> Row:
     """Return a message as the server would answer it."""
-    head, key, topic, _, body = written_row(row, 3.0, key_reader("topic"))
+    head, key, topic, _, body = written_row(row, 3.0, stored_key_reader("topic"))
     age, _, interval, wall, size, flags = struct.unpack("<ddddIB", head)
     assert (age, size, flags) == (3.0, len(row.payload), 3)
     expires = clock + interval if interval >= 0 else 0.0
