@@ -13,10 +13,10 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TypeVar, cast
 
+from penstock.models.papers.fabric.consistent_hashing import ConsistentHashing
 from penstock.plugins.queue import append_buffer
-from penstock.plugins.queue.fabric.consistent_hashing import ConsistentHashing
-from penstock.plugins.queue.fabric.enqueue import SlowdownExclusion
 from penstock.plugins.queue.strategies.enqueue import EnqueueController
+from penstock.plugins.queue.strategies.slowdown_exclusion import SlowdownExclusion
 
 T = TypeVar("T")
 

@@ -25,10 +25,10 @@ from penstock.plugins.queue.engines.contract import (
     UnknownQueueError,
     drop_reason,
 )
-from penstock.plugins.queue.fabric.enqueue import SlowdownExclusion
 from penstock.plugins.queue.slow_appends import SlowAppends
 from penstock.plugins.queue.strategies.enqueue import EnqueueController
 from penstock.plugins.queue.strategies.message_key import key_reader
+from penstock.plugins.queue.strategies.slowdown_exclusion import SlowdownExclusion
 
 DROP_REASONS: Final = ENGINE_DROP_REASONS | {
     "closing": "it came while the program was ending, or its queue was deleted",

@@ -14,7 +14,7 @@ from penstock.broker.config.key_types import STRICT, Positive, PositiveSize, Sec
 from penstock.broker.errors import MalformedPacketError
 from penstock.broker.message import SizeClass
 from penstock.broker.mqtt.topics import SHARE_PREFIX, validate_topic_filter
-from penstock.plugins.queue.fabric.enqueue import DEFAULT_SLOWDOWN_DETECTION_TIME
+from penstock.plugins.queue.strategies.slowdown_exclusion import DEFAULT_SLOWDOWN_DETECTION_TIME
 from penstock.plugins.web.bind import split_bind
 from penstock.plugins.web.limits import HttpLimits
 

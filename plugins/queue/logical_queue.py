@@ -25,13 +25,13 @@ from penstock.plugins.queue.engines.contract import (
     StorageError,
     UnknownGroupError,
 )
-from penstock.plugins.queue.fabric.dequeue import LocalFirst
 from penstock.plugins.queue.strategies.dequeue import (
     DequeueController,
     DequeueCounts,
     DequeueRequest,
     make_strategy,
 )
+from penstock.plugins.queue.strategies.local_first import LocalFirst
 from penstock.plugins.queue.wire.frames import ReceivedMessage
 
 ANSWER_BYTES: Final = 4 * 1024 * 1024

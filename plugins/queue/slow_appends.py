@@ -9,7 +9,11 @@ from logging import Logger
 from typing import Any
 
 from penstock.plugins.queue.engines.contract import StorageError
-from penstock.plugins.queue.fabric.enqueue import Attempt, EnqueueCounts, SlowdownExclusion
+from penstock.plugins.queue.strategies.slowdown_exclusion import (
+    Attempt,
+    EnqueueCounts,
+    SlowdownExclusion,
+)
 
 
 class SlowAppends:

@@ -211,9 +211,9 @@ MODULE_ARROWS: Final = {
     # Consumers of the queue are its clients.
     "benchmarks.loads.queue_drain": ("benchmarks", "netem", "plugins.queue.client"),
     "benchmarks.fabric.hashing": (
-        "plugins.queue.fabric",
+        "models.papers.fabric.consistent_hashing",
         "plugins.queue.append_buffer",
-        "plugins.queue.strategies.enqueue",
+        "plugins.queue.strategies",
     ),
     "benchmarks.fabric_faults": (
         "benchmarks",

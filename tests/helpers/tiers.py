@@ -54,7 +54,7 @@ _RESTART: Final = "tests/system/test_sidecar_restart.py::test_a_client_comes_bac
 _WAY: Final = "while_a_picture_is_on_its_way"
 
 MORE: Final = {
-    "tests/benchmarks/fabric/": "tests/plugins/queue/fabric has the fabric",
+    "tests/benchmarks/fabric/": "tests/models/papers/fabric has the fabric",
     "tests/benchmarks/rows/": "test_main runs `penstock bench`",
     "tests/benchmarks/test_curves.py": "test_main runs `penstock bench`",
     "tests/benchmarks/test_fabric_faults.py": "the queue's engines have tests on a cluster",

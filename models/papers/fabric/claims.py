@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Final
 
+from penstock.models.papers.fabric.rings import COUNTER_ROTATING
 from penstock.models.papers.fabric.setting import FabricSetting
 from penstock.models.papers.fabric.sweep import (
     COPY_NAMES,
@@ -41,7 +42,6 @@ from penstock.netem.figures.estimates import (
     at_most,
     exact,
 )
-from penstock.plugins.queue.fabric.rings import COUNTER_ROTATING
 
 STEADY: Final = 0.95
 """Throughput counts as stable if at least this share of the rate is stored."""

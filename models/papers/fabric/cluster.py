@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from random import Random
 
+from penstock.models.papers.fabric.rings import RingQueue, Rings
 from penstock.models.papers.fabric.setting import NODES, FabricSetting, Fault
-from penstock.plugins.queue.fabric.rings import RingQueue, Rings
 
 
 class Cluster:

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from penstock.plugins.queue.fabric.enqueue import DEFAULT_SLOWDOWN_DETECTION_TIME
-from penstock.plugins.queue.fabric.rings import COUNTER_ROTATING, Direction
+from penstock.models.papers.fabric.rings import COUNTER_ROTATING, Direction
+from penstock.plugins.queue.strategies.slowdown_exclusion import DEFAULT_SLOWDOWN_DETECTION_TIME
 
 Distribution: TypeAlias = Literal["hashing", "exclusion", "repeat"]
 """How messages are spread over physical queues. `hashing`: by consistent hashing. `exclusion`:

@@ -16,10 +16,10 @@ from random import Random
 from typing import Any
 
 from penstock.models.papers.fabric.cluster import Cluster
+from penstock.models.papers.fabric.consistent_hashing import ConsistentHashing
+from penstock.models.papers.fabric.rings import RingQueue
 from penstock.models.papers.fabric.setting import NODES, FabricSetting
-from penstock.plugins.queue.fabric.consistent_hashing import ConsistentHashing
-from penstock.plugins.queue.fabric.enqueue import Attempt, SlowdownExclusion
-from penstock.plugins.queue.fabric.rings import RingQueue
+from penstock.plugins.queue.strategies.slowdown_exclusion import Attempt, SlowdownExclusion
 
 N_KEYS = 2000
 """The number of clients whose keys consistent hashing spreads."""

@@ -8,11 +8,11 @@ from random import Random
 from statistics import pvariance
 from typing import Final, TypeAlias
 
+from penstock.models.papers.fabric.rings import CLOCKWISE, COUNTER_ROTATING, Direction, Rings
 from penstock.models.papers.fabric.setting import Distribution, FabricSetting, Fault
 from penstock.models.papers.fabric.simulation import FabricOutcome, simulate
 from penstock.models.papers.paired_runs import PairedRuns
 from penstock.netem.figures.figure_file import Table
-from penstock.plugins.queue.fabric.rings import CLOCKWISE, COUNTER_ROTATING, Direction, Rings
 
 FAILS_AT: Final = 10.0
 """The time at which the first server fails, seconds."""

@@ -32,7 +32,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, TypeAlias
 
-from penstock.plugins.queue.fabric.dequeue import LocalFirst
+from penstock.plugins.queue.strategies.local_first import LocalFirst
 
 Lengths: TypeAlias = Callable[[], Mapping[int, int]]
 """Returns the number of messages that can be received, by number of physical queue in ascending

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 from zlib import crc32
 
-from penstock.plugins.queue.fabric.enqueue import SlowdownExclusion
+from penstock.plugins.queue.strategies.slowdown_exclusion import SlowdownExclusion
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ from benchmarks.fabric.hashing import HashingController, main
 from penstock.broker.message import Message
 from penstock.plugins.queue import append_buffer
 from penstock.plugins.queue.engines.contract import NewMessage
-from penstock.plugins.queue.fabric.enqueue import SlowdownExclusion
+from penstock.plugins.queue.strategies.slowdown_exclusion import SlowdownExclusion
 
 
 def entry(topic: str) -> append_buffer.Entry:

@@ -85,9 +85,9 @@ class ScriptedService:
         }
         return SimpleNamespace(groups=groups)
 
-    async def receive(self, queue: str, group: str, request: ReceiveRequest) -> Any:
+    async def receive(self, group: str, request: ReceiveRequest) -> Any:
         """Wait for messages."""
-        assert (queue, group) == ("q", "default")
+        assert group == "default"
         self.asked.append(request)
         self._raise()
         async with self._changed:
@@ -100,7 +100,7 @@ class ScriptedService:
         self, queue: str, group: str, action: str, handles: Sequence[str], seconds: float
     ) -> Mapping[int, str]:
         """Note it."""
-        assert (queue, group) == ("q", "default")
+        assert group == "default"
         assert seconds == (self.visibility_timeout if action == "extend" else 0.0)
         self._raise()
         self.settled.append((action, list(handles)))
@@ -117,7 +117,7 @@ class ScriptedService:
 
     def give_back(self, queue: str, group: str, deliveries: Sequence[ReceivedMessage]) -> None:
         """Note it."""
-        assert (queue, group) == ("q", "default")
+        assert group == "default"
         self.given_back += deliveries
 
     async def _notify(self) -> None:

@@ -197,8 +197,6 @@ async def test_unknown_names_are_told_with_the_known_ones() -> None:
         with pytest.raises(UnknownQueueError, match=told):
             service.queue("x")
         for call in (
-            service.queue("x").receive("default", AT_ONCE),
-            service.queue("x").buffer.store([]),
             service.settle("x", "default", "ack", []),
             service.delete("x"),
             service.change("x", QueueSpec()),

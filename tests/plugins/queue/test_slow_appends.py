@@ -20,10 +20,10 @@ from penstock.plugins.queue.engines.contract import (
     StorageError,
     UnknownQueueError,
 )
-from penstock.plugins.queue.fabric.enqueue import SlowdownExclusion
 from penstock.plugins.queue.logical_queue import ReceiveRequest
 from penstock.plugins.queue.service import QueueService
 from penstock.plugins.queue.slow_appends import SlowAppends
+from penstock.plugins.queue.strategies.slowdown_exclusion import SlowdownExclusion
 from tests.helpers.redis_server import RedisProcess, running_cluster
 from tests.plugins.queue.running import LOGGER, message, running_plugin, until
 

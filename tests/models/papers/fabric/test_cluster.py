@@ -6,8 +6,8 @@ from random import Random
 import pytest
 
 from penstock.models.papers.fabric.cluster import Cluster
+from penstock.models.papers.fabric.rings import RingQueue
 from penstock.models.papers.fabric.setting import FabricSetting, Fault
-from penstock.plugins.queue.fabric.rings import RingQueue
 
 FAST = 1e9
 """Messages/s of a node: services take no time."""

@@ -6,6 +6,7 @@ import pytest
 
 from penstock.models.papers.fabric import sweep
 from penstock.models.papers.fabric.claims import claims, numbers
+from penstock.models.papers.fabric.rings import COUNTER_ROTATING
 from penstock.models.papers.fabric.setting import FabricSetting, Fault
 from penstock.models.papers.fabric.sweep import (
     N_STEPS,
@@ -22,7 +23,6 @@ from penstock.models.papers.fabric.sweep import (
     with_pauses,
 )
 from penstock.netem.figures.estimates import Standing
-from penstock.plugins.queue.fabric.rings import COUNTER_ROTATING
 from tests.models.papers.fabric.small_results import small_results
 
 

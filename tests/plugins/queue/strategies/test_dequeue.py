@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.plugins.queue.fabric.dequeue import LocalFirst
 from penstock.plugins.queue.strategies.dequeue import (
     Conventional,
     DequeueController,
     DequeueRequest,
     make_strategy,
 )
+from penstock.plugins.queue.strategies.local_first import LocalFirst
 
 NAMES = ("conventional", "pms", "rds", "rds+wake")
 

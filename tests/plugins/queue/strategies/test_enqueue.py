@@ -5,8 +5,8 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.plugins.queue.fabric.enqueue import SlowdownExclusion
 from penstock.plugins.queue.strategies.enqueue import EnqueueController, physical_queue_of
+from penstock.plugins.queue.strategies.slowdown_exclusion import SlowdownExclusion
 
 
 def test_messages_go_to_each_physical_queue_in_turn() -> None:

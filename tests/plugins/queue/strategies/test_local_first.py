@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.plugins.queue.fabric.dequeue import ROUNDS_FOR_OTHERS, LocalFirst
+from penstock.plugins.queue.strategies.local_first import ROUNDS_FOR_OTHERS, LocalFirst
 
 
 def tried(order: LocalFirst, targets: Sequence[int], lengths: Sequence[int], tries: int = 1) -> int:

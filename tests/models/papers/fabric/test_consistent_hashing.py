@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.plugins.queue.fabric.consistent_hashing import ConsistentHashing
+from penstock.models.papers.fabric.consistent_hashing import ConsistentHashing
 
 KEYS = [f"device {number}" for number in range(400)]
 NAMES = st.lists(st.text("abc", min_size=1, max_size=3), unique=True, min_size=2, max_size=6)

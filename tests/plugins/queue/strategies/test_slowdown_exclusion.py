@@ -6,7 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.plugins.queue.fabric.enqueue import Attempt, EnqueueCounts, SlowdownExclusion
+from penstock.plugins.queue.strategies.slowdown_exclusion import (
+    Attempt,
+    EnqueueCounts,
+    SlowdownExclusion,
+)
 
 DETECTION = 0.4
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.plugins.queue.fabric.rings import CLOCKWISE, Direction, RingQueue, Rings
+from penstock.models.papers.fabric.rings import CLOCKWISE, Direction, RingQueue, Rings
 
 FIVE = Rings("ABCDE")
 NODES = st.lists(st.text("abcdefgh", min_size=1, max_size=3), unique=True, min_size=3, max_size=12)

@@ -1,1 +1,0 @@
-"""Queues on many nodes (paper 001, chapter 3): rings, controllers and their baseline; pure."""
