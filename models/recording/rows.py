@@ -183,11 +183,6 @@ def _number(value: object) -> str:
     return f"{value:.3f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
 
 
-def is_recording(path: Path) -> bool:
-    """Say whether `Writer` has written there."""
-    return (path / FILES[RttRow]).is_file()
-
-
 def read_rows(folder: Path, kind: type[T]) -> list[T]:
     """Return the rows of a kind, in the order of the file.
 

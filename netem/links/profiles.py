@@ -190,10 +190,5 @@ LOSSY: Final = Profile(
 )
 """The link `GOOD` in transient congestion: 100 ms and 20 % loss each way, beyond a relay."""
 
-LOSSY_DOWNSTREAM: Final = Profile(
-    "lossy downstream", Direction(0.1, 2_500_000), Direction(0.1, 2_500_000, loss=0.2)
-)
-"""As `LOSSY`, with loss towards the client alone: acknowledgements pass."""
-
 PROFILES: Final = {profile.name: profile for profile in (OPEN, GOOD, BAD)}
 """The profiles that a relay can carry, by name."""

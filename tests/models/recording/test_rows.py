@@ -13,7 +13,6 @@ from penstock.models.recording.rows import (
     RttRow,
     SubscriptionRow,
     Writer,
-    is_recording,
     read_rows,
 )
 
@@ -29,8 +28,6 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     writer = Writer(folder, 10_000)
     for row in (RTT, MESSAGE, SUBSCRIPTION, FIGURE, FIGURE):
         writer.take(row)
-    assert is_recording(folder)
-    assert not is_recording(tmp_path)
     assert writer.n_bytes == sum((folder / name).stat().st_size for name in FILES.values())
     writer.close()
     assert read_rows(folder, RttRow) == [RTT]
