@@ -100,7 +100,7 @@ class ScriptedService:
         self, queue: str, group: str, action: str, handles: Sequence[str], seconds: float
     ) -> Mapping[int, str]:
         """Note it."""
-        assert group == "default"
+        assert (queue, group) == ("q", "default")
         assert seconds == (self.visibility_timeout if action == "extend" else 0.0)
         self._raise()
         self.settled.append((action, list(handles)))
@@ -117,7 +117,7 @@ class ScriptedService:
 
     def give_back(self, queue: str, group: str, deliveries: Sequence[ReceivedMessage]) -> None:
         """Note it."""
-        assert group == "default"
+        assert (queue, group) == ("q", "default")
         self.given_back += deliveries
 
     async def _notify(self) -> None:
