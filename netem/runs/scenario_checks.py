@@ -1,4 +1,4 @@
-"""Checks of a scenario that types alone cannot make: ranges, and names that must fit together."""
+"""Checks of a scenario that types alone cannot make: names and times that must fit together."""
 
 from __future__ import annotations
 
