@@ -1,4 +1,4 @@
-"""The MQTT server: bytes to packets to sessions to outboxes to bytes.
+"""The MQTT broker.
 
 Importing this package imports nothing else, so that the models, the proxy and Spark's
 executors can use its pure parts without loading a server.

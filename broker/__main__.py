@@ -1,4 +1,4 @@
-"""``penstock broker -c policy.yaml``: runs the broker until it is stopped."""
+"""``penstock broker -c policy.yaml`` runs the broker until it is stopped."""
 
 from __future__ import annotations
 

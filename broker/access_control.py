@@ -16,7 +16,7 @@ from penstock.broker.mqtt.reason_codes import ReasonCode
 
 
 class Action(NamedTuple):
-    """What a client wants to do with a topic; `name` is aMQTT's word for it."""
+    """An action that a client wants to take on a topic; `name` is aMQTT's word for it."""
 
     name: str
 
@@ -27,7 +27,7 @@ RECEIVE = Action("receive")
 
 
 class ConnectAttempt(NamedTuple):
-    """What an authenticator may know of a client that asks to connect.
+    """The facts that an authenticator may know of a client that asks to connect.
 
     Attributes:
         client_id: Client Identifier, as assigned where the client sent none.
@@ -99,11 +99,11 @@ class Refused(NamedTuple):
 NOT_JUDGED = Refused(ReasonCode.CONNECTION_RATE_EXCEEDED, "too many failed logins")
 
 Admittance: TypeAlias = bool | Accepted | Refused | None
-"""Whether a client may connect; None of one that is not this access control's to judge."""
+"""The answer whether a client may connect; None leaves the client to other access controls."""
 
 
 class SessionView(Protocol):
-    """What an extension may see of a session; all of it is read-only to extensions.
+    """The parts of a session that an extension may see; all of it is read-only to extensions.
 
     Attributes:
         client_id: Client Identifier.

@@ -10,11 +10,11 @@ from __future__ import annotations
 from typing import Any, Final, Literal, NamedTuple
 
 MOST_FILTER_CHARACTERS: Final = 2_000
-"""Of topic filters in one report, which some clients have in the thousands."""
+"""A report shows topic filters up to this length in all; some clients have thousands."""
 
 
 class TcpFigures(NamedTuple):
-    """What the kernel reported of the connection; see `penstock.broker.link.TcpLook`.
+    """The kernel's report of the connection; see `penstock.broker.link.TcpLook`.
 
     Attributes:
         age_seconds: seconds since the kernel was asked.
@@ -43,7 +43,7 @@ class TcpFigures(NamedTuple):
 
 
 class LinkFigures(NamedTuple):
-    """What the path to the client looks like now; see `penstock.broker.link.Link`.
+    """The present state of the path to the client; see `penstock.broker.link.Link`.
 
     Attributes:
         rtt_latest: newest RTT estimate; None where no recent one exists, and while the client is
@@ -101,7 +101,7 @@ class DecisionFigures(NamedTuple):
 
 
 class SmallWaitFigures(NamedTuple):
-    """What small messages have lately waited for behind large ones on the client's one connection.
+    """The waits of small messages behind large ones on the client's one connection.
 
     Attributes:
         messages: the messages that waited; waits below a tenth of a second do not count.
@@ -116,7 +116,7 @@ class SmallWaitFigures(NamedTuple):
 
 
 class PassageFigures(NamedTuple):
-    """How the client's large messages of QoS 1 and 2 pass, as far as the gate notes it.
+    """The passage of the client's large messages of QoS 1 and 2, as far as the gate notes it.
 
     Attributes:
         last_seconds: what the newest of them took, from when it was sent, or the one before it was
@@ -138,7 +138,7 @@ class PassageFigures(NamedTuple):
 
 
 class WithholdingFigures(NamedTuple):
-    """What the gate does to the client's large messages.
+    """The gate's effect on the client's large messages.
 
     Attributes:
         withheld: messages held now, those behind a held one on its topic included.
@@ -164,7 +164,7 @@ class WithholdingFigures(NamedTuple):
 
 
 class LedgerFigures(NamedTuple):
-    """Where the client's messages are; see `penstock.broker.outbox.message_counts.Ledger`.
+    """The places of the client's messages; see `penstock.broker.outbox.message_counts.Ledger`.
 
     ``matched = delivered + inflight + withheld + queued + expired + moved + sum(dropped)``.
 
@@ -195,7 +195,7 @@ class LedgerFigures(NamedTuple):
 
 
 class SubscriptionFigures(NamedTuple):
-    """What the client has subscribed to; shared subscriptions count.
+    """The client's subscriptions, shared ones included.
 
     Attributes:
         total: subscriptions.

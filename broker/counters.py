@@ -1,4 +1,4 @@
-"""What one broker has done since it started; counters only go up."""
+"""The counters of one broker since its start; they only go up."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Counters:
 
 
 class Histogram:
-    """How many values were at most as large as each bound.
+    """A histogram: the number of values that were at most as large as each bound.
 
     Attributes:
         bounds: ascending; in the unit of the values.

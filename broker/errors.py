@@ -1,4 +1,4 @@
-"""One tree of errors; a peer's fault and our own are different types."""
+"""The errors of Penstock in one tree; a peer's fault and our own are different types."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the broker tells: past tense, one frozen class each, no answer expected.
+"""The events that the broker tells plugins of: one frozen class each, in the past tense.
 
 Callbacks are fixed before the first client connects. A tuple that is empty costs one test.
 """

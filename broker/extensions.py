@@ -305,7 +305,7 @@ class Receipt(Protocol):
 
     @property
     def is_repeat(self) -> bool:
-        """Whether the message may be the repeat of one that is stored (DUP).
+        """True if the message may be the repeat of one that is stored (DUP).
 
         Where it is not, it is stored whatever is stored under its identifier.
         """
@@ -336,7 +336,7 @@ class SinkCounts:
 
 
 NEVER_FITS: Final = "too_large"
-"""Why a `MessageSink` refuses a message that is larger than all that it may hold."""
+"""The reason of a `MessageSink` for a message that is larger than all that it may hold."""
 
 
 class MessageSink(ABC):
@@ -407,7 +407,7 @@ class MessageSink(ABC):
 
 
 Outcome: TypeAlias = Literal["acknowledged", "refused", "returned", "unsent"]
-"""What became of a message that a consumer was given: its PUBACK, with a reason code below 0x80 or
+"""The fate of a message that a consumer was given: its PUBACK, with a reason code below 0x80 or
 not; the end of the connection that it was sent on; or nothing was sent."""
 
 
@@ -482,7 +482,7 @@ class MessageSource(ABC):
 
 
 class ClientReports(Protocol):
-    """What can be asked about the broker's clients, on the loop's thread.
+    """Reports about the broker's clients, on the loop's thread.
 
     There may be very many: let other tasks run in between when asking about all of them.
     """
@@ -521,23 +521,24 @@ class SinkRoutes(Protocol):
 
 
 LOCAL_CLIENT_PREFIX: Final = "$uplink/"
-"""Client Identifiers that begin so are those of `LocalClients`, and refused to all others."""
+"""Client Identifiers of `LocalClients` begin so; they are refused to all other clients."""
 
 RELAY_CLIENT_PREFIX: Final = f"{LOCAL_CLIENT_PREFIX}$relay/"
-"""Client Identifiers that begin so are those of relays: local clients that publish what a user has
-handed to a plugin. Access control judges a relay as the user that its CONNECT names. A message that
-finds no room waits for it, as one of an MQTT 3.1.1 client does, and `QOS_PROPERTY` is read."""
+"""Client Identifiers of relays begin so: local clients that publish what a user has handed to a
+plugin. Access control judges a relay as the user that its CONNECT names. A message that finds no
+room waits for it, as one of an MQTT 3.1.1 client does, and `QOS_PROPERTY` is read."""
 
 QOS_PROPERTY: Final = "penstock-qos"
-"""Last User Property of a message that a relay publishes: the QoS that it has for everybody else.
-The relay itself publishes at QoS 2, by which a repeat after a crash is recognised."""
+"""The last User Property of a message that a relay publishes: the QoS that it has for all other
+clients. The relay itself publishes at QoS 2, by which a repeat after a crash is recognised."""
 
 PUBLISHER_PROPERTY: Final = "penstock-publisher"
-"""User Property with the Client Identifier of a message's publisher, for clients that are told."""
+"""The User Property with the Client Identifier of a message's publisher, for clients that get it.
+"""
 
 UPLINK_PROPERTIES: Final = 16
-"""User Properties that uplinks may add to a message, beyond those that its publisher may give it:
-publisher, first site, hops, and the name of each other site where it was."""
+"""Uplinks may add so many User Properties to a message, beyond those of its publisher: publisher,
+first site, hops, and the name of each other site where it was."""
 
 
 class LocalClients(Protocol):
@@ -785,7 +786,7 @@ class LocalClients(Protocol):
 
 
 class PluginContext(NamedTuple):
-    """What a plugin is given of the broker when it is made.
+    """The parts of the broker that a plugin is given when it is made.
 
     Attributes:
         logger: the plugin's own logger.

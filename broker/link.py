@@ -1,4 +1,4 @@
-"""What is known of the path to one subscriber."""
+"""The known facts about the path to one subscriber."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(eq=False, slots=True)
 class TcpLook:
-    """What the kernel reported of one TCP connection at the last look (Linux: struct tcp_info).
+    """The kernel's last report of one TCP connection (Linux: struct tcp_info).
 
     Samplers write it at each look, even if nothing was acknowledged since the one before.
 

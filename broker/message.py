@@ -11,58 +11,61 @@ from typing import Any, Final, Literal, TypeAlias
 from penstock.broker.payload import STORED_ABOVE_BYTES, Payload
 
 Properties = Mapping[str, Any]
-"""Property name to value; the names are in `penstock.broker.mqtt.properties`."""
+"""The properties of a packet by their names in `penstock.broker.mqtt.properties`."""
 
 SizeClass: TypeAlias = Literal["small", "large"]
-"""The messages that a subscription takes, where it does not take both classes."""
+"""The one class of messages that a subscription takes, where it does not take both."""
 
 SIZE_PROPERTY: Final = "penstock-size"
-"""User Property of SUBSCRIBE that names the size class of the messages to subscribe to; with the
-value ``large`` in a CONNECT that names the other lane: this lane takes that one's large messages,
-whatever subscription they come by; with ``small`` in that of the other one: they are to wait for
-it."""
+"""The User Property that names a size class. In a SUBSCRIBE, it is that of the messages to
+subscribe to. In a CONNECT that names the other lane, ``large`` says that this lane takes that one's
+large messages, whatever subscription they come by, and ``small`` that they are to wait for the
+other lane."""
 
 LANE_PROPERTY: Final = "penstock-lane-of"
-"""User Property of CONNECT that names the client which is the other lane of the same subscriber."""
+"""The User Property of a CONNECT that names the client which is the other lane of the same
+subscriber."""
 
 LARGE_ABOVE_PROPERTY: Final = "penstock-large-above"
-"""User Property of the CONNACK of a lane: payload bytes above which a message is large."""
+"""The User Property of the CONNACK of a lane: payload bytes above which a message is large."""
 
 YIELDS_PROPERTY: Final = "penstock-yields"
-"""User Property of CONNECT with the value ``yes``: what the broker sends on this lane yields to the
-other one. An uplink says so on its lane of large messages."""
+"""The User Property of a CONNECT whose value ``yes`` says that what the broker sends on this lane
+yields to the other one. An uplink sets it on its lane of large messages."""
 
 WAITS_PROPERTY: Final = "penstock-waits"
-"""User Property of CONNECT with the value ``yes``: what the client publishes at QoS 1 and 2 is not
-refused where there is no room for it, but waits, as in MQTT 3.1.1. An uplink says so."""
+"""The User Property of a CONNECT whose value ``yes`` says that what the client publishes at QoS 1
+and 2 waits where there is no room for it, as in MQTT 3.1.1, and is not refused. An uplink sets it.
+"""
 
 SITE_PROPERTY: Final = "penstock-site"
-"""User Property of a message that passes uplinks: name of the site where it was first; of the
-CONNACK to an uplink: name of the site to which this broker belongs."""
+"""The User Property of a message that passes uplinks, which names the site where it was first, and
+of the CONNACK to an uplink, which names the site of this broker."""
 
 DEFAULT_THRESHOLD_S: Final = 10_000
-"""Payload bytes above which a message is large where nothing else says so; paper 002: above most
-sensor readings, below most pictures."""
+"""Payload bytes above which a message is large where nothing else says so: more than most sensor
+readings and less than most pictures have (paper 002)."""
 
 NO_PROPERTIES: Final[Properties] = MappingProxyType({})
-"""Shared by all messages without properties: an empty dict for each would take 64 bytes."""
+"""All messages without properties share this; an empty dict for each would take 64 bytes."""
 
 
 MESSAGE_BYTES: Final = 232
-"""What a message takes in CPython besides its payload and texts: the object, and the headers of the
-others."""
+"""A message takes so much in CPython besides its payload and texts: the object, and the headers of
+the others."""
 
 _PROPERTIES_BYTES: Final = 400
 _PROPERTY_BYTES: Final = 192
-"""What the dict of properties takes, and each value and user property in it besides its text."""
+"""The dict of properties takes the first, and each value and user property in it the second besides
+its text."""
 
 
 ROWS_OF_A_BLOCK: Final = 256
-"""Rows that share one number object: as many as Python has small numbers that cost nothing."""
+"""So many rows share one number object: as many as Python has small numbers that cost nothing."""
 
 
 class Storable:
-    """What may have a row of its own in the database.
+    """An object that may have a row of its own in the database.
 
     A backlog may hold very many of these, and a number above 256 is an object of 32 bytes. So the
     row number is split: the number of its block's first row, one object for all rows of the block,

@@ -9,11 +9,11 @@ STORED_ABOVE_BYTES: Final = 4096
 would take about as much."""
 
 JOIN_BELOW_BYTES: Final = STORED_ABOVE_BYTES
-"""A payload up to this size is joined to a header up to it; longer ones are not copied again."""
+"""A header up to this size is joined to a payload up to it; longer ones are not copied again."""
 
 PIECE_BYTES: Final = 65_536
-"""What is read of a stored payload at a time while it is sent: the most of it that a stalled client
-has in memory. Smaller pieces take more system calls for the same payload."""
+"""A stored payload is read in pieces of this size while it is sent, so that a stalled client has no
+more of it in memory. Smaller pieces take more system calls."""
 
 
 class StoredPayload(Protocol):

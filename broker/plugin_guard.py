@@ -1,4 +1,4 @@
-"""Faults that must not stop the rest: each is counted, and logged at growing intervals.
+"""Contains faults: each is counted and logged at growing intervals, and the rest goes on.
 
 A plugin is called under a `Guard`. What it raises is counted by its name and logged in one form,
 whatever kind of extension it is; the caller goes on with the answer that it has for such a case: a

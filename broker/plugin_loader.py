@@ -40,7 +40,7 @@ class PluginLoadError(PenstockError):
 
 
 class NamesPlugins(Protocol):
-    """What is read here of a checked policy file, or of the edge proxy's file."""
+    """A checked policy file, or the edge proxy's file, as far as it names plugins."""
 
     @property
     def file(self) -> str:
@@ -81,7 +81,7 @@ class LoadedPlugins:
 
     @property
     def has_authentication(self) -> bool:
-        """Whether one of them says who may connect."""
+        """Say whether one of them authenticates clients."""
         return bool(self.access or self.authenticators)
 
     async def start(self) -> None:

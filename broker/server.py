@@ -51,10 +51,10 @@ if TYPE_CHECKING:
     from penstock.broker.sessions.broker_state import Core
 
 DRAIN_SECONDS: Final = 5.0
-"""How long a stop waits for clients to take what is being sent to them."""
+"""A stop waits so long for clients to take what is being sent to them."""
 
 CHECKED_AT_ONCE: Final = 500
-"""Clients that are checked after a reload before others are served: a millisecond's work."""
+"""So many clients are checked after a reload before others are served: a millisecond's work."""
 
 
 class Server:

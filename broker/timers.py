@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 MIN_CANCELLED: Final = 100
-"""With fewer cancelled timers, the heap is not cleaned."""
+"""The heap is not cleaned of fewer cancelled timers than this."""
 
 
 @dataclass(eq=False, slots=True)

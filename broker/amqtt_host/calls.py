@@ -1,4 +1,4 @@
-"""Calls of plugins: at once where their coroutine cannot suspend, in an owned task where it can.
+"""Plugins are called at once where a coroutine cannot suspend, and in a task where it can.
 
 Theory of operation. A plugin that waits, such as for a database, may fall behind a fast publisher.
 From `max_events` tasks on, `catch_up` asks the cause of events to wait until there are fewer:
@@ -17,14 +17,13 @@ from typing import Any, Final, TypeAlias
 from penstock.broker.amqtt_host.handlers import Handler, run_now
 
 SHUTDOWN_SECONDS: Final = 5.0
-"""How long each step of the broker's end waits for plugins that are still at work."""
+"""Each step of the shutdown waits this long for plugins that are still at work."""
 
 MAX_WAIT_SECONDS: Final = 1.0
-"""The longest wait of a client for plugins, the same as `penstock.broker.sending.throttle` allows.
-"""
+"""A client waits no longer than this for plugins, as in `penstock.broker.sending.throttle`."""
 
 N_STUCK: Final = 10
-"""Multiple of `max_events` that the events of stuck plugins may reach."""
+"""The events of stuck plugins may reach this multiple of `max_events`."""
 
 Answers: TypeAlias = "list[Any] | Awaitable[list[Any]]"
 

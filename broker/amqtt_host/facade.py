@@ -1,4 +1,4 @@
-"""What aMQTT's `BrokerContext` gets in place of aMQTT's broker."""
+"""aMQTT's `BrokerContext` gets this facade in place of aMQTT's broker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which plugin handles which event, and whether its coroutine can suspend."""
+"""The events that each plugin handles, and whether a handler's coroutine can suspend."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _AWAITS_ONLY_SUPER: Final = frozenset(
         TopicAccessControlListPlugin.topic_filtering,
     }
 )
-"""Stock methods that only await the same method of the next class."""
+"""These stock methods only await the same method of the next class."""
 
 # Checking an Argon2 hash takes tens of milliseconds by design; it releases the interpreter's lock.
 _SLOW: Final = frozenset({FileAuthPlugin.authenticate})
@@ -90,7 +90,7 @@ def event_handlers(plugins: Sequence[Any]) -> dict[str, tuple[Handler, ...]]:
 
 
 def _is_idle_logger(plugin: Any, event: str) -> bool:
-    """Whether a stock logger would log nothing of an event at its present level."""
+    """Say whether a stock logger would log nothing of an event at its present level."""
     if plugin.context.logger.isEnabledFor(logging.DEBUG):
         return False
     if type(plugin) is PacketLoggerPlugin:
@@ -99,7 +99,7 @@ def _is_idle_logger(plugin: Any, event: str) -> bool:
 
 
 def _can_wait(plugin: Any, call: Callable[..., Any]) -> bool:
-    """Whether a coroutine may suspend; True where that is unknown."""
+    """Say whether a coroutine may suspend; True where that is unknown."""
     while isinstance(call, partial):
         call = call.func
     function = getattr(call, "__func__", call)
@@ -134,7 +134,7 @@ def run_now(coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 
 def decides(plugin: Any, action: Action) -> bool:
-    """Whether a topic plugin may refuse an action at all; True where that is unknown.
+    """Say whether a topic plugin may refuse an action at all; True where that is unknown.
 
     aMQTT's access control list allows every publish and every delivery for which the file has no
     list.
@@ -166,7 +166,7 @@ def warn_of_unknown_events(plugins: Iterable[Any], logger: logging.Logger) -> No
 
 
 def counts_packets(plugin: Any) -> bool:
-    """Whether a plugin is aMQTT's own `$SYS` plugin, which only counts packets.
+    """Say whether a plugin is aMQTT's own `$SYS` plugin, which only counts packets.
 
     The broker has counted them already; see `share_counts`.
     """

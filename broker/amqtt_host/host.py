@@ -1,4 +1,4 @@
-"""The host: aMQTT's plugins as the broker's access control and callbacks of events."""
+"""The host presents aMQTT's plugins as the broker's access control and event callbacks."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ from penstock.broker.sessions.session import Session
 _ACTIONS: Final = {action: AmqttAction(action.name) for action in (PUBLISH, SUBSCRIBE, RECEIVE)}
 
 _MAX_ADMITTED: Final = 1_000
-"""Authenticated clients whose connection has not opened yet; the oldest are evicted."""
+"""Authenticated clients whose connection has not opened yet; beyond it the oldest are evicted."""
 
 
 class AmqttHost(AccessControl):

@@ -1,4 +1,4 @@
-"""aMQTT's view of packets and messages: built from what is known, decoded on first use."""
+"""aMQTT's view of packets and messages, which is decoded on first use."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from penstock.broker.mqtt.writer import write_packet
 
 
 class HostedMessage(IncomingApplicationMessage):
-    """What a plugin gets in place of aMQTT's incoming message."""
+    """A message as a plugin gets it, in place of aMQTT's incoming message."""
 
     __slots__ = ("_data", "_message", "_packet")
 
@@ -71,7 +71,7 @@ def retained_view(message: Message, source: AmqttSession | None) -> RetainedAppl
 
 
 _LARGEST: Final = tuple(n_bytes + 128**n_bytes for n_bytes in (1, 2, 3))
-"""Bytes of the largest packet whose remaining length takes one, two and three bytes."""
+"""The sizes in bytes of the largest packets whose remaining length takes 1, 2 and 3 bytes."""
 
 
 class LazyPacket:

@@ -34,11 +34,11 @@ _OF_THE_CONNECTION: Final = (
     "will_retain",
     "will_topic",
 )
-"""What a new connection of a client brings to its existing session."""
+"""Attributes that a new connection of a client brings to its existing session."""
 
 
 class SessionState:
-    """What aMQTT's plugins ask its state machine, without that machine.
+    """The state of a session, in place of aMQTT's state machine.
 
     Attributes:
         state: ``new``, ``connected`` or ``disconnected``.
@@ -71,7 +71,7 @@ class SessionState:
 
 
 class HostedSession(AmqttSession):
-    """What a plugin gets in place of aMQTT's own session.
+    """A session as a plugin gets it, in place of aMQTT's own session.
 
     aMQTT's constructor builds a state machine and two queues, 23 KB and 140 microseconds for each
     client. Here an attribute has its initial value, which stands in the class, until it is set.

@@ -1,1 +1,1 @@
-"""The policy file: what is read, checked and offered."""
+"""The policy file: its keys, how they are read and checked, and what they offer to clients."""

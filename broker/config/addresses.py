@@ -1,4 +1,4 @@
-"""The unit by which a client's address counts for limits on each address.
+"""The address by which a client counts for the limits on each address.
 
 The core imports it, and so it stands apart from `limits`, whose keys are checked by pydantic.
 """

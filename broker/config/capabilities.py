@@ -1,4 +1,4 @@
-"""What the broker does not offer: said in CONNACK, and refused where a client asks all the same.
+"""The features that the broker does not offer: CONNACK names them, and their use is refused.
 
 The options are those under `mqtt` of the policy file. MQTT 3.1.1 has no words for most of it: a
 packet of such a client that needs what is not there ends its connection.

@@ -1,4 +1,4 @@
-"""From a YAML file to checked dataclasses; every error names the place, what was read, what may be.
+"""Reads YAML files into checked dataclasses.
 
 The policy file, the proxy's file and the configuration of every plugin go through here, so a
 wrong key or value looks the same wherever it stands.
@@ -39,13 +39,13 @@ T = TypeVar("T")
 _LONGEST_TEXT_SHOWN = 80
 
 _OF_VALUES = (":str", ":int", ":float")
-"""Ends of the tags of keys that stand for themselves."""
+"""Keys whose tags end so stand for themselves."""
 
 _OF_KEYS = (*_OF_VALUES, ":merge", ":value")
-"""These and those of the keys `<<` and `=`, which YAML resolves as it reads their mapping."""
+"""The same with the keys `<<` and `=`, which YAML resolves as it reads their mapping."""
 
 _reader: Final[Callable[[type], TypeAdapter[Any]]] = functools.cache(TypeAdapter)
-"""Returns what makes a class from JSON. To build it takes longer than to read a file."""
+"""Returns the `TypeAdapter` of a class; building one takes longer than reading a file."""
 
 _MISSING = frozenset({"missing", "missing_argument"})
 
@@ -54,7 +54,7 @@ _COMMENT = re.compile(rb"^(?:\xef\xbb\xbf)?#.*", re.MULTILINE)
 _TOLD = re.compile(r"(?:(\w+): )?read (.+); allowed: (.+)", re.DOTALL)
 
 NOT_IN_FILE: Final[dict[str, Any]] = {"is_key": False}
-"""Metadata of a dataclass's field that is not given in the file."""
+"""Metadata that marks a field of a dataclass as one that the file cannot give."""
 
 
 class NamedBy(NamedTuple):

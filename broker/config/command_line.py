@@ -1,4 +1,4 @@
-"""Command lines: plain text without traceback, and an error that says what was read."""
+"""Command lines whose errors are plain text and name the option and what was read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ALLOWED: Final = {
     "greater_than_equal": "{ge} or more",
     "less_than_equal": "{le} or less",
 }
-"""Type of an error of pydantic, with which typer reads numbers, to what is allowed."""
+"""What is allowed, by the type of an error of pydantic, with which typer reads numbers."""
 
 
 class PlainCommand(TyperCommand):

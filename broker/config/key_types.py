@@ -24,27 +24,27 @@ from pydantic import (
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 STRICT: Final = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-"""How a dataclass checks its keys: no others, no conversions, and numbers are finite."""
+"""A dataclass of keys accepts no others, converts nothing, and takes finite numbers only."""
 
 Positive = Annotated[int, Field(ge=1)]
-"""A number of things, one or more."""
+"""A whole number of 1 or more."""
 
 Seconds = Annotated[float, Field(gt=0)]
-"""A time above 0."""
+"""A time in seconds, above 0."""
 
 PerSecond = Annotated[float, Field(gt=0)]
-"""A rate above 0."""
+"""A rate per second, above 0."""
 
 SIZE_ALLOWED: Final = (
     "a whole number of bytes, or a text with a unit of bytes, such as 64 KiB or 10 MB"
 )
-"""What an error says in place of pydantic's words."""
+"""An error uses these words in place of pydantic's."""
 
 WRONG_SIZE: Final = frozenset({"byte_size", "byte_size_unit"})
-"""Types of pydantic's errors for a value that is no size."""
+"""The types of pydantic's errors for a value that is no size."""
 
 _SIZE: Final = re.compile(r"\s*(\d*\.?\d+)\s*([a-z]*)\s*", re.ASCII | re.IGNORECASE)
-"""A text that is a size as a whole: number and unit."""
+"""The whole text of a size: a number and a unit."""
 
 _BIT: Final = "bit"
 _BYTE: Final = ("", "b", "B")
@@ -74,10 +74,10 @@ def _size_schema(_source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
 
 # A plain int: what compares with a subclass of it is slower on every message.
 Size = Annotated[int, GetPydanticSchema(_size_schema), AfterValidator(int)]
-"""A number of bytes."""
+"""A size in bytes."""
 
 PositiveSize = Annotated[Size, Field(ge=1)]
-"""One byte or more."""
+"""A size of one byte or more."""
 
 Rate = Annotated[
     float,
@@ -90,7 +90,7 @@ Rate = Annotated[
     ),
     AfterValidator(float),
 ]
-"""A number of bytes per second, written as the size of what passes in one."""
+"""A rate in bytes per second, written as the size of what passes in one second."""
 
 _READER: Final = TypeAdapter(Size)
 

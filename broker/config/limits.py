@@ -40,17 +40,18 @@ _MEMORY_PER_BYTE: Final = {
     "total_queued_bytes": 4,
     "retained_bytes": 8,
 }
-"""Bytes of the machine's memory for each byte of these limits."""
+"""For each byte of these limits, the machine has so many bytes of memory."""
 
 OF_MEMORY: Final = ("sessions", "sessions_per_address", *_MEMORY_PER_BYTE)
-"""Limits that are a share of the machine's memory unless the policy file sets them."""
+"""These limits are a share of the machine's memory unless the policy file sets them."""
 
 _MOST_PLAN_BYTES: Final = 128 * 1024 * 1024
-"""Plans of some 200,000 topics with one subscriber each, or of 1,400 with a thousand each."""
+"""Room for the plans of 200,000 topics with one subscriber each, or of 1,400 with a thousand each.
+"""
 
 _LEAST_PLAN_BYTES: Final = 8 * 1024 * 1024
-"""Plans of 13,000 topics with one subscriber each, where the limits on queued or retained bytes are
-low: few bytes may belong to many topics."""
+"""Room for the plans of 13,000 topics with one subscriber each, also where the limits on queued or
+retained bytes are low: few bytes may belong to many topics."""
 
 _PLANS_PER_BYTE: Final = 16
 
@@ -59,7 +60,7 @@ _UNWANTED: Final = re.compile(
     + "".join(chr(plane << 16 | last) for plane in range(17) for last in (0xFFFE, 0xFFFF))
     + "]"
 )
-"""What a string of MQTT should not have (MQTT 5.0, 1.5.4)."""
+"""Characters that a string of MQTT should not have (MQTT 5.0, 1.5.4)."""
 
 QueueFull = Literal["reject", "drop_newest", "drop_oldest", "disconnect"]
 
@@ -250,7 +251,7 @@ class Limits:
 
     @property
     def has_publish_rate(self) -> bool:
-        """Whether there is a limit to how fast one client may publish."""
+        """Say whether the rate at which one client may publish is limited."""
         return (
             self.publish_messages_per_second is not None
             or self.publish_bytes_per_second is not None

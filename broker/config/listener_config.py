@@ -1,4 +1,4 @@
-"""The listeners of a policy file: aMQTT's keys and ours, checked.
+"""The listeners of a policy file.
 
 A listener takes each key that it does not set itself from the one named `default`. A key that
 would do nothing where it stands is refused, as long as it was not inherited.
@@ -20,19 +20,18 @@ from penstock.broker.message import SizeClass
 
 DEFAULT_PORT: Final = 1883
 DEFAULT_WEBSOCKET_PORT: Final = 8883
-"""As aMQTT has it for listeners of type `ws`."""
+"""The default port of a listener of type `ws`, as in aMQTT."""
 
 TLS_VERSIONS: Final = (1.2, 1.3)
 
 DEFAULT_UNSENT_BYTES: Final = 16 * 1024
-"""What the kernel may hold unsent is what a small message waits for, whatever its class: 16 KiB are
-6 ms at 20 Mbit/s. Of a client whose TCP window is large it takes up to a segment of 64 KiB beyond
-it. On loopback this mark costs nothing: means of two short runs with it and without were 5,430 and
-4,000 MB/s for 1 MiB to 50 readers, 17.0 and 13.2 million messages/s from one client to ten."""
+"""A small message waits for all that the kernel holds unsent, whatever its class; 16 KiB take 6 ms
+at 20 Mbit/s. The kernel may hold up to a segment of 64 KiB more for a client with a large TCP
+window. On loopback this mark costs nothing."""
 
 _UNIX: Final = "unix:"
 _LONGEST_SOCKET_PATH: Final = 107
-"""Bytes that `sun_path` of Linux holds beside its end."""
+"""Linux's `sun_path` holds so many bytes beside the terminating one."""
 
 _AMQTT_KEYS: Final = (
     "type",
@@ -52,17 +51,17 @@ _WEBSOCKET_KEYS: Final = ("path", "allowed_origins")
 _TCP_KEYS: Final = ("unsent_bytes", "send_buffer_bytes", "congestion_control", "rto_max_seconds")
 
 _LONGEST_CONGESTION_CONTROL: Final = 15
-"""Characters of a name, as Linux takes it (`TCP_CA_NAME_MAX` beside its end)."""
+"""Linux's names have at most so many characters (`TCP_CA_NAME_MAX` less the terminating one)."""
 
 _MAX_SOCKET_BYTES: Final = 2**30
-"""Less than an option of a socket can say, more than a kernel gives."""
+"""A socket option can hold more, but no kernel gives as much."""
 
 
 RtoMaxSeconds: TypeAlias = Annotated[float, Field(ge=1, le=120)]
-"""Longest time between two retransmissions, as Linux takes it."""
+"""The longest time between two retransmissions, in the range that Linux accepts."""
 
 Wrong: TypeAlias = Callable[[str, str, str], None]
-"""Takes note of a wrong place: its path, what was read, what is allowed."""
+"""A function that notes a wrong place: its path, what was read, what is allowed."""
 
 
 @dataclass(frozen=True, kw_only=True)

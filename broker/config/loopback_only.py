@@ -1,4 +1,4 @@
-"""Listeners of a broker that cannot authenticate clients: they serve only this machine.
+"""A broker that cannot authenticate clients serves only its own machine.
 
 An address of all interfaces is replaced by loopback. Any other address that is not of this machine
 is an error: clients elsewhere would see a refused connection, and only the log would say why.

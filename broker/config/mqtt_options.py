@@ -20,7 +20,7 @@ from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.mqtt.topics import validate_topic
 
 CLIENT_ID_MARK: Final = "{client_id}"
-"""Placeholder of the Client Identifier in `response_information`."""
+"""The placeholder of the Client Identifier in `response_information`."""
 
 _AliasMaximum = Annotated[int, Field(ge=0, le=65_535)]
 

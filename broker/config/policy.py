@@ -34,17 +34,17 @@ from penstock.broker.config.mqtt_options import MqttOptions
 from penstock.broker.errors import ConfigError
 
 DEFAULT_SYS_INTERVAL = 10.0
-"""Seconds; as mosquitto has it, so that a dashboard made for it reads the same."""
+"""Seconds; mosquitto has the same, so that its dashboards show the same."""
 
 T = TypeVar("T")
 
 _AMQTT_PERSISTENCE = {"amqtt.contrib.persistence.SessionDBPlugin"}
-"""Plugins that bring sessions back themselves, and refuse to where they find some."""
+"""These plugins restore sessions themselves, and refuse to start where they find some."""
 
 
 @checked_dataclass(frozen=True, slots=True, config=STRICT)
 class Persistence:
-    """Which sessions, messages and wills are stored on the disk; the keys under `persistence`.
+    """How sessions, messages and wills are stored on the disk; the keys under `persistence`.
 
     Attributes:
         path: file of the database, from the directory the broker started in.

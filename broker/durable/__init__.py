@@ -1,1 +1,1 @@
-"""What outlives the process."""
+"""Sessions, messages and wills that outlive the process, and the databases that hold them."""

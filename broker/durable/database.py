@@ -1,4 +1,4 @@
-"""The SQLite file behind a journal: its format, reading it whole and writing batches.
+"""The SQLite database behind a journal: its format, reading it whole, and writing batches.
 
 The file is in write-ahead mode. With `durability: full` the log is flushed at each commit. With
 `normal` flushing is left to the operating system, which outlives the process. One process has the
@@ -55,9 +55,9 @@ from penstock.broker.errors import PenstockError
 from penstock.broker.payload import PIECE_BYTES, Payload
 
 CACHE_KIB: Final = 4096
-"""SQLite's own page cache, filled as pages are read. The messages that wait for one session are
-stored among those of the others: to delete 800 messages of each of four sessions, of 160,000 in
-all, takes 1.8 us a message, and 4.9 us with 512 or 2048 KiB."""
+"""SQLite's page cache, which fills as pages are read. Messages that wait for one session lie among
+those of others. Deleting 800 messages of each of four sessions, of 160,000 in all, takes 1.8 us a
+message with this size, and 4.9 us with 512 or 2048 KiB."""
 
 _TABLES: Final[dict[str, tuple[str, type[Any], str]]] = {
     "sessions": (
@@ -108,7 +108,7 @@ _TABLES: Final[dict[str, tuple[str, type[Any], str]]] = {
         properties BLOB NOT NULL""",
     ),
 }
-"""Field of `Stored` to its table, the class of its rows and the table's columns."""
+"""The table, the class of its rows and the table's columns, by the field of `Stored`."""
 
 FORMAT: Final = Format(
     application_id=0x50455353,
@@ -138,24 +138,24 @@ _GONE_ROWS: Final = (
     ("gone_messages", "DELETE FROM message WHERE row IN"),
 )
 _SMALL: Final = frozenset({"deliveries"})
-"""Fields of a batch that may hold very many rows of few bytes each."""
+"""These fields of a batch may hold very many rows of few bytes each."""
 
 ROWS_AT_A_TIME: Final = 100
-"""Rows of `_SMALL` in one call of SQLite. Each call releases the interpreter's lock and must get it
-back from a thread that may keep it for 5 ms. To write and delete a delivery then takes half of the
-time that it takes one by one. SQLite before 3.32 takes 999 values, and a delivery has nine."""
+"""So many rows of `_SMALL` go into one call of SQLite. Each call releases the interpreter's lock
+and must get it back from a thread that may keep it for 5 ms, so this halves the time for a
+delivery. SQLite before 3.32 takes 999 values, and a delivery has nine."""
 
 LOG_BYTES: Final = CHECKPOINT_PAGES * PAGE_BYTES
-"""Length at which the log is copied into the file."""
+"""At this length the log is copied into the file."""
 DELETE_BYTES: Final = LOG_BYTES
-"""What messages leave of the disk: the file may grow by all that is in the log."""
+"""Messages leave so much of the disk free, as the file may grow by all that is in the log."""
 RESERVE_BYTES: Final = DELETE_BYTES + LOG_BYTES
-"""That, and a log for the pages that deleting changes."""
+"""The reserve holds that, and a log for the pages that deleting changes."""
 LEAST_BYTES: Final = RESERVE_BYTES - LOG_BYTES // 2
-"""Where less is left of a reserve that was spent, the log has it, and is emptied. A log that is
-emptied sooner has to grow again at each commit."""
+"""If less than this is left of a spent reserve, the log has taken it and is emptied. A log that was
+emptied sooner would have to grow again at each commit."""
 SPARE_PAGES: Final = 64
-"""Free pages of the file that messages leave to changes of stored rows."""
+"""Messages leave so many free pages of the file to changes of stored rows."""
 
 _NO_ROOM_FOR_INDEX: Final = (sqlite3.SQLITE_IOERR_SHMSIZE, sqlite3.SQLITE_IOERR_SHMMAP)
 

@@ -27,22 +27,22 @@ from penstock.broker.errors import PenstockError
 _LOGGER: Final = logging.getLogger("penstock.database")
 
 PRIVATE_MODE: Final = 0o600
-"""Mode of files that hold messages: only their owner has access."""
+"""Only their owner has access to files that hold messages."""
 
 PAGE_BYTES: Final = 8192
-"""Half of the default's pages for large rows, and fewer links between them."""
+"""Twice the default: large rows need half as many pages, with fewer links between them."""
 CHECKPOINT_PAGES: Final = 1000
-"""8 MiB of write-ahead log: a checkpoint then holds up the commit behind it for some ten
-milliseconds, not hundreds."""
+"""The write-ahead log has 8 MiB before a checkpoint, which then delays the commit behind it by some
+ten milliseconds, not hundreds."""
 LOG_LIMIT_BYTES: Final = 64 * 1024 * 1024
-"""Size that the write-ahead log is cut to after a reader has let it grow."""
+"""The write-ahead log is cut to this size after a reader has let it grow."""
 BUSY_SECONDS: Final = 5.0
-"""How long a write waits for another program that has locked the file, such as a backup."""
+"""A write waits so long for another program that has locked the file, such as a backup."""
 
 _NO_SPACE: Final = frozenset(
     {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_SHMSIZE}
 )
-"""Extended result codes."""
+"""SQLite's extended result codes for a disk without space."""
 
 _LOG: Final = "-wal"
 _SUFFIXES: Final = ("", _LOG, "-shm")

@@ -1,4 +1,4 @@
-"""Disk space that is reserved for deleting, so that a database on a full disk can be drained.
+"""Reserved disk space, so that a database on a full disk can still delete.
 
 Deleting needs space, too: SQLite writes to its log first, and the log to the file later. Without a
 reserve, a queue that has filled its disk could be neither fed nor drained.
@@ -14,7 +14,7 @@ from pathlib import Path
 from penstock.broker.durable.database_file import open_private
 
 _BLOCK_BYTES = 512
-"""Unit of `st_blocks`, whatever the blocks of the file system."""
+"""The unit of `st_blocks`, whatever the block size of the file system is."""
 
 
 class DiskReserve:

@@ -1,4 +1,4 @@
-"""The journal: what has changed since the last commit, and what waits for the next one.
+"""The journal: the changes since the last commit, and the clients that wait for the next one.
 
 Theory of operation. The journal writes no log of operations. Code that changes something durable
 reports it in one place (`penstock.broker.durable.session_journal` for a session, its subscriptions,
@@ -63,22 +63,22 @@ if TYPE_CHECKING:
 
 
 ROW_BYTES: Final = 1024
-"""What a stored message takes besides its payload, with a usual topic and usual properties."""
+"""A stored message takes so much besides its payload, with a usual topic and properties."""
 ROUNDING_BYTES: Final = 4096
-"""What it takes more at most, as two rows of more than half a page do not share a page. It is no
-more than the payload has."""
+"""It takes at most so much more, as two rows of more than half a page do not share a page; never
+more than its payload has."""
 DELIVERY_BYTES: Final = 64
-"""What a stored delivery takes."""
+"""A stored delivery takes so much."""
 AMPLE_BYTES: Final = 4 * 1024**3
-"""More than may wait for a commit: with so much room, what waits need not be counted."""
+"""This is more than may wait for a commit: with so much room, what waits need not be counted."""
 
 MADE_BYTES: Final = 2 * 1024**2
-"""What is dropped at a time where a message found no room: more than the pages that messages leave
-to changes of stored rows."""
+"""So much is dropped at a time where a message found no room: more than the pages that messages
+leave to changes of stored rows."""
 
 MOST_EXPIRED: Final = 10_000
-"""Expired sessions and stored messages of them: from this number on they are deleted even in a
-commit that a client waits for. To delete so many takes some 20 ms."""
+"""From this number of expired sessions and their messages on, they are deleted even in a commit
+that a client waits for, which takes some 20 ms."""
 
 
 class Waiting(Protocol):
@@ -89,7 +89,7 @@ class Waiting(Protocol):
 
 
 class Journal:
-    """What has changed since the last commit of one broker, and what waits for the next.
+    """The changes since the last commit of one broker, and who waits for the next one.
 
     Invariants: at most one batch is sealed and not committed. A message has a row exactly while
     stored deliveries and retained messages refer to it.
@@ -409,7 +409,7 @@ class Journal:
 
     @property
     def is_dirty(self) -> bool:
-        """Whether anything has changed that is in no batch."""
+        """True if a change is in no batch yet."""
         return bool(
             self._deliveries
             or self._gone_deliveries
@@ -423,7 +423,7 @@ class Journal:
 
     @property
     def is_settled(self) -> bool:
-        """Whether every change is committed."""
+        """True if every change is committed."""
         return self.sealed is None and not self.is_dirty
 
     # -- commits --------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The journal's driver: one thread that writes, and the loop's thread that gets the results.
+"""The journal's driver: one thread writes, and the loop's thread gets the results.
 
 Changes that come while one batch is written go into the next. A batch is sealed
 `commit_wait_seconds` after the first change, or as soon as nothing is left to write; an empty batch
@@ -37,23 +37,23 @@ if TYPE_CHECKING:
     from penstock.broker.sessions.broker_state import Core
 
 RETRY_SECONDS: Final = 1.0
-"""Time between two attempts to write a batch that the disk has refused, or two looks for room."""
+"""Time between two attempts to write a refused batch, or between two looks for room."""
 
 LOG_PERIOD_SECONDS: Final = 60.0
 """Time between two log lines while the disk goes on refusing."""
 
 ORIGIN_BYTES: Final = 8
-"""Of a session's origin: no two of 100 million sessions are likely to have the same."""
+"""Length of a session's origin: 100 million sessions are unlikely to have two equal ones."""
 
 CLOCK_SECONDS: Final = 60.0
-"""Between two times of storing the clock. By so much longer a session may last that waits for its
-client when the broker is killed."""
+"""The clock is stored once in this time. A session that waits for its client may last longer by as
+much if the broker is killed."""
 
 STEP_SECONDS: Final = 1.0
-"""By which the wall clock may differ from its last reading."""
+"""The wall clock may differ by so much from its last reading before it counts as set."""
 
 FLUSH_SECONDS: Final = 5.0
-"""How long each `flush` waits for a disk that refuses; the end of the broker has two."""
+"""Each `flush` waits so long for a disk that refuses; the end of the broker has two."""
 
 
 class PersistentState:

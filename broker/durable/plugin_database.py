@@ -1,4 +1,4 @@
-"""An SQLite file of a plugin, for one process, and for one thread at a time.
+"""The SQLite file of a plugin, for one process, and for one thread at a time.
 
 Each transaction is on the disk when it returns, and the file is then still where it was: see
 `penstock.broker.durable.database_file`. The methods block, but for those that tell the time.
@@ -32,7 +32,7 @@ _CLOCK_TABLE: Final = (
     "CREATE TABLE IF NOT EXISTS clock (id INTEGER PRIMARY KEY CHECK (id = 0), text TEXT NOT NULL)"
 )
 SPARE_PAGES: Final = 1_000
-"""Unused pages that a file keeps, 8 MB."""
+"""A file keeps so many unused pages, 8 MB."""
 
 
 class PluginDatabase:

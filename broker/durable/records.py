@@ -1,4 +1,4 @@
-"""What a journal writes and a restart reads: rows, and the changes of one commit.
+"""The rows that a journal writes and a restart reads, and the changes of one commit.
 
 All times are seconds of the database's own clock (`StorageClock`), as a row outlives the monotonic
 clock. Row numbers only rise while a broker runs, so that their order is the order of arrival.
@@ -192,5 +192,5 @@ class Batch(Stored):
     gone_wills: list[tuple[str]] = field(default_factory=list)
 
     def is_empty(self) -> bool:
-        """Whether there is nothing to write."""
+        """Say whether there is nothing to write."""
         return not any(getattr(self, f.name) for f in fields(self) if f.name != "number")

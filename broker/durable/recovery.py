@@ -1,4 +1,4 @@
-"""Recovery after a restart: sessions, retained messages and wills from what a database holds."""
+"""Restores sessions, retained messages and wills from a database after a restart."""
 
 from __future__ import annotations
 

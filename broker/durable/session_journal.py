@@ -1,4 +1,4 @@
-"""One session's side of the journal: its own changes, and the deliveries that it gains and loses.
+"""One session's part of the journal: its own changes, and the deliveries that it holds.
 
 Theory of operation. A durable session has a `SessionJournal`, and every QoS 1 and 2 delivery that
 it holds is stored with its row. A session that is not durable stores nothing, with one exception:
@@ -174,7 +174,7 @@ class SessionJournal(DeliveryJournal):
 
 
 class ShareJournal(DeliveryJournal):
-    """What a session that is not durable holds of shares that have durable members."""
+    """The journal of a session that is not durable but shares with durable members."""
 
     __slots__ = ("_session",)
 

@@ -1,4 +1,4 @@
-"""A storage's clock: seconds that never step, over all runs of the programs that open it.
+"""The clock of a database: seconds that never step, over all runs of the programs.
 
 While a program runs, they are monotonic seconds. Between two runs on a machine that was not
 restarted, the time since its boot tells how long that was, whatever became of the wall clock. After
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 SURELY_PAST: Final = 1_760_000_000.0
-"""Seconds since the Unix epoch, in October 2025; a wall clock that is behind it is wrong."""
+"""Seconds since the Unix epoch, in October 2025. A wall clock that is behind it is wrong."""
 
 
 class Boot(NamedTuple):

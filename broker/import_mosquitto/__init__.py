@@ -1,1 +1,1 @@
-"""From a mosquitto.conf to a policy file."""
+"""Translates a mosquitto.conf to a policy file."""

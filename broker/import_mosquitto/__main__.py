@@ -1,4 +1,4 @@
-"""``penstock import-mosquitto mosquitto.conf``: writes a policy file with the same effect."""
+"""``penstock import-mosquitto mosquitto.conf`` writes a policy file with the same effect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lines of a mosquitto.conf, parsed as mosquitto 2.0 does."""
+"""Reads the lines of a mosquitto.conf, as mosquitto 2.0 does."""
 
 from __future__ import annotations
 

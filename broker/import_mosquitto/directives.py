@@ -1,4 +1,4 @@
-"""Every directive of mosquitto 2.0 and 2.1: its scope, its values, and what becomes of it.
+"""Every directive of mosquitto 2.0 and 2.1, with its scope, its values and its fate.
 
 The table of them is `directives.yaml`. A directive without a note is carried over by
 `penstock.broker.import_mosquitto.translate`. One with a note has no counterpart; the note says why,
@@ -19,11 +19,11 @@ from penstock.broker.errors import ConfigError
 from penstock.broker.import_mosquitto.conf_file import parse_lines
 
 NO_MAXIMUM: Final = 2**31 - 1
-"""Maximum of C's int, which mosquitto uses for numbers."""
+"""The maximum of C's int, in which mosquitto keeps numbers."""
 
 
 class Place(Enum):
-    """What a directive applies to."""
+    """The scope of a directive."""
 
     GLOBAL = "the broker"
     LISTENER = "the listener above it"
@@ -32,7 +32,7 @@ class Place(Enum):
 
 
 class Loosens(Enum):
-    """What would be more open without the directive, and is therefore closed."""
+    """What the importer closes because it would be more open without the directive."""
 
     NOTHING = "nothing"
     LISTENER = "the listener is left out"
@@ -75,7 +75,7 @@ DIRECTIVES: Final = {
     for place, directives in read_mapping(Path(__file__).with_suffix(".yaml")).items()
     for name, keys in directives.items()
 }
-"""By name; a ``*`` at the end stands for any text."""
+"""Every directive by its name; a ``*`` at the end of a name stands for any text."""
 
 _ALIASES: Final = {
     "addresses": "address",
@@ -85,7 +85,7 @@ _ALIASES: Final = {
     "retained_persistence": "persistence",
     "username": "remote_username",
 }
-"""Older names of directives to their newest."""
+"""The newest name of a directive, by an older one."""
 
 _OPTIONS: Final = ("auth_opt_", "plugin_opt_")
 

@@ -30,10 +30,10 @@ from penstock.broker.import_mosquitto.uplinks import CHECKS, Bridge, name_of, si
 
 UNBOUNDED_MESSAGES: Final = 1_000_000_000
 UNBOUNDED_BYTES: Final = 2**50
-"""What 0, no limit, becomes where Penstock always has one."""
+"""Penstock always has a limit; these stand for mosquitto's 0, no limit."""
 
 INFLIGHT_MAXIMUM: Final = 65_535
-"""The number of packet identifiers."""
+"""The number of Packet Identifiers."""
 
 MINIMUM_PACKET_SIZE: Final = 256
 LARGEST_PACKET_SIZE: Final = 268_435_455
@@ -56,14 +56,14 @@ _TLS_NAMES: Final = ("cafile", "capath", "crlfile", "certfile", "keyfile", "ciph
 _TLS_VERSIONS: Final = {"tlsv1.3": 1.3, "tlsv1.2": 1.2, "tlsv1.1": 1.2}
 
 _PERSIST_PLUGIN: Final = "mosquitto_persist_sqlite.so"
-"""File name of mosquitto's plugin that stores sessions; it decides nothing about clients."""
+"""The file name of mosquitto's plugin that stores sessions; it decides nothing about clients."""
 
 _FILE_PLUGINS: Final = {
     f"mosquitto_{key}.{ending}": key
     for key in ("password_file", "acl_file")
     for ending in ("so", "dll")
 }
-"""File names of mosquitto's plugins that do what the directives of these names do."""
+"""Plugins of mosquitto that do what a directive does: the directive, by their file names."""
 
 _LOADS_PLUGIN: Final = frozenset({"plugin", "auth_plugin", "global_plugin", "plugin_load"})
 
@@ -76,8 +76,8 @@ _LISTENER_DEFAULTS: Final = {
     "use_subject_as_username": "false",
     "use_username_as_clientid": "false",
 }
-"""Values with which a line above the first listener does not create a default listener in mosquitto
-2.0."""
+"""With these values, a line above the first listener does not create a default listener in
+mosquitto 2.0."""
 
 _EVERY_ADDRESS: Final = {"ipv4": "0.0.0.0", "ipv6": "::"}  # noqa: S104 (as mosquitto has it)
 
@@ -174,7 +174,7 @@ class _Listener:
 
     @property
     def has_certificates(self) -> bool:
-        """Whether it learns clients' certificates, by TLS or from a load balancer."""
+        """True if it learns clients' certificates, by TLS or from a load balancer."""
         return self.has_tls or self.text("enable_proxy_protocol") == "2"
 
 

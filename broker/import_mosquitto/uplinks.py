@@ -1,4 +1,4 @@
-"""A bridge of mosquitto's, translated to an uplink of the plugin ``uplink``.
+"""Translates a bridge of mosquitto to an uplink of the plugin ``uplink``.
 
 The plugin is none of the broker's: this writes its keys as a mapping, which the plugin checks.
 """
@@ -15,11 +15,11 @@ from penstock.broker.import_mosquitto.directives import Loosens, find
 from penstock.broker.mqtt.topics import validate_topic, validate_topic_filter
 
 DEFAULT_PORT: Final = "1883"
-"""Of a bridge, also with TLS."""
+"""The default port of a bridge, also with TLS."""
 
 LONGEST_BASE_SECONDS: Final = 3_600
 LONGEST_CAP_SECONDS: Final = 7_200
-"""What mosquitto takes of larger values of ``restart_timeout``."""
+"""mosquitto uses these in place of larger values of ``restart_timeout``."""
 
 _MOST_PORT: Final = 65_535
 _LEAST_PACKET_BYTES: Final = 20
@@ -38,7 +38,7 @@ _NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9_.-]")
 
 
 class Topic(NamedTuple):
-    """What a line ``topic`` says.
+    """The contents of a line ``topic``.
 
     Attributes:
         directions: ``up``, ``down`` or both.
@@ -147,7 +147,7 @@ CHECKS: Final = {
     "address": read_addresses,
     "restart_timeout": read_restart,
 }
-"""Reads the value of a directive that has a form of its own."""
+"""Readers of directives whose values have a form of their own."""
 
 
 def name_of(text: str) -> str:
@@ -183,7 +183,7 @@ class Bridge:
 
     @property
     def is_left_out(self) -> bool:
-        """Whether its uplink would be less protected."""
+        """True if its uplink would be less protected than the bridge was."""
         return any(
             (directive := find(line.name)) is not None
             and directive.loosens is Loosens.BRIDGE

@@ -1,4 +1,4 @@
-"""Message Expiry Interval: when a message expires, and what is left of it when it is sent on."""
+"""The Message Expiry Interval: when a message expires, and what is left of it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ EXPIRY: Final = "message_expiry_interval"
 """The property's name in the tables of properties."""
 
 _ALMOST_A_SECOND: Final = 0.999
-"""Added before the fraction is cut off: rounds up, and forgives a rounding error of 1 ms."""
+"""Added before the fraction is cut off, it rounds up and forgives a rounding error of 1 ms."""
 
 
 def expiry_time(properties: Mapping[str, Any], now: float) -> float | None:

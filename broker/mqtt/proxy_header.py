@@ -13,11 +13,11 @@ from typing import Final, NamedTuple, TypeAlias
 from penstock.broker.errors import PenstockError
 
 MAX_V1_BYTES: Final = 107
-"""Of a line with its end, from the specification (section 2.1)."""
+"""A line with its end has at most so many bytes (section 2.1 of the specification)."""
 
 MAX_V2_BYTES: Final = 16 + 4096
-"""Of a whole header. The addresses take at most 216 bytes, and the extensions after them are short,
-though the format would let a stranger announce 64 KiB."""
+"""A whole header has at most so many bytes. The addresses take 216, and the extensions after them
+are short, though the format would let a stranger announce 64 KiB."""
 
 _SIGNATURE_1: Final = b"PROXY "
 _SIGNATURE_2: Final = b"\r\n\r\n\x00\r\nQUIT\n"
@@ -28,7 +28,7 @@ _PROXY: Final = 1
 _IPV4: Final = 1
 _IPV6: Final = 2
 _ADDRESS_BYTES: Final = {0: 0, _IPV4: 12, _IPV6: 36, 3: 216}
-"""Address family (unspecified, IPv4, IPv6, Unix) to the bytes of its addresses."""
+"""The bytes of the addresses, by address family (unspecified, IPv4, IPv6, Unix)."""
 
 _TLV_CRC32C: Final = 0x03
 _TLV_SSL: Final = 0x20
@@ -39,13 +39,14 @@ _CLIENT_CERTIFICATE: Final = 0x02 | 0x04
 
 
 _STREAM: Final = 1
-"""Transport protocol of TCP and of stream sockets, in the low half of a family's byte."""
+"""The transport protocol of TCP and of stream sockets, in the low half of a family's byte."""
 
 LOCAL_HEADER: Final = _SIGNATURE_2 + bytes((0x20, 0, 0, 0))
-"""Version 2, of a connection that the proxy makes for itself, such as a health check."""
+"""A header of version 2 for a connection that the proxy makes for itself, such as a health check.
+"""
 
 Endpoint: TypeAlias = tuple[str, int]
-"""(IP address, port)."""
+"""An address: (IP address, port)."""
 
 
 class ProxyHeaderError(PenstockError):

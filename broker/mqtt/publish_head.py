@@ -1,4 +1,4 @@
-"""Where the parts of a PUBLISH stand in received bytes (section 3.3): the one reader of its header.
+"""Finds the parts of a PUBLISH in received bytes (section 3.3).
 
 Three modules of `penstock.broker.fast_paths` read the same parts of packets without properties
 in line, as a call for each packet costs too much there: `copied_runs`, `acknowledged_runs` and

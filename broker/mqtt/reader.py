@@ -1,4 +1,4 @@
-"""Bytes to packets: a table of first bytes to `read_<packet>`.
+"""Reads packets from bytes, by a table from first bytes to `read_<packet>`.
 
 A returned packet complies with every rule that can be checked on it alone, in either direction. The
 caller checks what depends on the connection: which packets may come from this side and when,
@@ -57,7 +57,7 @@ CONNACK_REASON_CODES: Final = (
     ReasonCode.BAD_USER_NAME_OR_PASSWORD,
     ReasonCode.NOT_AUTHORIZED,
 )
-"""MQTT 5.0 reason codes of the return codes 0 to 5 in an MQTT 3.1.1 CONNACK."""
+"""The MQTT 5.0 reason codes for the return codes 0 to 5 in an MQTT 3.1.1 CONNACK."""
 
 _BRIDGES: Final = frozenset(
     {BRIDGE_BIT | ProtocolVersion.MQTT_3_1, BRIDGE_BIT | ProtocolVersion.MQTT_3_1_1}

@@ -1,4 +1,4 @@
-"""Received bytes, cut into frames.
+"""Cuts received bytes into frames.
 
 A frame is the bytes of one packet: a first byte, the Remaining Length as a variable byte integer,
 and as many bytes as that says.
@@ -19,8 +19,8 @@ from penstock.broker.errors import MalformedPacketError, ProtocolError
 from penstock.broker.mqtt.reason_codes import ReasonCode
 
 SMALL_CHUNK_BYTES = 1024
-"""Chunks below this are appended to one array: a peer that sends a large frame byte by byte costs
-its bytes and not an object for each."""
+"""Smaller chunks are appended to one array, so that a peer that sends a large frame byte by byte
+costs its bytes and not an object for each."""
 
 LARGE_FRAME_BYTES = 2 * 1024 * 1024
 """A larger frame is assembled while it arrives. That takes a third longer in all, as the array is

@@ -17,7 +17,7 @@ _LOW: Final = bytes(range(256)) * 256
 """The two bytes of each Packet Identifier."""
 
 _FIRST_LOOK_PACKETS: Final = 16
-"""Packets that are compared at once at first: with fewer, one by one is as fast."""
+"""So many packets are compared at once at first; with fewer, one by one is as fast."""
 
 
 def _all_packets(first_byte: int) -> bytes:

@@ -15,11 +15,11 @@ _EXPENDABLE: Final = ("user_property", "reason_string")
 _ALWAYS_EXPLAINED: Final = frozenset(
     {PacketType.CONNACK, PacketType.PUBLISH, PacketType.DISCONNECT}
 )
-"""Packets that may hold a Reason String and User Properties whatever a client has asked for."""
+"""These packets may hold a Reason String and User Properties whatever a client has asked for."""
 
 
 MAX_REASON: Final = 256
-"""Characters of a Reason String: enough for what was read and what is allowed."""
+"""A Reason String has at most so many characters: enough for what was read and what is allowed."""
 
 
 def explained(reason: str) -> dict[str, Any]:

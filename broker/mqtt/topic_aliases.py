@@ -17,10 +17,10 @@ from penstock.broker.errors import ProtocolError
 from penstock.broker.mqtt.reason_codes import ReasonCode
 
 PROPERTY_BYTES: Final = 3
-"""Bytes of the property; a topic that is not longer gains nothing by an alias."""
+"""The property takes so many bytes; a topic that is not longer gains nothing by an alias."""
 
 _NO_TOPICS: Final[dict[int, bytes]] = {}
-"""The table of all who have used no Topic Alias, which are most; nothing is ever put into it."""
+"""Clients that have used no Topic Alias, which are most, share this empty table."""
 
 
 class IncomingAliases:

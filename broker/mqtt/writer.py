@@ -1,4 +1,4 @@
-"""Packets to bytes: a table of packet class to `write_<packet>`.
+"""Writes packets to bytes, by a table from packet classes to `write_<packet>`.
 
 Only the payload of a PUBLISH is large, so the broker asks for the bytes before it
 (`publish_header`) and passes header and payload to the transport separately.

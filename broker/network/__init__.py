@@ -1,1 +1,1 @@
-"""Sockets, and who is served when."""
+"""Sockets and their layers, and the order in which connections are served."""

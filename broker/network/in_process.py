@@ -1,4 +1,4 @@
-"""Clients in the broker's own process: MQTT on a transport in memory.
+"""Clients in the broker's own process speak MQTT on a transport in memory.
 
 Theory of operation. A connection has two ends. What is written at one of them waits, by reference,
 at the other, and the loop hands it over to the protocol there, a bounded number of bytes at a time:
@@ -34,17 +34,18 @@ if TYPE_CHECKING:
     from penstock.broker.network.loop_scheduler import Driver
 
 LISTENER: Final = "$local"
-"""Listener of these clients; the policy file cannot name one so."""
+"""The listener of these clients; the policy file cannot give this name to another."""
 
 MOST_REPEATED: Final = 100
-"""Messages that may wait for a client, or be unacknowledged, while retained ones are repeated."""
+"""Retained messages are repeated only while fewer messages than this wait for a client or are
+unacknowledged by it."""
 
 TURN_BYTES: Final = 65_536
-"""What the loop hands over at a time, if more than one piece is written: as a socket would give."""
+"""The loop hands over so much at a time, as a socket would, if several pieces were written."""
 
 _HIGH_BYTES: Final = 65_536
 _LOW_BYTES: Final = 16_384
-"""Marks of an end that has set none."""
+"""Marks of an end whose protocol has set none."""
 
 Buffer = bytes | bytearray | memoryview
 

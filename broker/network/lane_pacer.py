@@ -1,4 +1,4 @@
-"""The pace of a large lane's connection, as the kernel keeps it.
+"""Paces the connection of a large lane by the kernel's pacing rate.
 
 The broker paces what goes to a client that says so in its CONNECT
 (`penstock.broker.sessions.lanes`), and an uplink what goes up on its large lane, both by
@@ -16,12 +16,12 @@ from penstock.broker.network.tcp_info import TcpInfo, read_tcp_info
 from penstock.broker.network.tcp_options import set_pacing_rate
 
 MOST_LOOK_SECONDS: Final = 0.8
-"""Between two looks while nothing is acknowledged, each of which waits twice as long as the one
-before: a client that does not read costs little."""
+"""While nothing is acknowledged, each look waits twice as long as the one before, up to this time,
+so that a client that does not read costs little."""
 
 IDLE_LOOKS: Final = 4
-"""So many looks in a row find nothing on its way before the connection rests: between two messages
-there may be a gap, and Linux begins anew after one retransmission timeout, 0.2 s at least."""
+"""After so many looks that find nothing in flight, the connection rests. There may be a gap between
+two messages, and Linux restarts after one retransmission timeout of at least 0.2 s."""
 
 
 class LanePacer:

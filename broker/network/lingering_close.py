@@ -1,4 +1,4 @@
-"""How connections are closed whose peers are still to get the rest.
+"""Closes a connection in a way that its peer still gets the rest.
 
 Theory of operation. If a socket with unread bytes is closed, the kernel discards what it still has
 to send and sends one reset. If that reset is lost, the peer waits without end. So the connection is
@@ -20,7 +20,8 @@ from typing import Final
 from penstock.broker.network.open_files import RESERVE
 
 LINGER_SECONDS: Final = 30.0
-"""Much longer than a lost packet needs to arrive; each such socket keeps a descriptor so long."""
+"""A lost packet needs much less time to arrive. Each lingering socket keeps a descriptor for so
+long."""
 
 MOST_SOCKETS: Final = RESERVE // 3
 """A third of the descriptors that are reserved for other things than connections."""

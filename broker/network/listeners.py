@@ -1,4 +1,4 @@
-"""Listeners: bound sockets, and the layers that their connections pass through."""
+"""Listeners: their bound sockets, and the layers that their connections pass through."""
 
 from __future__ import annotations
 
@@ -43,13 +43,14 @@ if TYPE_CHECKING:
 
 ALPN_MQTT: Final = ("mqtt",)
 ALPN_WEBSOCKET: Final = ("http/1.1",)
-"""Names that a client may choose by ALPN, from IANA's list."""
+"""Protocol names that a client may choose by ALPN, from IANA's list."""
 
 _NOTSENT_LOWAT: Final[int | None] = getattr(socket, "TCP_NOTSENT_LOWAT", None)
-"""None on a system without it."""
+"""The number of the option; None on a system without it."""
 
 _PORT_ATTEMPTS: Final = 20
-"""Ports of the kernel's choice to try, before one that another address has is an error."""
+"""Where the kernel chooses the port, so many are tried before one that another address has is an
+error."""
 
 _NO_SUCH_FAMILY: Final = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
 

@@ -1,4 +1,4 @@
-"""A plugin's side of a client in the broker's process that waits for the broker's answers."""
+"""A plugin's side of an in-process client that waits for the broker's answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The driver of the core on asyncio: who is served when, deadlines, tasks.
+"""The driver of the core on asyncio: it decides which connection is served when.
 
 Theory of operation. Each call into the core ends with `settle`. It serves every connection that the
 call has touched, in *rounds*: in each, a connection writes what it has to send, 640 KiB at most
@@ -47,33 +47,33 @@ if TYPE_CHECKING:
     from penstock.broker.sending.sender import Outgoing
 
 TURNS_SECONDS: Final = 0.0002
-"""For so long at least those who wait in line are served, before the loop looks at the network
-again: forty times what that look costs. With it, half of the messages of a pair are no later than
-0.4 ms while another subscriber is flooded; alone, 0.15 ms."""
+"""The line is served for at least this time before the loop looks at the network again, which is
+forty times what that look costs. Half of the messages of a pair are then no later than 0.4 ms while
+another subscriber is flooded, and 0.15 ms without the flood."""
 
 MOST_TURNS: Final = 32
-"""Connections that are served in that time. What is little uvloop writes only afterwards, by a
-system call of 5 to 10 us for each: again some 0.2 ms, which no clock has seen coming."""
+"""At most so many connections are served in that time. uvloop writes small amounts only afterwards,
+by a system call of 5 to 10 us each: again some 0.2 ms, which no clock here sees."""
 
 POSTPONED_SECONDS: Final = 0.004
-"""Seconds for which the messages of one slice of a flood wait for those of the next slices: with
-100 subscribers of 1,000 topics, half of the broker's time went into writes of four messages each.
-A message of another publisher to the same subscriber is written at once, together with these."""
+"""The messages of one slice of a flood wait so long for those of the next slices. With 100
+subscribers of 1,000 topics, half of the broker's time went into writes of four messages each. A
+message of another publisher to the same subscriber is written at once, together with these."""
 
 BUSY_SECONDS: Final = 0.0001
-"""Who was written to so shortly ago is written to at the end of this round of the loop: others that
-the network has something from are likely to have more for it. 500 clients that send to one reader
-cost a write for each message else, half of the broker's time."""
+"""A connection that was written to less than this time ago is written to at the end of this round
+of the loop, as other senders are likely to have more for it. Otherwise 500 clients that send to one
+reader would cost a write for each message, half of the broker's time."""
 
 WORTH_BYTES: Final = 65_536
 """So much for one subscriber is written without waiting for more."""
 
 FEW_LEAVING: Final = 16
-"""So many clients that are gone, with something left to handle, are no crowd, whatever it takes."""
+"""No more than this number of clients that are gone, with input left to handle, is a crowd."""
 
 CROWDED_SECONDS: Final = 5.0
-"""More than few of them, for so long: they come faster than they are served. What is over sooner is
-an accident, such as many clients behind one link that is cut."""
+"""More of them for this long come faster than they are served. A shorter crowd is an accident, such
+as many clients behind one link that is cut."""
 
 _ROUNDING_SECONDS: Final = 0.0005
 """uvloop rounds a delay to milliseconds. A timer that came early would find nothing due, and would

@@ -1,4 +1,4 @@
-"""A network connection from its acceptance until it speaks MQTT: its peer, place and layers.
+"""A network connection from its acceptance until it speaks MQTT.
 
 A connection may pass through layers before MQTT: a PROXY protocol header, TLS, WebSocket. Each
 layer is an asyncio protocol for the layer below and a transport for the layer above, so that
@@ -21,11 +21,11 @@ from penstock.broker.plugin_guard import is_logged
 from penstock.broker.quotas.admission import Admission, Place, Places
 
 CLOSE_TIMEOUT_SECONDS: Final = 5.0
-"""How long a closed connection may take to send what was written before the close."""
+"""A closed connection may take so long to send what was written before the close."""
 
 
 class Speaker(Protocol):
-    """What speaks MQTT on a connection, as the layers of the connection see it."""
+    """The MQTT side of a connection, as the layers of the connection see it."""
 
     @property
     def is_known(self) -> bool:
@@ -40,7 +40,7 @@ class Speaker(Protocol):
 
 @dataclass(eq=False, slots=True)
 class Reception:
-    """What the incoming connections of all listeners share.
+    """The parts that the incoming connections of all listeners share.
 
     Attributes:
         admission: the admission of the broker.

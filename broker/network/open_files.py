@@ -1,4 +1,4 @@
-"""How many files the process may have open, what that leaves for connections, and how many wait."""
+"""The files that the process may have open, and how many connections that allows."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ if sys.platform != "win32":
     import resource
 
 RESERVE: Final = 192
-"""Files for everything but connections: 64 for listeners, logs, databases and files of plugins, 64
-for connections that stay to be refused, 64 for lingering sockets. Half of the limit where the limit
-is lower than twice this."""
+"""Descriptors for everything but connections: 64 for listeners, logs, databases and files of
+plugins, 64 for connections that stay to be refused, 64 for lingering sockets. It is half of the
+limit where the limit is lower than twice this."""
 
 BACKLOG: Final = 1024
-"""Connections of a listener that may wait to be accepted: a fleet reconnects all at once. One more
-is tried again by its client's kernel after a second. They take no file."""
+"""So many connections of a listener may wait to be accepted, as a fleet reconnects all at once. A
+client's kernel tries a further one again after a second. They take no descriptor."""
 
 _ANY: Final = 2**31
 
 FEWEST: Final = 16
-"""Connections that are allowed even where the limit of files leaves none."""
+"""So many connections are allowed even where the limit of files leaves none."""
 
 
 def most_connections(*, files_each: int = 1, files_elsewhere: int = 0) -> int:

@@ -1,4 +1,4 @@
-"""How fast the lane of large messages may send: so that its queue never keeps an alarm for long.
+"""The rate of the large lane, chosen so that its queue does not delay an alarm for long.
 
 Theory of operation. Both lanes of a subscriber share a path. What the large lane sends beyond the
 rate of the narrowest link fills the queue before it, and each small message waits in that queue.
@@ -29,55 +29,56 @@ if TYPE_CHECKING:
     from penstock.broker.network.tcp_info import TcpInfo
 
 LOOK_SECONDS: Final = 0.05
-"""Between two looks at the large lane while it sends: about a round trip of many paths. A look
+"""Time between two looks at the large lane while it sends, about a round trip of many paths. A look
 takes two system calls."""
 
 QUEUE_SECONDS: Final = 0.25
-"""Longer queues make the large lane yield."""
+"""A longer queue makes the large lane yield."""
 
 CALM_SECONDS: Final = 0.02
-"""A shorter queue is none: two segments of a narrow link, and what a busy machine adds."""
+"""A shorter queue counts as none: two segments of a narrow link, and what a busy machine adds."""
 
 DRAIN_SECONDS: Final = 1.0
-"""In about so long a queue is to shrink to `QUEUE_SECONDS`."""
+"""A queue is to shrink to `QUEUE_SECONDS` in about this time."""
 
 YIELD_RATIO: Final = 0.95
 LEAST_RATIO: Final = 0.5
-"""Of the delivery rate: the most and the least pace while the large lane yields."""
+"""The greatest and the least pace while the large lane yields, as parts of the delivery rate."""
 
 SHRUNK_RATIO: Final = 0.75
 DRAINED_TIMES: Final = 2.0
-"""A queue that has not shrunk to so much of itself, though the pace should have drained it so many
-times, is not there. Twice, as it shrinks a round trip later than the pace. The rates meanwhile tell
-nothing of the path: losses may have limited them."""
+"""A queue that has not shrunk to `SHRUNK_RATIO` of itself, though the pace should have drained it
+this many times, is not there. It is two, as a queue shrinks a round trip later than the pace. The
+rates meanwhile tell nothing of the path: losses may have limited them."""
 
 LEAST_SEGMENTS: Final = 4
-"""A connection with so few on their way is limited by its losses, and has no queue. No pace is
-below so few in a round trip: what the kernel waits for after a segment is not shortened by a higher
-pace that it is given meanwhile."""
+"""A connection with so few segments in flight is limited by its losses and has no queue. The pace
+is never below so few in a round trip: the kernel's wait after a segment is not shortened by a
+higher pace that it is given meanwhile."""
 
 KNOWN_SECONDS: Final = 60.0
-"""A rate counts for so long after the last queue of the large lane: messages that are too short to
-rise from it would not find that the path carries more since. Longer, each of them is slow; shorter,
-more of them overrun a link that is as narrow as before."""
+"""A rate counts for so long after the last queue of the large lane. Messages that are too short to
+rise from it would not find out that the path carries more since. With a longer time each of them is
+slow; with a shorter one more of them overrun a link that is still narrow."""
 
 HOLD_RATIO: Final = 0.1
-"""Above the delivery rate by so much at most, with the shortest queue."""
+"""The pace is above the delivery rate by at most this part of it, with the shortest queue."""
 
 RISES: Final = (1.05, 1.1, 1.25, 1.5, 2.0)
-"""Factors of the pace without a queue, one after the other and the last one repeated: a link that
-is as narrow as before is hardly overrun, and twenty times the rate is reached in eight steps, half
-a second with a round trip of 40 ms."""
+"""Factors by which the pace grows without a queue, one after the other, the last one repeated. A
+link that is still narrow is hardly overrun, and twenty times the rate is reached in eight steps,
+half a second with a round trip of 40 ms."""
 
 BINDING_RATIO: Final = 0.8
-"""Of the pace: where less is delivered, something else limits the rate, and the pace stays."""
+"""Where less than this part of the pace is delivered, something else limits the rate, and the pace
+stays."""
 
 RATES: Final = 5
-"""Delivery rates of so many looks, of which the largest counts: where the network or a machine
-stalls for a moment, a few are low, and those after a low pace are low by that."""
+"""The largest delivery rate of so many looks counts. Where the network or a machine stalls for a
+moment, a few are low, and those after a low pace are low because of it."""
 
 _SRTT_KEEPS: Final = 7 / 8
-"""What the kernel keeps of its smoothed round trip at each acknowledgement (RFC 6298)."""
+"""The part of its smoothed round trip that the kernel keeps at each acknowledgement (RFC 6298)."""
 
 
 class Pacing:

@@ -1,4 +1,4 @@
-"""Which peers are gone of connections that are not read from.
+"""Finds out which connections have lost their peer while they are not read from.
 
 Theory of operation. While a publisher waits for room, its connection is not read from, and the loop
 tells nothing of it: neither a FIN nor a reset. Its session would stay, and its will would wait,
@@ -32,23 +32,24 @@ if TYPE_CHECKING:
     from penstock.broker.network.transport import MqttProtocol
 
 LOOK_SECONDS: Final = 1.0
-"""Short beside a keep-alive. One look takes about 1 us for each connection."""
+"""Time between two looks, short beside a keep-alive. A look takes about 1 us for each connection.
+"""
 
 KEEPALIVE: Final = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
-"""Seconds: a peer that answers nothing is gone after half a minute. A peer that is there gets a
-packet without data every 10 s. On a listener with `rto_max_seconds`, TCP_USER_TIMEOUT decides in
-place of the count (Linux, net/ipv4/tcp_timer.c: `tcp_keepalive_timer`); a reset is noticed as
-soon."""
+"""Times of TCP keepalive in seconds, and the count: a peer that answers nothing is gone after half
+a minute, and one that is there gets a packet without data every 10 s. On a listener with
+`rto_max_seconds`, TCP_USER_TIMEOUT decides in place of the count (Linux, net/ipv4/tcp_timer.c:
+`tcp_keepalive_timer`); a reset is noticed as soon."""
 
 _LAST_DATA_RECV: Final = struct.Struct("=52xI")
 """Milliseconds since data came, in struct tcp_info of linux/tcp.h."""
 
 _SO_MEMINFO: Final = 55
 _MEMINFO: Final = struct.Struct("=2I")
-"""Bytes of memory that received data takes, and the most; asm-generic/socket.h, Linux 4.12."""
+"""Bytes of memory that received data takes, and the maximum; asm-generic/socket.h, Linux 4.12."""
 
 _ENDED: Final[int] = getattr(select, "POLLRDHUP", 0)
-"""A FIN has come, also behind bytes that are unread; only Linux can tell. A reset needs no mask."""
+"""This event tells of a FIN, also behind unread bytes; only Linux has it. A reset needs no mask."""
 
 
 class Hangups:

@@ -1,4 +1,4 @@
-"""Certificate revocation lists (RFC 5280, section 5): what Python's `ssl` does not tell of them.
+"""Certificate revocation lists (RFC 5280, section 5), as far as Python's `ssl` lacks them.
 
 OpenSSL refuses a revoked certificate in the handshake. For connections that exist when a new list
 is read, and for the dates of a list, Python has no function. So this module reads which serial

@@ -1,4 +1,4 @@
-"""The Linux kernel's figures of a TCP connection: its RTT costs no probe traffic.
+"""The Linux kernel's figures of a TCP connection, which cost no probe traffic.
 
 `parse_tcp_info` decodes the kernel's structure, `read_tcp_info` gets it.
 """

@@ -1,4 +1,4 @@
-"""Options of a listener's TCP socket, which the connections accepted on it inherit.
+"""TCP options of a listener's socket, which the connections accepted on it inherit.
 
 Theory of operation. While nothing is acknowledged, Linux retransmits the oldest segment and doubles
 the time between retransmissions, up to 120 s. When a link returns after a minute, TCP may notice
@@ -31,13 +31,13 @@ RTO_MAX_SINCE: Final = "Linux 6.15"
 """The first kernel with a maximum retransmission timeout for each socket."""
 
 _TCP_RTO_MAX_MS: Final = 44
-"""From linux/tcp.h; Python has no name for it."""
+"""The number in linux/tcp.h; Python has no name for it."""
 
 _SYSCTLS: Final = Path("/proc/sys/net/ipv4")
 _RTO_MIN_MS: Final = 200
 _LINUX_RETRIES: Final = 15
 _LINUX_ORPHAN_RETRIES: Final = 8
-"""What Linux uses where `tcp_orphan_retries` is 0, its default."""
+"""Linux uses this where `tcp_orphan_retries` is 0, its default."""
 
 
 class CongestionControlError(PenstockError):
@@ -46,7 +46,7 @@ class CongestionControlError(PenstockError):
 
 @dataclass(frozen=True, slots=True)
 class Retransmissions:
-    """When the kernel retransmits unacknowledged data, and when it gives up.
+    """The times after which the kernel retransmits unacknowledged data, and gives up.
 
     Attributes:
         max_ms: longest time between two retransmissions.
@@ -168,7 +168,7 @@ def _names(which: str) -> str:
 
 _SO_MAX_PACING_RATE: Final = 47
 _NO_PACING: Final = 0xFFFFFFFF
-"""From asm-generic/socket.h and net/sock.h; Python has no names for them."""
+"""Numbers in asm-generic/socket.h and net/sock.h; Python has no names for them."""
 
 
 def set_pacing_rate(fileno: int, bytes_per_second: float | None) -> bool:

@@ -26,10 +26,10 @@ from penstock.broker.network.new_connection import AcceptedConnection, Layer
 from penstock.broker.network.revocation import RevocationList, read_lists
 
 SLICE_BYTES: Final = 65_536
-"""Plaintext that is encrypted before the transport below is checked for room again."""
+"""So much plaintext is encrypted before the transport below is checked for room again."""
 
 READ_BYTES: Final = 16_384
-"""Bytes asked of OpenSSL at a time: the longest record."""
+"""So much is asked of OpenSSL at a time: the longest record."""
 
 _CONNECT_BYTE: Final = 0x10
 

@@ -1,4 +1,4 @@
-"""One client's network connection on asyncio: chunks in, one write out.
+"""One client's network connection on asyncio: received chunks, and one write for answers.
 
 The only module that writes to a client's transport. `MqttProtocol` hands what comes in to the
 core's `Connection`, and does what that wants when `penstock.broker.network.loop_scheduler` serves
@@ -31,20 +31,21 @@ if TYPE_CHECKING:
     from penstock.broker.receiving.connection import Connection
 
 SLICE_SECONDS: Final = 0.0002
-"""What the handling of one slice of a chunk should take, as its bytes are chosen by what the last
-one took: ten times what a turn costs beside it."""
+"""The handling of one slice of a chunk should take this time, ten times the cost of a turn. The
+number of bytes follows from what the last slice took."""
 
 LEAST_SLICE_BYTES: Final = 32_768
-"""Of the dearest slices. A chunk as small as this is handed over whole: with slices of 8 KiB, a
-window of 100 acknowledged messages came in two parts, and a quarter as many messages a second."""
+"""The size of the most expensive slices. A chunk as small as this is handed over whole: with slices
+of 8 KiB, a window of 100 acknowledged messages came in two parts, and a quarter as many messages a
+second."""
 
 MOST_SLICE_BYTES: Final = 65_536
-"""Of the cheapest slices: what comes next may be dearer by a hundred times."""
+"""The size of the cheapest slices: the next one may be a hundred times as expensive."""
 
 LEFTOVER_SECONDS: Final = 1.0
-"""Seconds after a client has gone for which its input is handled in any case. Later input is
-dropped while many such clients are in line (`Driver.is_crowded`). Otherwise it would grow while
-clients connect, publish and vanish faster than they are served."""
+"""A client's input is handled in any case for so long after it has gone. Later input is dropped
+while many such clients are in line (`Driver.is_crowded`). Otherwise it would grow while clients
+connect, publish and vanish faster than they are served."""
 
 
 class MqttProtocol(asyncio.Protocol):

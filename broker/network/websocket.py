@@ -36,13 +36,14 @@ SUBPROTOCOLS: Final = (Subprotocol("mqtt"), Subprotocol("mqttv3.1"))
 offer the second."""
 
 MAX_STRANGER_BYTES: Final = 1024 * 1024 + 4096
-"""Received bytes before a CONNECT is accepted: the longest CONNECT with its frames."""
+"""Before a CONNECT is accepted, so much may be received: the longest CONNECT with its frames."""
 
 MAX_REQUEST_BYTES: Final = 16_384
-"""Of the request for a WebSocket: enough for a page's cookies."""
+"""The request for a WebSocket may be so long, enough for a page's cookies."""
 
 MIN_MESSAGE_BYTES: Final = 1024 * 1024
-"""A message may hold many packets, each below the limit for one."""
+"""The limit of a message is at least this: it may hold many packets, each below the limit for one.
+"""
 
 _METHOD: Final = b"GET "
 _REQUEST_END: Final = b"\r\n\r\n"

@@ -1,1 +1,1 @@
-"""The program's own process: signals, log, memory."""
+"""The program's process: its command line, signals, log and memory."""

@@ -1,4 +1,4 @@
-"""Python's cycle collector: run when the broker is idle, and seldom over all objects.
+"""Runs Python's cycle collector when the broker is idle, and seldom over all objects.
 
 Theory of operation. Reference counts free what the broker itself allocates. Cycles come from
 elsewhere: an exception that keeps its frame, a plugin, an HTTP request. Python would search for
@@ -31,12 +31,12 @@ from typing import Final, TypeAlias
 import psutil
 
 BUSY_RATIO: Final = 0.25
-"""Share of the time in which the processor was used, above which nothing is searched: the objects
-made in half of a quarter second take a millisecond to search."""
+"""Above this share of processor time nothing is searched: the objects made in half of a quarter
+second take a millisecond to search."""
 
 LEAST_GROWTH_BLOCKS: Final = 500_000
-"""Some 50 MB of small objects, which take 60 ms to search. It bounds what a gateway that is always
-busy keeps of failed requests, each a cycle of 30 objects."""
+"""Some 50 MB of small objects, which take 60 ms to search. This bounds the failed requests that an
+always busy gateway keeps, each a cycle of 30 objects."""
 
 GROWTH_RATIO: Final = 1.5
 LEAST_GROWTH_BYTES: Final = 100_000_000
@@ -44,7 +44,7 @@ LEAST_GROWTH_BYTES: Final = 100_000_000
 size plus these bytes."""
 
 Kept: TypeAlias = tuple[int, int]
-"""Roughly what a program keeps: (small blocks, bytes of memory)."""
+"""Roughly how much a program keeps: (small blocks, bytes of memory)."""
 
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 0
 

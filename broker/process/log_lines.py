@@ -1,4 +1,4 @@
-"""The programs' log: one line for each record, on standard error.
+"""The programs' log writes one line for each record on standard error.
 
 Client ids, user names and topics come from clients and may hold any character but U+0000 (section
 1.5.4 of MQTT 5.0). A line feed in one must not begin a line of its own, and an escape sequence must
@@ -29,7 +29,8 @@ _SHOWN: Final = {
 
 
 MAX_CHARACTERS: Final = 4_000
-"""Of a line: enough for several mistakes in a file, not for a name or topic of 65,535 bytes."""
+"""A line has at most so many: enough for several mistakes in a file, not for a name or topic of
+65,535 bytes."""
 
 
 class LineFormatter(logging.Formatter):
@@ -44,8 +45,8 @@ class LineFormatter(logging.Formatter):
 
 
 MAX_LINES: Final = 200
-"""Lines with the same format string within `WINDOW_SECONDS`. 20 lines a second are some 200 MB a
-day at most, and a user who restarts a few dozen clients sees a line for each."""
+"""At most so many lines with the same format string are written within `WINDOW_SECONDS`. 20 lines a
+second are some 200 MB a day, and a user who restarts a few dozen clients sees a line for each."""
 
 WINDOW_SECONDS: Final = 10.0
 

@@ -1,4 +1,4 @@
-"""How much memory the process may use: what the machine has, or its control group allows."""
+"""The memory that the process may use: that of the machine, or of its control group."""
 
 from __future__ import annotations
 

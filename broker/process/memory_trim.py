@@ -1,4 +1,4 @@
-"""Gives free memory back to the system: soon after a backlog, not after one large message.
+"""Returns free memory to the system soon after a backlog, not after one large message.
 
 Theory of operation. Memory that Python frees goes back to Python's own allocator or to the C
 library, and both keep it: a broker that once had 200 MB of messages waiting would keep 350 MB. The
@@ -33,52 +33,53 @@ from typing import Final
 from penstock.broker.process.gc_control import resident_bytes
 
 LOOK_SECONDS: Final = 0.25
-"""Time between two looks, short enough that the memory visibly goes with the backlog."""
+"""Time between two looks, so short that the memory visibly goes with the backlog."""
 
 LEAST_BLOCKS: Final = 20_000
-"""Freed blocks below which nothing is done: some 3 MB with the payloads of small messages."""
-
-LOOKS_AFTERWARDS: Final = 8
-"""Looks after a release at which free pages are released again: data on its way to the disk is
-freed a little later than the backlog that it was part of. A search that finds little costs 0.7 ms.
+"""With fewer freed blocks nothing is done; they are some 3 MB with the payloads of small messages.
 """
 
+LOOKS_AFTERWARDS: Final = 8
+"""Free pages are released again at so many looks after a release, as data on its way to the disk is
+freed a little later than its backlog. A search that finds little costs 0.7 ms."""
+
 LEAST_PART: Final = 16
-"""The freed blocks must be at least one part in so many of those left: 5 % are not missed."""
+"""The freed blocks must be at least one in so many of those left; 5 % are not missed."""
 
 RESTING_BYTES: Final = 2 * 1024 * 1024
 """A smaller difference in resident memory from that of the last rest is ignored."""
 
 STEADY_BLOCKS: Final = 1_000
-"""Blocks that an idle broker still frees between two looks."""
+"""An idle broker may still free so many blocks between two looks."""
 
 MOST_TO_COLLECT: Final = 500_000
-"""Blocks allocated since the start above which there is no full collection. A collection visits
-most of them, and so many take 50 ms, in which no client is served. A broker with more blocks has
-many clients, and misses the memory less."""
+"""With more blocks allocated since the start there is no full collection. A collection visits most
+of them, and so many take 50 ms, in which no client is served. A broker with more has many clients,
+and misses the memory less."""
 
 LOOKS_BETWEEN: Final = 20
-"""Looks from one full collection to the next. Clients that connect, publish and vanish leave free
-blocks all the time, and up to 60 ms of every second look would go into collections."""
+"""A full collection follows another after so many looks at least. Clients that connect, publish and
+vanish leave free blocks all the time, and up to 60 ms of every second look would go into
+collections."""
 
 RESERVED_NUMBERS: Final = 30_000
-"""1 MB of numbers. With 10,000, some of the numbers of 200,000 messages for five sessions were
-allocated elsewhere."""
+"""So many numbers take 1 MB. With 10,000, some of the numbers of 200,000 messages for five sessions
+were allocated elsewhere."""
 
 KEPT_NUMBERS: Final = 250
 """One number of so many is kept; each of Python's pages has room for 510."""
 
 RESERVED_BYTES: Final = 64 * 1024
-"""For each size of small blocks: 2 MB in all."""
+"""So much is reserved for each size of small blocks, 2 MB in all."""
 
 POOL_BYTES: Final = 16 * 1024
-"""CPython keeps small blocks of each size, 16, 32 and so on to 512 bytes, in pools of so many."""
+"""CPython keeps small blocks of each size, 16, 32 and so on to 512 bytes, in pools of this size."""
 
 LITTLE_BYTES: Final = 4 * 1024 * 1024
-"""What the C library keeps free at the end of its heap, and the largest block that it allocates
+"""The C library keeps so much free at the end of its heap, and allocates blocks up to this size
 there: enough for an incoming message of 1 MiB and the one before it that leaves. With 1 MiB to 50
-readers the broker takes 12.3 ms of processor time a message without this, 9.6 ms with 4, 8 or 16
-MiB."""
+readers the broker takes 12.3 ms of processor time a message without this, and 9.6 ms with 4, 8 or
+16 MiB."""
 
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3

@@ -1,4 +1,4 @@
-"""What Penstock's long-running programs have in common: arguments, logs, signals, status."""
+"""The common parts of Penstock's long-running programs: arguments, log, signals, exit status."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ LogLevel: TypeAlias = Annotated[
 Debug: TypeAlias = Annotated[bool, typer.Option("-d", help="The same as --log-level debug.")]
 
 NO_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
-"""Permissions that group and others never get for files that a service creates."""
+"""Files that a service creates never have these permissions of group and others."""
 
 
 SWITCH_SECONDS: Final = 0.001
-"""After which a thread that runs Python code lets the loop's thread run, where that waits; 5 ms by
-default. The thread that writes a queue's messages would delay each round of the loop by as much."""
+"""A thread that runs Python code lets the loop's waiting thread run after this time, where Python's
+default is 5 ms. The thread that writes a queue's messages would otherwise delay each round of the
+loop by as much."""
 
 
 class Service(Protocol):

@@ -74,7 +74,7 @@ class Reports:
 
 
 class Subject(NamedTuple):
-    """What the report of one client is made of.
+    """The parts of a client from which its report is made.
 
     Attributes:
         client_id: Client Identifier.

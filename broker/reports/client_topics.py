@@ -41,7 +41,7 @@ from penstock.broker.sessions.broker_state import Core
 ROOT: Final = "$SYS/broker/penstock/clients"
 
 SLICE: Final = 8
-"""Clients published in one slice: 0.5 ms with all of their documents."""
+"""So many clients are published in one slice, 0.5 ms with all of their documents."""
 
 DOCUMENTS: Final[dict[str, Callable[[Subject, float], Any]]] = {
     "link": link_figures,
@@ -49,7 +49,7 @@ DOCUMENTS: Final[dict[str, Callable[[Subject, float], Any]]] = {
     "ledger": ledger_figures,
     "subscriptions": subscription_figures,
 }
-"""Last level of the topic to the function that makes the document."""
+"""The function that makes a document, by the last level of its topic."""
 
 _ESCAPES: Final = str.maketrans({"%": "%25", "/": "%2F", "+": "%2B", "#": "%23"})
 

@@ -1,4 +1,4 @@
-"""Work that is repeated once in each period, one slice at a time.
+"""Repeats work once in each period, one slice at a time.
 
 Theory of operation. The timer of the next round is set before a slice begins. Where a further slice
 follows, that slice's timer replaces it. So an exception from a slice, such as for want of a file

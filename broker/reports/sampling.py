@@ -16,13 +16,12 @@ if TYPE_CHECKING:
     from penstock.broker.sessions.client import Client
 
 SLICE: Final = 32
-"""Sessions sampled in one slice: some 0.2 ms, as long as a turn of those that wait in line
-(`penstock.broker.network.loop_scheduler.TURNS_SECONDS`). To wake up for fewer sessions costs as
-much again.
-"""
+"""So many sessions are sampled in one slice, some 0.2 ms: as long as a turn of the line
+(`penstock.broker.network.loop_scheduler.TURNS_SECONDS`). Waking up for fewer sessions costs as much
+again."""
 
 MOST_SEEN: Final = 256
-"""Sessions visited in one slice where most are not to be sampled: some 0.02 ms."""
+"""So many sessions are visited in one slice where most are not to be sampled, some 0.02 ms."""
 
 
 class Sampling:

@@ -1,4 +1,4 @@
-"""The broker's own figures as retained messages under `$SYS/broker`.
+"""Publishes the broker's own figures as retained messages under `$SYS/broker`.
 
 Names are those that mosquitto and aMQTT publish; Penstock's own are under ``$SYS/broker/penstock``.
 Figures of single clients are in `penstock.broker.reports.client_topics`.
@@ -26,7 +26,7 @@ from penstock.broker.sessions.session import Session
 ROOT = "$SYS/broker/"
 
 SLICE: Final = 64
-"""Sessions that are added up in one slice: some 0.1 ms."""
+"""So many sessions are added up in one slice, some 0.1 ms."""
 
 _COMMON: Final = {
     "clients/connected": "clients_connected",
@@ -38,10 +38,10 @@ _COMMON: Final = {
     "messages/publish/received": "publish_received",
     "messages/publish/sent": "publish_sent",
 }
-"""Topic below `ROOT` to the counter, for those that mosquitto publishes as well."""
+"""The counters that mosquitto publishes as well, by their topic below `ROOT`."""
 
 _PLANNED: Final = ("connections", "queued_messages", "queued_bytes")
-"""Limits beside those of memory that a plan compares with what it recommends."""
+"""Limits, beside those of memory, that a plan compares with its recommendation."""
 
 _NOT_BY_NAME: Final = set(_COMMON.values())
 """Counters that are published under other names. All others stand below ``penstock`` by their own;

@@ -1,1 +1,1 @@
-"""Who may connect, and to which topics: mosquitto's files, certificates and SCRAM."""
+"""Decides who may connect and use which topics, by mosquitto's files, certificates and SCRAM."""

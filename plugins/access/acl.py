@@ -34,11 +34,11 @@ _ALLOWED_LINES: Final = (
 )
 
 _MAX_REMEMBERED: Final = 65_536
-"""Cached answers; at some 200 bytes each they take little, and most clients use few topics."""
+"""So many answers are cached, of some 200 bytes each; most clients use few topics."""
 
 _MAX_REMEMBERED_CHARACTERS: Final = 512
-"""Names and topic of a cached question, together. Each may have 65,535 bytes, and the cache would
-then take 12 GB."""
+"""Questions with more characters in names and topic are not cached: each may have 65,535 bytes, and
+the cache would then take 12 GB."""
 
 
 class Rule(NamedTuple):

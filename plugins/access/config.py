@@ -15,7 +15,7 @@ FileName = Annotated[str, Field(min_length=1)]
 
 @dataclass(frozen=True, slots=True, config=STRICT)
 class Rules:
-    """Who may connect on a listener, and which topics they may use.
+    """Rules for who may connect on a listener, and which topics they may use.
 
     Relative file names start at the directory in which the broker was started.
 

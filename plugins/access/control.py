@@ -48,11 +48,12 @@ from penstock.plugins.access.scram import METHOD, ScramExchange, Users, parse_cr
 from penstock.plugins.access.user_file import parse_users
 
 VERIFYING_THREADS: Final = 2
-"""Logins that are verified at a time; more would starve the network thread of a small machine."""
+"""So many logins are verified at a time; more would starve the network thread of a small machine.
+"""
 
 MAX_COST_AT_ONCE: Final = 1_000
-"""Of a hash that is verified without a thread: about a millisecond. Files of mosquitto 2.0 have 101
-iterations."""
+"""A hash of at most this cost is verified without a thread, in about a millisecond. Files of
+mosquitto 2.0 have 101 iterations."""
 
 _WRONG_PASSWORD: Final = Refused(why="wrong password")
 

@@ -1,4 +1,4 @@
-"""A fair queue by address: whose password is verified next.
+"""A fair queue by address, which decides whose password is verified next.
 
 An attacker can open as many connections as the limits allow, and guess on each. In a single queue
 the fleet would wait behind all of these guesses and time out. So each address has a queue of its

@@ -1,4 +1,4 @@
-"""``penstock passwd FILE USER``: writes a user's password into a file of the plugin `access`.
+"""``penstock passwd FILE USER`` writes a user's password into a file of the plugin `access`.
 
 For password files it works like mosquitto_passwd; each program reads the other's files.
 """
@@ -26,7 +26,7 @@ from penstock.plugins.access.user_file import with_user, without_user
 app = CommandLine()
 
 SALT_BYTES = 12
-"""Of a password hash: the length that mosquitto expects."""
+"""The length of a password hash's salt that mosquitto expects."""
 
 
 class PasswdError(PenstockError):

@@ -15,23 +15,25 @@ import re
 from typing import Final, NamedTuple, TypeAlias
 
 DIGEST_BYTES: Final = 64
-"""Of SHA-512."""
+"""The length of a SHA-512 digest."""
 
 MAX_ITERATIONS: Final = 10_000_000
-"""Seconds of processor time for one login; a larger number is a mistake."""
+"""More take seconds of processor time for one login and are a mistake."""
 
 DEFAULT_ITERATIONS: Final = 10_000
-"""Of a new hash. mosquitto 2.0 uses 101, which do not protect a stolen file. Ten thousand take
-about 10 ms, so that a fleet of a thousand clients still reconnects within ten seconds."""
+"""The iterations of a new hash. mosquitto 2.0 uses 101, which do not protect a stolen file. Ten
+thousand take about 10 ms, so that a fleet of a thousand clients still reconnects within ten
+seconds."""
 
 LEAST_SALT_BYTES: Final = 8
 LEAST_DIGEST_BYTES: Final = 4
-"""Of Argon2."""
+"""Argon2's minimum lengths."""
 
 MAX_MEMORY_KIB: Final = 1_048_576
 MAX_PASSES: Final = 100
 MAX_LANES: Final = 64
-"""Of Argon2id; more is a mistake. mosquitto 2.1 writes 47,104 KiB, one pass and one lane."""
+"""Greater parameters of Argon2id are a mistake. mosquitto 2.1 writes 47,104 KiB, one pass and one
+lane."""
 
 ALLOWED: Final = (
     "$7$ITERATIONS$SALT$HASH, $6$SALT$HASH or $argon2id$v=19$m=KIB,t=PASSES,p=LANES$SALT$HASH, as "

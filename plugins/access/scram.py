@@ -26,7 +26,7 @@ DEFAULT_ITERATIONS: Final = 4_096
 """RFC 7677's number, and PostgreSQL's: the smallest device pays for it at each CONNECT."""
 
 MAX_ITERATIONS: Final = 10_000_000
-"""The maximum that clients accept."""
+"""Clients accept no more."""
 
 SALT_BYTES: Final = 16
 
@@ -42,7 +42,7 @@ ALLOWED: Final = (
 
 
 class Credentials(NamedTuple):
-    """What verifies one user's password.
+    """The values that verify one user's password.
 
     Attributes:
         salt: `SALT_BYTES` or more, at least 12.

@@ -1,1 +1,1 @@
-"""What an operator sees of the broker: an HTTP API of its clients."""
+"""Shows operators the broker's clients, by an HTTP API and a command."""

@@ -47,17 +47,17 @@ DEFAULT_PAGE_CLIENTS: Final = 100
 MAX_PAGE_CLIENTS: Final = 1_000
 
 REPORTS_IN_A_TURN: Final = 8
-"""Each takes some 50 us to make and encode."""
+"""So many reports are made in one slice; each takes some 50 us to make and encode."""
 
 LONGEST_PATH: Final = 3 * MAX_STRING_BYTES + 1_000
 """A client id may be as long as the protocol allows, each byte percent-encoded. If such an id were
 refused as `after`, a client could keep all ids after its own from being listed."""
 
 MOST_CONNECTIONS: Final = 64
-"""Enough for people who look, and for monitors."""
+"""So many are enough for people who look, and for monitors."""
 
 IDS_IN_A_TURN: Final = 1_000
-"""Client ids that are sorted in one slice, together with those of a page: 0.3 ms."""
+"""So many client ids are sorted in one slice, together with those of a page: 0.3 ms."""
 
 
 class ConsoleApi:

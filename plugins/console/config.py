@@ -15,7 +15,7 @@ from penstock.plugins.web.limits import HttpLimits
 
 @dataclass(frozen=True, slots=True, config=STRICT)
 class ConsoleConfig:
-    """Where the console can be reached.
+    """The address, token and limits of the console.
 
     Attributes:
         http: ``HOST:PORT`` of the HTTP API, port 0 for any free one. Without a ``token_file`` it

@@ -11,11 +11,11 @@ Report = Mapping[str, Any]
 """A report, or a part of one, as parsed JSON; see `penstock.broker.client_report`."""
 
 _IN_SECONDS: Final = 0.9995
-"""A time from here on is shown in seconds: in milliseconds, three digits would not be enough."""
+"""A longer time is shown in seconds: three digits of milliseconds would not be enough."""
 
 _WORTH_TELLING_SECONDS: Final = 0.5
-"""A mean wait behind large messages below this is not told: nobody needs a second connection for
-it, and a busy machine causes as much."""
+"""A shorter mean wait behind large messages is not shown: it needs no second connection, and a busy
+machine causes as much."""
 
 
 def describe(client: Report) -> list[str]:

@@ -1,4 +1,4 @@
-"""``penstock why CLIENT_ID``: a client's link, and why its last large message was held or sent.
+"""``penstock why CLIENT_ID`` shows why a client's last large message was held or sent.
 
 Without a client it is the state of an edge proxy: which of the broker's addresses are up, and what
 waits.
@@ -28,10 +28,10 @@ from penstock.plugins.web.terminal_escape import printable
 DEFAULT_URL: Final = "http://127.0.0.1:8081"
 
 TIMEOUT_SECONDS: Final = 10.0
-"""For the broker's answer."""
+"""The broker's answer may take so long."""
 
 MAX_ANSWER_BYTES: Final = 4 * 1024 * 1024
-"""Far above any report; a longer answer is not from the console."""
+"""No report is nearly as long; a longer answer is not from the console."""
 
 app = CommandLine()
 

@@ -1,1 +1,1 @@
-"""Where the payloads of waiting messages live: by reference, spilled to files, or copied."""
+"""Keeps the payloads of waiting messages: by reference, spilled to files, or copied."""

@@ -10,8 +10,8 @@ from pydantic.dataclasses import dataclass
 from penstock.broker.config.key_types import STRICT, Size
 
 DEFAULT_MEMORY_LIMIT: Final = 64 * 1000**2
-"""Bytes. A few dozen messages of the size that paper 002 calls large: what is only on its way
-through stays off the disk, and what waits for long costs no more than a broker has anyway."""
+"""Bytes of a few dozen messages of the size that paper 002 calls large: what only passes through
+stays off the disk, and what waits for long costs no more than a broker has anyway."""
 
 
 _Bytes = Annotated[Size, Field(ge=0)]
@@ -19,7 +19,7 @@ _Bytes = Annotated[Size, Field(ge=0)]
 
 @dataclass(frozen=True, slots=True, config=STRICT)
 class MemoryConfig:
-    """Where payloads of more than 4,096 bytes wait; smaller ones stay with their messages.
+    """The store of payloads of more than 4,096 bytes; smaller ones stay with their messages.
 
     Attributes:
         store: ``reference``: each payload is in memory once, for all its subscribers. ``spill``:

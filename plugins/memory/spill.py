@@ -1,4 +1,4 @@
-"""Payloads in memory up to a limit, beyond it in files; each once, for all its subscribers.
+"""Keeps payloads in memory up to a limit and in files beyond it, each once.
 
 Theory of operation. A new payload is in memory first. Where that exceeds the limit, those that have
 waited longest go to the file. So a payload that passes straight through never goes there, and each
@@ -24,14 +24,14 @@ from penstock.broker.payload import PIECE_BYTES
 from penstock.plugins.memory.spill_file import Segment, SpillFile
 
 SHARED_PIECES: Final = 8
-"""Cached pieces, 512 KiB; they count towards the limit. The connections of a message are served in
-rounds of one piece each, so that two would do for one message."""
+"""So many pieces, 512 KiB, are cached; they count towards the limit. The connections of a message
+are served in rounds of one piece each, so that two would do for one message."""
 
 SHARED_BYTES: Final = SHARED_PIECES * PIECE_BYTES
 
 ARRIVING_COPIES: Final = 2
-"""Copies of an incoming message in memory besides its payload, for a moment: the received chunks,
-and the packet that they form. The limit leaves room for these, too."""
+"""An incoming message has so many copies in memory besides its payload, for a moment: the received
+chunks, and the packet that they form. The limit leaves room for these, too."""
 
 
 class _Kept:

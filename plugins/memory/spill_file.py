@@ -26,11 +26,12 @@ BLOCK_BYTES: Final = 4096
 """The allocation unit of nearly all file systems."""
 
 SEGMENT_BYTES: Final = 1 << 30
-"""A segment of this size gets no further payloads. A segment costs one descriptor as long as it
-holds a payload: a million of them would be a petabyte."""
+"""A segment of this size gets no further payloads. It costs one descriptor as long as it holds a
+payload: a million of them would be a petabyte."""
 
 HOLE_BYTES: Final = 4 * 1024 * 1024
-"""Freed bytes of a segment after which they are punched out, in few calls: some 0.3 ms."""
+"""After so many freed bytes of a segment, they are punched out in few calls, which take some 0.3
+ms."""
 
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 

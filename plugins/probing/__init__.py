@@ -1,1 +1,1 @@
-"""Where a subscriber's RTT comes from."""
+"""Estimates the RTT of each subscriber."""

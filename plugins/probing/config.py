@@ -15,25 +15,26 @@ SourceName = Literal["tcp_info", "puback", "probe"]
 
 DEFAULT_PROBE_PERIOD = 1.0
 """Seconds. A decision to withhold is as fresh as the estimate behind it (paper 002, figure 9: the
-shorter the better), and to read the kernel's estimate sends nothing over the network."""
+shorter the better), and reading the kernel's estimate sends nothing over the network."""
 
 DEFAULT_MAX_AGE_SECONDS = 10.0
-"""The shortest burst of congestion in paper 002: an older estimate may describe congestion that has
-ended."""
+"""The length of the shortest burst of congestion in paper 002: an older estimate may describe
+congestion that has ended."""
 
 DEFAULT_PROBE_TOPIC = "latency"
 """The topic of the queries in paper 002."""
 
 DEFAULT_PROBE_BYTES = 10_000
-"""The query of paper 002; its latency profile begins there."""
+"""The size of paper 002's query, where its latency profile begins."""
 
 MAX_PROBE_BYTES = 1_000_000
-"""The large message of paper 002: a probe of that length causes the congestion that it measures."""
+"""The size of the large message of paper 002: such a probe causes the congestion that it measures.
+"""
 
 
 @dataclass(frozen=True, slots=True, config=STRICT)
 class ProbingConfig:
-    """Where the RTT of subscribers comes from.
+    """The sources of the RTT of subscribers.
 
     Attributes:
         sources: ``tcp_info``: the kernel's RTT of the connection. ``puback``: the time that QoS 1

@@ -1,4 +1,4 @@
-"""RTT estimators: numbers in, numbers out, constant memory for each subscriber."""
+"""RTT estimators without I/O, with constant memory for each subscriber."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass, field
 
 WINDOW_SECONDS = 300.0
-"""Length of the past from which the RTT of the uncongested path is learned. It is the window of
-Linux's own minimum RTT: many times a burst of congestion, and short enough to follow a client that
-has changed networks."""
+"""The RTT of the uncongested path is learned from a past of this length, the window of Linux's own
+minimum RTT: many times a burst of congestion, and short enough to follow a client that has changed
+networks."""
 
 
 @dataclass(eq=False, slots=True)
@@ -75,7 +75,7 @@ class MovingAverage:
 
 @dataclass(eq=False, slots=True)
 class SourceEstimates:
-    """What one source of samples knows of one subscriber's path.
+    """One source's estimates of one subscriber's path.
 
     Attributes:
         name: the source, such as ``tcp_info``.

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 SPACING_SECONDS = 0.1
-"""From a sample to the next packet that is timed. Ten samples a second describe any congestion that
-is worth withholding for."""
+"""Time from a sample to the next packet that is timed. Ten samples a second describe any congestion
+that is worth withholding for."""
 
 
 class PubackSample(NamedTuple):

@@ -1,4 +1,4 @@
-"""One RTT estimate for each subscriber, from sources that see different things.
+"""Combines the sources of RTTs to one estimate for each subscriber.
 
 Theory of operation. The kernel (`tcp_info`) times every segment, whatever the QoS, and costs one
 system call a period. But its RTT ends at the next TCP endpoint: behind a relay, a proxy or a load
@@ -48,11 +48,11 @@ from penstock.plugins.probing.puback import PubackTimer
 from penstock.plugins.probing.stall import StallDetector
 
 KERNEL = "tcp_info"
-"""Name of the source whose RTTs come smoothed."""
+"""The name of the source whose RTTs come smoothed."""
 
 MAX_TIMED_BYTES = 10_000
-"""Payload bytes above which a packet's acknowledgement is not timed: the query of paper 002. The
-time of a larger packet depends on the path's rate more than on its congestion."""
+"""A packet with a longer payload is not timed; this is the size of paper 002's query. The time of a
+larger packet depends on the path's rate more than on its congestion."""
 
 
 @dataclass(eq=False, slots=True)

@@ -1,4 +1,4 @@
-"""Detects a stalled connection, and a stale RTT estimate, from two of the kernel's counters."""
+"""Detects a stalled connection and a stale RTT estimate, from two of the kernel's counters."""
 
 from __future__ import annotations
 

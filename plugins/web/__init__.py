@@ -1,1 +1,1 @@
-"""What the plugins' HTTP APIs have in common; no plugin itself."""
+"""The common parts of the plugins' HTTP APIs; this is no plugin itself."""

@@ -1,4 +1,4 @@
-"""Bodies of requests: received in time, and limited in bytes over all of them together.
+"""Receives the bodies of requests in time, and limits the bytes of all of them together.
 
 Theory of operation. Received bytes of a body count at once. Where all bodies together are too
 large, a client is not read from until others have been handled: TCP's back-pressure stops it. The
@@ -18,8 +18,8 @@ from aiohttp import web
 from penstock.plugins.web.service import RequestError
 
 BEGINNING_BYTES: Final = 4096
-"""Of each body, for which there is always room: most requests of a back end are smaller. A thousand
-connections take 4 MB by it."""
+"""There is always room for so much of each body: most requests of a back end are smaller. A
+thousand connections take 4 MB by it."""
 
 
 class Bodies:

@@ -1,4 +1,4 @@
-"""The connections of an HTTP API: limits of their number and of their idle time.
+"""Limits the number and the idle time of the connections of an HTTP API.
 
 Theory of operation. A `Guard` stands between the socket's transport and aiohttp's protocol. While a
 request is being handled it does nothing, and has no timer: the time for that is the handler's,
@@ -24,11 +24,11 @@ from penstock.broker.plugin_guard import is_logged
 from penstock.plugins.web.limits import HttpLimits
 
 MAX_REFUSED: Final = 16
-"""Connections at a time that may stay to be told why they are refused."""
+"""So many connections at a time may stay to be told why they are refused."""
 
 MOST_UNSENT_BYTES: Final = 64 * 1024 * 1024
-"""Of answers that clients have not taken, over all connections: ten of the largest. Bytes below the
-high mark of a connection, 64 KiB, do not count."""
+"""Clients may leave so much of their answers untaken, over all connections: ten of the largest
+answers. Bytes below the high mark of a connection, 64 KiB, do not count."""
 
 
 def refusal(status: str, message: str, *headers: str) -> bytes:

@@ -1,4 +1,4 @@
-"""Long work on an event loop that serves others: in slices, one between two rounds of the loop.
+"""Runs long work on an event loop that serves others, one slice in each round of the loop.
 
 Theory of operation. Work is a generator that yields wherever it may be interrupted. It runs on
 until it has used up its slice; then it waits for a turn. However much work there is, each round of
@@ -21,11 +21,11 @@ from typing import Final, TypeVar
 T = TypeVar("T")
 
 SLICE_SECONDS: Final = 0.001
-"""What one slice takes, unless a single step takes longer; a tenth of what a client on the same
+"""A slice takes this time, unless a single step takes longer: a tenth of what a client on the same
 machine would notice."""
 
 Work = Generator[None, None, T]
-"""Yields where it may be interrupted, and returns its result."""
+"""A generator that yields where it may be interrupted, and returns its result."""
 
 
 class Slicer:

@@ -1,4 +1,4 @@
-"""JSON texts of any size to values, in steps of a millisecond at most.
+"""Reads JSON texts of any size, in steps of a millisecond at most.
 
 Theory of operation. Python's own reader is fast, but reads a text in one step, during which nothing
 else runs: 4 MB take from 6 to 100 ms. So it gets windows of the text. A value that ends within its
@@ -14,18 +14,18 @@ from collections.abc import Generator
 from typing import Any, Final
 
 WINDOWS: Final = (2_048, 32_768)
-"""Characters that are given to Python's reader at a time: a usual message, and what it reads within
-a millisecond, whatever it is."""
+"""Python's reader gets so many characters at a time: a usual message, or what it reads within a
+millisecond, whatever it is."""
 
 MAX_DEPTH: Final = 64
-"""Lists and objects within each other, where these are larger than a window."""
+"""Larger values than a window may nest so deep."""
 
 _CONTROL: Final = bytes(range(32))
 _SPACE: Final = re.compile(r"[ \t\n\r]*")
 _STRING_PIECE: Final = re.compile(
     r'(?:[^"\\\x00-\x1f]++|\\["\\/bfnrt]|\\u[0-9A-Fa-f]{4})*+', re.DOTALL
 )
-"""Whole characters and escapes of a string."""
+"""A piece of a string: whole characters and escapes."""
 
 _ESCAPE_CHARACTERS: Final = 6
 

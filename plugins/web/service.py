@@ -1,4 +1,4 @@
-"""An HTTP API on a socket of its own, with answers that say what was wrong with a request.
+"""Serves an HTTP API on its own socket; errors say what was wrong with a request.
 
 An API that listens on this machine only needs no password, so a web page in a browser on this
 machine must not reach it. A browser lets a page of ``evil.example`` talk to whatever address that
@@ -31,24 +31,24 @@ from penstock.plugins.web.limits import HttpLimits
 from penstock.plugins.web.tls import HttpArrival, HttpsLayer, ServerTls
 
 SHUTDOWN_SECONDS: Final = 2.0
-"""How long running requests may take to end when the program ends."""
+"""Running requests may take so long to end when the program ends."""
 
 MOST_CONNECTIONS: Final = 1_000
-"""As many requests may wait for messages of one queue."""
+"""So many requests may wait for messages of one queue."""
 
 NEVER_SECONDS: Final = 10 * 365 * 86_400.0
-"""Of aiohttp's own timer of an idle connection. It would fire while a request is held, once for
-each connection; the connection's guard has a timer that does not."""
+"""aiohttp's own timer of an idle connection would fire while a request is held, once for each
+connection; the connection's guard has a timer that does not."""
 
 READ_BYTES: Final = 16 * 1024
-"""Buffer for a body that is not read yet: twice as much is taken from a client, and at most one
+"""The buffer for a body that is not read yet. Twice as much is taken from a client, and at most one
 read of uvloop's, 256 KiB. With aiohttp's default of 256 KiB, 200 clients whose bodies wait take 100
 MB more."""
 
 LONGEST_TEXT_SHOWN: Final = 80
 
 LONGEST_PATH: Final = 8_190
-"""A usual value of servers."""
+"""The usual limit of servers."""
 
 
 _LOGGER: Final = logging.getLogger("penstock.http")
@@ -97,7 +97,7 @@ CHECK_ROOM: Final[web.AppKey[Callable[[], None]]] = web.AppKey("check_room")
 `RequestError` while clients leave too much of their answers untaken."""
 
 Pieces: TypeAlias = Sequence[bytes | memoryview]
-"""Of the body of an answer, in their order."""
+"""The pieces of the body of an answer, in their order."""
 
 SEND_PIECES: Final[web.AppKey[Callable[..., Awaitable[web.StreamResponse]]]] = web.AppKey(
     "send_pieces"
@@ -107,10 +107,11 @@ type, and with more headers where they are not None. What is large is written as
 it."""
 
 MAX_WHOLE_BYTES: Final = 64 * 1024
-"""Of an answer that is written at once: as much as a connection buffers without back-pressure."""
+"""An answer up to this size is written at once: a connection buffers as much without back-pressure.
+"""
 
 PART_BYTES: Final = 256 * 1024
-"""Of a larger answer that are written in one round of the loop, in some tenth of a millisecond. A
+"""So much of a larger answer is written in one round of the loop, in some tenth of a millisecond. A
 batch of a hundred usual messages fits."""
 
 

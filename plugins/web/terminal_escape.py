@@ -1,4 +1,4 @@
-"""Texts of clients on an operator's terminal."""
+"""Makes clients' texts safe for an operator's terminal."""
 
 from __future__ import annotations
 
