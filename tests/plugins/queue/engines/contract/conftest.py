@@ -27,9 +27,11 @@ STORAGES: Final[dict[str, type[MemoryStorage | SqliteStorage | RedisStorage]]] =
 
 
 KINDS: Final = [
-    pytest.param(name, marks=pytest.mark.more if name == "cluster" else ()) for name in STORAGES
+    pytest.param(name, marks=pytest.mark.more if issubclass(storage, RedisStorage) else ())
+    for name, storage in STORAGES.items()
 ]
-"""The engines; that on a cluster is the one on Redis with more nodes, so of the second tier."""
+"""The engines. Those on Redis are of the second tier: `tests/plugins/queue/engines/redis`, and
+`tests/system/test_queue_on_redis` with processes, show their main ways in the first."""
 
 DURABLE: Final = [kind for kind in KINDS if STORAGES[str(kind.values[0])].is_durable]
 FILES: Final = [name for name, storage in STORAGES.items() if storage.has_file]
