@@ -29,6 +29,7 @@ from penstock.broker.mqtt.reader import read_packet
 from penstock.broker.mqtt.reason_codes import ReasonCode, describe_reason_code
 from penstock.broker.mqtt.writer import write_packet
 from penstock.edge_proxy.uplink.config import UplinkKeys
+from penstock.edge_proxy.uplink.lanes import Lane
 
 SESSION_NEVER_EXPIRES: Final = 0xFFFFFFFF
 """Session Expiry Interval of all sessions of an uplink (MQTT 5.0, 3.1.2.11.2)."""
@@ -64,60 +65,47 @@ class UplinkRefusedError(PenstockError):
 
 @dataclass(frozen=True, slots=True)
 class RelaySettings:
-    """What the three connections of an uplink, or of one lane of it, say of themselves.
+    """Settings of the three connections of an uplink, or of one of its lanes.
 
     Attributes:
-        up_id: Client Identifier at the site's broker of the client that subscribes.
-        down_id: Client Identifier there of the client that publishes.
-        own_prefix: beginning of the Client Identifiers of all clients that publish what this uplink
-            brings down, by any address or lane.
-        client_id: Client Identifier at the cloud's broker.
-        version: protocol version towards the cloud, 4 or 5.
-        username: user name at the cloud's broker, or None.
-        password: password there, or None.
-        keep_alive: Keep Alive in seconds.
-        marker_topic: topic of the markers in the cloud; None for no markers.
-        state_topic: topic that is retained as "1" or "0" on both sides; None for no such topic.
-        tells_cloud_state: the state is published in the cloud, not at the site alone.
-        tells_publisher: a message that goes up carries its publisher's Client Identifier.
-        receive_maximum: QoS 1 and 2 messages that the site's broker takes from the cloud at a time.
-        maximum_packet_size: bytes of the largest packet that the site's broker takes.
-        cloud_packet_size: bytes of the largest packet that the cloud's broker takes; None for what
-            its CONNACK says.
-        is_bridge: the bridge bit is set in the CONNECT of MQTT 3.1.1.
-        sizes: size class of what goes up; None for both.
-        other_lane: Client Identifier of the other lane at the cloud's broker; "" for none.
-        yields: what comes down yields to the other lane.
-        is_optional: the uplink can do without this lane. What the cloud's broker does not let it
-            publish goes to the other lane.
-        outgoing_retain: what goes up may be retained in the cloud.
-        retains_cloud_state: the state is retained there.
-        filters_per_subscribe: topic filters of one SUBSCRIBE or UNSUBSCRIBE.
+        keys: the uplink's keys.
+        lane: the lane.
+        up_id: the Client Identifier, at the site's broker, of the client that subscribes.
+        down_id: the Client Identifier there of the client that publishes.
+        own_prefix: the prefix of the Client Identifiers of all clients that publish what this
+            uplink receives, for any address or lane.
+        client_id: the Client Identifier at the cloud's broker.
+        version: the protocol version towards the cloud, 4 or 5.
+        password: the password at the cloud's broker, or None.
+        marker_topic: the topic of the markers in the cloud; None for no markers.
+        state_topic: the topic that is retained as "1" or "0" on both sides; None for no such topic.
+        receive_maximum: the Receive Maximum of the site's broker.
+        maximum_packet_size: the bytes of the largest packet that the site's broker accepts.
+        is_bridge: whether the CONNECT of MQTT 3.1.1 has the bridge bit.
+        other_lane: the Client Identifier of the other lane at the cloud's broker; "" for none.
+        retains_cloud_state: whether the state is retained in the cloud.
     """
 
+    keys: UplinkKeys
+    lane: Lane
     up_id: str
     down_id: str
     own_prefix: str
     client_id: str
     version: int
-    username: str | None
     password: bytes | None
-    keep_alive: int
     marker_topic: str | None
     state_topic: str | None
-    tells_cloud_state: bool
-    tells_publisher: bool
     receive_maximum: int
     maximum_packet_size: int
-    cloud_packet_size: int | None = None
     is_bridge: bool = False
-    sizes: SizeClass | None = None
     other_lane: str = ""
-    yields: bool = False
-    is_optional: bool = False
-    outgoing_retain: bool = True
     retains_cloud_state: bool = True
-    filters_per_subscribe: int = 8
+
+    @property
+    def tells_cloud_state(self) -> bool:
+        """Whether the state is published in the cloud, not at the site alone."""
+        return self.keys.outgoing_retain and not self.keys.notifications_local_only
 
     def will(self, *, retain: bool = True) -> Will | None:
         """Return the will that tells of the end of a connection, or None."""
@@ -155,7 +143,7 @@ def connect_cloud(settings: RelaySettings, *, forgets: bool = False) -> bytes:
     """Return the CONNECT to the cloud's broker.
 
     Args:
-        settings: what the connection says of itself.
+        settings: the settings of the connection.
         forgets: the session there ends, and no new one begins.
     """
     properties: dict[str, Any] = {}
@@ -168,14 +156,14 @@ def connect_cloud(settings: RelaySettings, *, forgets: bool = False) -> bytes:
         properties["user_property"] = [(WAITS_PROPERTY, "yes")]
         if settings.other_lane:
             properties["user_property"].append((LANE_PROPERTY, settings.other_lane))
-            if settings.yields:
+            if settings.lane.yields:
                 properties["user_property"].append((YIELDS_PROPERTY, "yes"))
     connect = Connect(
         settings.client_id,
         protocol_version=settings.version,
         clean_start=forgets,
-        keep_alive=settings.keep_alive,
-        username=settings.username,
+        keep_alive=settings.keys.keep_alive_seconds,
+        username=settings.keys.username,
         password=settings.password,
         will=None if forgets else settings.cloud_will(),
         properties=properties,

@@ -170,7 +170,7 @@ async def forget_session(
     """End the session in the cloud: the sessions of this site are new, or end.
 
     Args:
-        settings: what the connection says of itself.
+        settings: the settings of the connection.
         transport: a new connection to the cloud's broker. It is closed.
         timeout_seconds: how long the broker may take for its CONNACK.
         clears_state: the client does not come again, so that the cloud is to retain no state of it.

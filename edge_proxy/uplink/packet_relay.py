@@ -129,7 +129,7 @@ class PacketRelay:
     """One connection to the cloud, and the two local ones that come and go with it.
 
     Attributes:
-        settings: what the three connections say of themselves.
+        settings: the settings of the three connections.
         cloud: bytes to send to the cloud's broker.
         up: bytes that the local client sends which subscribes.
         down: bytes that the local client sends which publishes.
@@ -193,7 +193,7 @@ class PacketRelay:
         self.cloud, self.up, self.down = PacketWriter(), PacketWriter(), PacketWriter()
         self.is_accepted = self.session_present = self.is_safe = False
         self.lanes_are_kept = self.has_other_lane = False
-        self.keep_alive = settings.keep_alive
+        self.keep_alive = settings.keys.keep_alive_seconds
         self.marks_down = b""
         self.answers: list[tuple[str, int | None]] = []
         self.not_taken: list[tuple[int, str]] = []
@@ -205,7 +205,7 @@ class PacketRelay:
         self.has_answered = self.has_passed = False
         self.disconnect_code = 0
         self.version = settings.version
-        self.maximum_packet_size = settings.cloud_packet_size or MAX_REMAINING_LENGTH + 5
+        self.maximum_packet_size = settings.keys.maximum_packet_size or MAX_REMAINING_LENGTH + 5
         self.maximum_qos = 2
         self.retain_available = True
         self._old_filters = frozenset(old_filters)
@@ -246,7 +246,7 @@ class PacketRelay:
             else:
                 self.unsubscribe((topic,))  # else it would come as a live message, too
                 self._soon(partial(self._publish_marker, topic, marker))
-        at_once = 1 if self.suspects.is_careful else self.settings.filters_per_subscribe
+        at_once = 1 if self.suspects.is_careful else self.settings.keys.filters_per_subscribe
         taken = [request for request in requests if not self._is_aside(request.topic_filter)]
         for sizes in (None, *get_args(SizeClass)):
             of_class = [request for request in taken if request.sizes == sizes]
@@ -314,7 +314,7 @@ class PacketRelay:
 
     def unsubscribe(self, filters: Sequence[str]) -> None:
         """Unsubscribe in the cloud."""
-        at_once = self.settings.filters_per_subscribe
+        at_once = self.settings.keys.filters_per_subscribe
         for start in range(0, len(filters), at_once):
             self._soon(partial(self._unsubscribe, tuple(filters[start : start + at_once])))
 
@@ -467,7 +467,7 @@ class PacketRelay:
         self.maximum_packet_size = min(told, self.maximum_packet_size)
         self.maximum_qos = properties.get("maximum_qos", 2)
         told_available = bool(properties.get("retain_available", 1))
-        self.retain_available = told_available and self.settings.outgoing_retain
+        self.retain_available = told_available and self.settings.keys.outgoing_retain
         window = min(properties.get("receive_maximum", MAX_PACKET_ID), MOST_INFLIGHT)
         if not properties.get("session_expiry_interval", 1):
             self.logger.warning(
@@ -498,7 +498,7 @@ class PacketRelay:
         # What is retained goes up once, and again where the cloud has forgotten the session.
         again = frozenset[str]() if not self.session_present else self._old_filters
         filters = self.remapping.up_filters()
-        self.up.send(subscribe_up(filters, self.settings.sizes, without_retained=again))
+        self.up.send(subscribe_up(filters, self.settings.lane.sizes, without_retained=again))
 
     def _connect_down(self) -> None:
         """Connect the client that publishes, in the version of the cloud's connection.

@@ -205,7 +205,7 @@ class UpReceiver:
         self._answer = b""
         if is_retained and not has_flag:
             relay.change("retain_cleared")
-        if first_byte & 1 and not relay.retain_available and relay.settings.outgoing_retain:
+        if first_byte & 1 and not relay.retain_available and relay.settings.keys.outgoing_retain:
             relay.change("retain_cleared")
         if sent_qos < qos:
             self._lower(qos, sent_qos, packet_id)
@@ -239,7 +239,7 @@ class UpReceiver:
             is_from_site = any(name == SITE_PROPERTY for name, _ in pairs)
             if not is_from_site:  # of another site's message, who published it there stays
                 pairs = [pair for pair in pairs if pair[0] != PUBLISHER_PROPERTY]
-                if relay.settings.tells_publisher:
+                if relay.settings.keys.tells_publisher:
                     pairs.append((PUBLISHER_PROPERTY, publisher))
         if why := relay.loops.why_not_up(pairs):
             return "hops", f": {why}", None
@@ -385,7 +385,7 @@ class CloudReceiver:
         release = up.released.pop(packet_id, None) if first_byte == _PUBCOMP else None
         if release is not None and not relay.suspects.is_idle:
             relay.answered_item(release)
-        if code == ReasonCode.NOT_AUTHORIZED and relay.settings.is_optional:
+        if code == ReasonCode.NOT_AUTHORIZED and relay.settings.lane.is_optional:
             up.lowered.discard(packet_id)
             relay.not_taken.append((packet_id, topic))
             return

@@ -678,29 +678,21 @@ class Uplink:
         is_5 = keys.version == "5"
         other = self.partnership.other
         return RelaySettings(
+            keys=keys,
+            lane=self.lane,
             up_id=self.up_id,
             down_id=self.down_id_of(upstream),
             own_prefix=self._own_prefix,
-            sizes=self.lane.sizes,
             other_lane="" if other is None else other.client_id,
-            yields=self.lane.yields,
-            filters_per_subscribe=keys.filters_per_subscribe,
-            is_optional=self.lane.is_optional,
             client_id=self.client_id,
             version=MQTT_5 if is_5 else ProtocolVersion.MQTT_3_1_1,
             is_bridge=keys.bridge_bit and not is_5 and self._concessions.may_be_bridge(upstream),
-            username=keys.username,
             password=read_password(self.name, keys),
-            keep_alive=keys.keep_alive_seconds,
             marker_topic=self._marker_topic,
             state_topic=self.state_topic,
-            tells_cloud_state=keys.outgoing_retain and not keys.notifications_local_only,
             retains_cloud_state=self._concessions.may_retain(upstream),
-            outgoing_retain=keys.outgoing_retain,
-            tells_publisher=keys.tells_publisher,
             receive_maximum=local.receive_maximum,
             maximum_packet_size=local.maximum_packet_size,
-            cloud_packet_size=keys.maximum_packet_size,
         )
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -30,42 +31,50 @@ from penstock.broker.mqtt.packets import (
 from penstock.broker.mqtt.reader import read_packet
 from penstock.broker.mqtt.receive_buffer import ReceiveBuffer
 from penstock.broker.mqtt.writer import write_packet
+from penstock.edge_proxy.uplink.config import UplinkKeys
 from penstock.edge_proxy.uplink.connecting import (
     RelaySettings,
     UplinkRefusedError,
     connect_cloud,
     recorded_states,
 )
+from penstock.edge_proxy.uplink.lanes import Lane
 from penstock.edge_proxy.uplink.packet_relay import PacketRelay, UplinkCounts
 from penstock.edge_proxy.uplink.packet_stream import PacketWriter
 from penstock.edge_proxy.uplink.remapping import DownRule, Loops, Remapping, Rule
 from penstock.edge_proxy.uplink.subscriptions import Request
 from penstock.edge_proxy.uplink.suspects import End, SentItem, Suspects
+from penstock.edge_proxy.upstream_config import UpstreamKeys
 from tests.helpers.frames import frames_of
 
 MARKER = "penstock/uplink/berlin-cloud"
 STATE = "$SYS/broker/connection/berlin-cloud/state"
 PUBLISHER = "penstock-publisher"
 
+UP = [Rule("up/#", remote_prefix="berlin/")]
+DOWN = [DownRule("down/#", remote_prefix="berlin/")]
+
+KEYS = UplinkKeys(UpstreamKeys(address="cloud.example"), up=UP, down=DOWN)
+
 SETTINGS: dict[str, Any] = {
+    "keys": KEYS,
+    "lane": Lane("", UP, DOWN),
     "up_id": "$uplink/cloud/up",
     "down_id": "$uplink/cloud/down",
     "own_prefix": "$uplink/cloud/down",
-    "sizes": None,
-    "other_lane": "",
     "client_id": "berlin-cloud",
     "version": 5,
-    "is_bridge": False,
-    "username": None,
     "password": None,
-    "keep_alive": 60,
     "marker_topic": MARKER,
     "state_topic": None,
-    "tells_cloud_state": True,
-    "tells_publisher": True,
     "receive_maximum": 100,
     "maximum_packet_size": 1_000_000,
 }
+
+
+def keys_with(**own: Any) -> UplinkKeys:
+    """Return the uplink's keys, some of which are not the defaults."""
+    return replace(KEYS, **own)
 
 
 class Uplink:
@@ -82,12 +91,9 @@ class Uplink:
         self.version = keys["version"]
         self.counts = UplinkCounts()
         self.suspects = Suspects(lambda: 0.0)
-        remapping = Remapping(
-            [Rule("up/#", remote_prefix="berlin/")], [DownRule("down/#", remote_prefix="berlin/")]
-        )
         self.relay = PacketRelay(
             RelaySettings(**keys),
-            remapping,
+            Remapping(UP, DOWN),
             Loops("berlin", 3),
             self.counts,
             logging.getLogger("tests"),
@@ -226,7 +232,7 @@ def test_the_state_is_told_on_both_sides() -> None:
 
 def test_the_state_may_be_told_at_the_site_alone() -> None:
     """The cloud gets no will and no message; as with mosquitto's notifications_local_only."""
-    uplink = Uplink(state_topic=STATE, tells_cloud_state=False)
+    uplink = Uplink(state_topic=STATE, keys=keys_with(notifications_local_only=True))
     uplink.from_cloud(ConnAck(session_present=True))
     cloud, _, [local, _, local_state] = uplink.written()
     [connect] = cloud
@@ -386,7 +392,7 @@ def test_mqtt_3_1_1_subscribes_without_options() -> None:
     asked = [len(packet.subscriptions) for packet in cloud if isinstance(packet, Subscribe)]
     given_up = [len(packet.topic_filters) for packet in cloud if isinstance(packet, Unsubscribe)]
     assert (asked, given_up) == ([8, 8, 4], [8, 1])
-    uplink = accepted(version=4, filters_per_subscribe=20)
+    uplink = accepted(version=4, keys=keys_with(filters_per_subscribe=20))
     uplink.relay.subscribe([Request(f"a/{n}", 1, wants_retained=False) for n in range(20)])
     cloud, _, _ = uplink.written()
     assert [len(one.subscriptions) for one in cloud if isinstance(one, Subscribe)] == [20]
@@ -495,7 +501,7 @@ def test_what_cannot_go_up_is_answered_and_counted(fields: dict[str, Any], reaso
 @pytest.mark.parametrize("told", [400, 600, None])
 def test_a_cloud_that_takes_less_than_it_says_gets_less(told: int | None) -> None:
     """One of MQTT 3.1.1 says nothing. Of what it says and what is known, the less counts."""
-    uplink = Uplink(cloud_packet_size=500)
+    uplink = Uplink(keys=keys_with(maximum_packet_size=500))
     properties: dict[str, Any] = {} if told is None else {"maximum_packet_size": told}
     uplink.accept(**properties)
     assert uplink.relay.maximum_packet_size == min(told or 500, 500)
@@ -561,7 +567,7 @@ def test_at_a_maximum_qos_of_0_messages_are_answered_here() -> None:
     ("settings", "told", "changed"),
     [
         ({}, {"retain_available": 0}, {"retain_cleared": 1}),
-        ({"version": 4, "outgoing_retain": False}, {}, {}),
+        ({"version": 4, "keys": keys_with(outgoing_retain=False)}, {}, {}),
     ],
     ids=["told by CONNACK", "told by the policy file"],
 )
