@@ -68,12 +68,13 @@ class Upstream:
 
     Attributes:
         address: the address as it was read.
-        is_up: connections to it can be established, as far as is known.
+        is_up: whether connections to it can be established, as far as is known.
         since: monotonic seconds at which `is_up` has last changed.
         why: why it is down; "" while it is up.
         heard_at: monotonic seconds at which a connection was last established.
-        is_silent: it accepts connections and answers no CONNECT. Only a CONNACK brings it up.
-        is_doubted: the next check also sends a CONNECT.
+        is_silent: whether it accepts connections and answers no CONNECT. Only a CONNACK brings it
+            up.
+        is_doubted: whether the next check also sends a CONNECT.
         n_connections: how many clients are connected to it, if the sidecar counts them.
         n_silent: on how many of these connections it says nothing and answers no PINGREQ.
     """
@@ -199,8 +200,8 @@ class Upstreams:
         Args:
             upstream: one of `each`.
             why: the reason, for the log.
-            is_silent: it has accepted a connection and not answered its CONNECT, or has answered
-                that it serves no clients.
+            is_silent: whether it has accepted a connection and not answered its CONNECT, or has
+                answered that it serves no clients.
         """
         upstream.is_silent = upstream.is_silent or is_silent
         upstream.heard_at = -math.inf
@@ -402,7 +403,7 @@ class _Opened(asyncio.Protocol):
 
     Attributes:
         received: bytes that have come.
-        is_lost: the connection has ended.
+        is_lost: whether the connection has ended.
     """
 
     def __init__(self) -> None:

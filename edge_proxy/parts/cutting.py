@@ -20,7 +20,7 @@ class Cutter:
         message_id: identifier that all parts have in common.
         total_bytes: length of the payload.
         sent_bytes: bytes of the parts that were taken or skipped, from the payload's beginning.
-        is_done: the last part was taken.
+        is_done: whether the last part was taken.
     """
 
     def __init__(

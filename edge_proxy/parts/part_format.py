@@ -76,8 +76,8 @@ class Part(NamedTuple):
         retain: RETAIN flag of the message.
         trailer: what the last part has in addition; None in the others.
         data: bytes of the payload.
-        is_kept: the message was retained before its receiver subscribed. Each new subscription may
-            bring it again, with the same identifier.
+        is_kept: whether the message was retained before its receiver subscribed. Each new
+            subscription may bring it again, with the same identifier.
     """
 
     message_id: bytes

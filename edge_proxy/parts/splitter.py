@@ -84,8 +84,8 @@ class IncomingMessage:
         total_bytes: length of the payload.
         arrived_at: monotonic seconds.
         pieces: pieces of the payload that were not taken yet.
-        is_fed: all of the payload has come.
-        is_lost: the connection has ended before.
+        is_fed: whether all of the payload has come.
+        is_lost: whether the connection has ended before.
         news: an event that is set when one of these changes.
     """
 

@@ -112,10 +112,10 @@ class ClientSide:
         connack: the broker's CONNACK; None before it.
         disconnect: reason code of the broker's DISCONNECT; None before it.
         pings: PINGREQ packets without an answer, and whether the broker is silent.
-        is_paused: the client's transport has called `pause_writing`.
-        is_unreadable: a payload cannot be read back from its store, so that the connection must
-            end.
-        wants_pump: something may be able to leave.
+        is_paused: whether the client's transport has called `pause_writing`.
+        is_unreadable: whether a payload cannot be read back from its store, so that the connection
+            must end.
+        wants_pump: whether something may be able to leave.
     """
 
     def __init__(self, shared: Shared, link: Link, connect: Connect) -> None:

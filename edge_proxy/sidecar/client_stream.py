@@ -46,7 +46,7 @@ class ClientStream:
     the packet is not being discarded.
 
     Attributes:
-        has_disconnected: the client has sent a DISCONNECT.
+        has_disconnected: whether the client has sent a DISCONNECT.
     """
 
     __slots__ = (

@@ -54,13 +54,13 @@ class ProxiedClient:
         link: the network path to the client.
         version: protocol version of the CONNECT; before it, 3.1.1.
         fileno: file descriptor of the client's socket, or -1; set by `ClientTransport`.
-        wants_broker: CONNECT has come, so that a connection to the broker is needed.
-        is_closing: both connections are to be closed once everything was written.
-        is_unanswered: it is closing because the broker has not answered the CONNECT.
-        is_cut_off: it is closing because the broker has ended the connection or sent something else
-            in place of a CONNACK.
-        has_given_up: the client has left before the broker had answered its CONNECT.
-        has_left: the client's connection has ended before the one to the broker.
+        wants_broker: whether CONNECT has come, so that a connection to the broker is needed.
+        is_closing: whether both connections are to be closed once everything was written.
+        is_unanswered: whether it is closing because the broker has not answered the CONNECT.
+        is_cut_off: whether it is closing because the broker has ended the connection or sent
+            something else in place of a CONNACK.
+        has_given_up: whether the client has left before the broker had answered its CONNECT.
+        has_left: whether the client's connection has ended before the one to the broker.
     """
 
     def __init__(

@@ -51,7 +51,7 @@ class ProxiedClients:
         identity: how the broker is told who a client is.
         connack_timeout_seconds: time from a CONNECT to the broker's CONNACK.
         lingering: sockets to the broker whose clients have left.
-        is_draining: a client is disconnected as soon as nothing waits for it.
+        is_draining: whether a client is disconnected as soon as nothing waits for it.
         server_reference: another server, of which clients are told at a stop; or None.
     """
 

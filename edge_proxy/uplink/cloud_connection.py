@@ -171,7 +171,7 @@ class CloudConnection:
         relay: passes packets between the three, once the connection to the cloud is established.
         upstream: the address that it goes to.
         closed: an event that is set when the connection to the cloud has ended.
-        is_prompt: it has ended right after TCP had acknowledged all that was sent.
+        is_prompt: whether it has ended right after TCP had acknowledged all that was sent.
         cloud: the protocol of the connection to the cloud's broker.
     """
 

@@ -36,16 +36,16 @@ LARGE_BYTES: Final = 10_000
 
 
 class CloudRequests(NamedTuple):
-    """What the uplink sends now, in this order.
+    """Requests that the uplink sends now, in this order.
 
     Attributes:
-        marker: payload of the marker, which is retained before anything is subscribed to; or None.
-        subscribe: filters of the cloud. The filter of the marker follows them.
-        unsubscribe: filters of the cloud.
-        clear: topics that the site's broker is to retain no more.
-        add_records: descriptions of the cloud's session that the site's broker is to store.
-        remove_records: descriptions that it is to delete.
-        ends_marker: the marker has come, and the cloud need not retain it any more.
+        marker: the payload of a marker to retain before all subscriptions, or None.
+        subscribe: the filters of the cloud to subscribe to, before the marker's.
+        unsubscribe: the filters of the cloud to unsubscribe.
+        clear: the topics whose retained messages the site's broker is to clear.
+        add_records: records of the cloud's session that the site's broker is to store.
+        remove_records: records that it is to delete.
+        ends_marker: whether the marker has come, so that the cloud need not retain it any longer.
     """
 
     marker: bytes | None
@@ -63,8 +63,8 @@ class _Round:
 
     Attributes:
         marker: its payload, which no other marker has.
-        topic_filters: filters of the cloud whose retained messages come before it.
-        missing: topics of the site that have not come again, with their payload bytes.
+        topic_filters: the filters of the cloud whose retained messages come before it.
+        missing: the topics of the site that have not come again, with their payload bytes.
     """
 
     marker: bytes
@@ -73,11 +73,11 @@ class _Round:
 
 
 class CloudSubscriptions:
-    """What is asked of the cloud, over all connections of one uplink.
+    """The requests to the cloud, over all connections of one uplink.
 
     Attributes:
-        subscriptions: what the site's clients want, and what the cloud has granted.
-        marker_topic: the uplink's own topic in the cloud; None where nothing is to be cleared.
+        subscriptions: the subscriptions that the site wants, and those that the cloud has.
+        marker_topic: the uplink's own topic in the cloud; None if nothing is to be cleared.
     """
 
     def __init__(

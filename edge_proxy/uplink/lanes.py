@@ -148,13 +148,13 @@ class Lane:
 
     Attributes:
         name: ``large``, or "" for the lane of small messages and for an uplink without lanes.
-        up: rules of what goes up on it.
-        down: rules of what comes down on it.
-        sizes: size class of its messages; None for both.
-        leaves: it is to end, or is no longer configured. It carries what is left in its sessions,
-            and then ends them.
-        yields: it carries large messages, and is paced while the other lane is connected.
-        is_optional: the uplink does without it where the cloud's broker does not accept it.
+        up: the rules of the messages that it sends to the cloud.
+        down: the rules of the messages that it receives from the cloud.
+        sizes: the size class of its messages; None for both.
+        leaves: whether it is to end, or is no longer in the policy file. It sends what is left in
+            its sessions, and then ends them.
+        yields: whether it carries large messages, and is paced while the other lane is connected.
+        is_optional: whether the uplink does without it where the cloud's broker does not accept it.
     """
 
     name: str
@@ -187,10 +187,10 @@ def lanes_of(
 
     Args:
         keys: the keys under `lanes`; None for one connection.
-        up: rules of what goes up.
-        down: rules of what comes down.
-        is_5: the uplink speaks MQTT 5 with the cloud's broker.
-        leaves: the uplink is to end.
+        up: the rules of what goes up.
+        down: the rules of what comes down.
+        is_5: whether the uplink speaks MQTT 5 with the cloud's broker.
+        leaves: whether the uplink is to end.
     """
     if keys is None or (keys.by == "auto" and not is_5):
         return [leaving_lane("") if leaves else Lane("", up, down)]
@@ -265,8 +265,8 @@ class SecondConnection:
 
         Args:
             lane: name of the lane.
-            is_mutual: its last connection has ended soon after the other lane was accepted, which
-                has been connected since.
+            is_mutual: whether its last connection has ended soon after the other lane was accepted,
+                which has been connected since.
             now: monotonic seconds.
         """
         is_in_turn = is_mutual and lane != self._last_back

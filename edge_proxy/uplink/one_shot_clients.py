@@ -173,7 +173,8 @@ async def forget_session(
         settings: the settings of the connection.
         transport: a new connection to the cloud's broker. It is closed.
         timeout_seconds: how long the broker may take for its CONNACK.
-        clears_state: the client does not come again, so that the cloud is to retain no state of it.
+        clears_state: whether the client does not come again, so that the cloud is to retain no
+            state of it.
 
     Raises:
         UplinkRefusedError: it cannot be ended.

@@ -73,33 +73,34 @@ from penstock.edge_proxy.uplink.subscriptions import Request
 from penstock.edge_proxy.uplink.suspects import SentItem, Suspects
 
 MOST_INFLIGHT: Final = 32_000
-"""QoS 1 and 2 messages on their way up. They are less than half of all packet identifiers, as the
-identifiers of SUBSCRIBE are taken as far from theirs as possible."""
+"""The most QoS 1 and 2 messages on their way up: less than half of all packet identifiers, as those
+of SUBSCRIBE are chosen as far from theirs as possible."""
 
 
 @dataclass(eq=False, slots=True)
 class UplinkCounts:
-    """Counters of one uplink or lane, all from 0. All but the two states only go up.
+    """Counters of one uplink or lane. They start at 0 and only go up, except the two states.
 
     Attributes:
-        connected: state: 1 while the cloud's broker has accepted the connection, else 0.
-        connections: how often it was accepted.
-        taken_over: state: 1 while the other lane has taken this one over, else 0.
-        takeovers: how often that has begun.
-        order_given_up: messages that are unacknowledged on this lane and that later ones of their
-            topics have ceased to wait for.
-        paced: how often what goes up has begun to yield to the lane of small messages.
-        failures: attempts that failed and connections that ended, by reason.
+        connected: a state: 1 while the cloud's broker has accepted the connection, else 0.
+        connections: accepted connections.
+        taken_over: a state: 1 while the other lane has taken over this one, else 0.
+        takeovers: how often the other lane has taken over this one.
+        order_given_up: unacknowledged messages of this lane for which later messages of their
+            topics do not wait any longer.
+        paced: how often this lane has begun to yield to the lane of small messages.
+        failures: failed attempts and ended connections, by reason.
         up_messages: PUBLISH packets sent to the cloud, repeats included.
-        up_bytes: bytes of these packets.
-        down_messages: PUBLISH packets from the cloud that were given to the site's broker.
-        down_bytes: bytes of these packets.
-        up_dropped: messages that did not go up, by reason; docs/how-to/edge.md lists them.
+        up_bytes: the bytes of these packets.
+        down_messages: PUBLISH packets from the cloud that were passed to the site's broker.
+        down_bytes: the bytes of these packets.
+        up_dropped: messages that did not go up, by reason; docs/how-to/edge.md lists the reasons.
         down_dropped: messages that did not come down, by reason.
-        changed: messages that went up otherwise than they came, by reason.
+        changed: messages that were changed on their way up, by reason.
         subscribe_refused: topic filters that the cloud's broker has refused.
-        retained_repeated: retained messages, and clears, that went up again after an outage.
-        retained_cleared: retained messages of the site that the cloud's broker has no more.
+        retained_repeated: retained messages and clears that went up again after an outage.
+        retained_cleared: retained messages of the site that were cleared because the cloud's broker
+            no longer has them.
     """
 
     connected: int = 0
@@ -126,41 +127,42 @@ class UplinkCounts:
 
 
 class PacketRelay:
-    """One connection to the cloud, and the two local ones that come and go with it.
+    """One connection to the cloud, and the two local ones that belong to it.
 
     Attributes:
         settings: the settings of the three connections.
-        cloud: bytes to send to the cloud's broker.
-        up: bytes that the local client sends which subscribes.
-        down: bytes that the local client sends which publishes.
-        from_cloud: cuts what the cloud's broker sends.
-        from_up: cuts what the site's broker sends to the client that subscribes.
-        from_down: cuts what it sends to the client that publishes.
-        is_accepted: the cloud's broker has accepted the connection, so that the local clients
-            connect.
-        keep_alive: Keep Alive in seconds, as configured or as the cloud's broker asks for.
-        session_present: the cloud's broker has the session.
-        is_safe: the site's broker has the session of *down*, with persistence on its disk. The
-            uplink subscribes in the cloud only then: a site that is killed before has the cloud's
-            session ended, with what waits in it.
-        marks_down: encoded User Properties of a message that comes down and had none of uplinks.
-        lanes_are_kept: the cloud's broker keeps the order of topics across both lanes.
-        has_other_lane: the cloud's broker has a session of the other lane.
-        answers: answers of the cloud's broker that nobody has taken yet: (topic filter, reason
-            code), and None as the code of a subscription that has ended.
-        markers: payloads of the marker's topic that nobody has taken yet; None where the cloud
-            refuses a marker.
-        retained: topics at the site of retained messages that have come and that nobody has taken
-            yet. They are noted while `watches_retained`.
+        cloud: the bytes to send to the cloud's broker.
+        up: the bytes to send from the local client that subscribes.
+        down: the bytes to send from the local client that publishes.
+        from_cloud: reads the packets of the cloud's broker.
+        from_up: reads the packets of the site's broker for the client that subscribes.
+        from_down: reads the packets of the site's broker for the client that publishes.
+        is_accepted: whether the cloud's broker has accepted the connection, so that the local
+            clients connect.
+        keep_alive: the Keep Alive in seconds, from the keys or from the cloud's CONNACK.
+        session_present: whether the cloud's broker has the session.
+        is_safe: whether the site's broker has the session of *down*, and with persistence has it on
+            disk. Only then does the uplink subscribe in the cloud: when a site is killed before,
+            the cloud's session is ended, with the messages that wait in it.
+        marks_down: the encoded User Properties that are added to messages from the cloud without
+            those of uplinks.
+        lanes_are_kept: whether the cloud's broker keeps the order of topics across both lanes.
+        has_other_lane: whether the cloud's broker has a session of the other lane.
+        answers: new answers of the cloud's broker: (topic filter, reason code); the code is None
+            for a subscription that has ended.
+        markers: new payloads from the marker's topic; None stands for a marker that the cloud has
+            refused.
+        retained: new topics, at the site, of retained messages that have come while
+            `watches_retained`.
         not_taken: (packet identifier, topic) of messages that the cloud's broker does not let this
-            client publish. They are to be handed over to the other lane.
+            client publish. The other lane is to send them.
         suspects: what the cloud's broker may have refused by ending a connection.
-        busy: what was sent and is not answered, while `suspects` demands one thing at a time.
-        has_answered: the cloud's broker has answered a message or a PINGREQ.
-        has_passed: a message has passed in either direction, and was acknowledged.
-        disconnect_code: reason code of the cloud's DISCONNECT; 0 for none.
-        n_pings: PINGREQs that were sent.
-        n_pongs: PINGREQs that were answered.
+        busy: the unanswered item, while `suspects` demands that one is sent at a time.
+        has_answered: whether the cloud's broker has answered a message or a PINGREQ.
+        has_passed: whether a message has passed in either direction and was acknowledged.
+        disconnect_code: the reason code of the cloud's DISCONNECT; 0 for none.
+        n_pings: the number of PINGREQs that were sent.
+        n_pongs: the number of PINGREQs that were answered.
     """
 
     def __init__(
@@ -178,12 +180,12 @@ class PacketRelay:
 
         Args:
             settings: see the attribute.
-            remapping: topics of the uplink.
+            remapping: maps the uplink's topics.
             loops: recognises messages that go round.
-            counts: counters of the uplink.
-            logger: gets a warning of what does not pass.
+            counts: the uplink's counters.
+            logger: gets warnings of what does not pass.
             suspects: see the attribute.
-            old_filters: subscriptions of *up* whose retained messages have all gone up before.
+            old_filters: the subscriptions of *up* whose retained messages have all gone up before.
         """
         self.settings = settings
         self.remapping = remapping
@@ -386,7 +388,7 @@ class PacketRelay:
 
         Args:
             item: what is being sent.
-            is_answered: the cloud's broker answers it; else a PINGREQ is to follow.
+            is_answered: whether the cloud's broker answers it; else a PINGREQ is to follow.
         """
         if self.suspects.is_careful:
             self.busy = item

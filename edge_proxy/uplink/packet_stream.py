@@ -42,7 +42,7 @@ class PacketStream:
         version: protocol version.
         maximum_packet_size: bytes of the largest packet that may come; for a PUBLISH, of what
             stands before its payload.
-        is_paused: no packet is handled. What was received waits for `go_on`.
+        is_paused: whether no packet is handled. What was received waits for `go_on`.
     """
 
     def __init__(self, receiver: PacketReceiver, version: int, maximum_packet_size: int) -> None:

@@ -40,7 +40,7 @@ class RetainedUp:
     """The retained messages and clears that one lane of an uplink has still to send again.
 
     Attributes:
-        n_repeated: how many retained messages and clears have gone up again.
+        n_repeated: the number of retained messages and clears that have gone up again.
     """
 
     def __init__(

@@ -65,7 +65,8 @@ class Retries:
         """Return how long to wait before the next attempt, and count it.
 
         Args:
-            is_suspicious: the cloud's broker may have ended connections at something that was sent.
+            is_suspicious: whether the cloud's broker may have ended connections at something that
+                was sent.
         """
         if is_suspicious:
             self._n_failures = min(self._n_failures, SUSPICIOUS_FAILURES)

@@ -59,7 +59,7 @@ class Request(NamedTuple):
     Attributes:
         topic_filter: the filter, by its name in the cloud.
         qos: Maximum QoS.
-        wants_retained: retained messages are to be sent (Retain Handling 0, else 2).
+        wants_retained: whether retained messages are to be sent (Retain Handling 0, else 2).
         sizes: size class of the messages; None for both.
     """
 
@@ -70,13 +70,13 @@ class Request(NamedTuple):
 
 
 class _Known(NamedTuple):
-    """What is known of one subscription of the cloud's session.
+    """The known state of one subscription of the cloud's session.
 
     Attributes:
-        qos: QoS of the last request; `UNSURE` where that was not answered.
-        sizes: size class of the last request; None for both.
-        is_there: the session certainly has the subscription, perhaps with another QoS or with both
-            classes.
+        qos: the QoS of the last request; `UNSURE` if that was not answered.
+        sizes: the size class of the last request; None for both.
+        is_there: whether the session certainly has the subscription, perhaps with another QoS or
+            with both classes.
     """
 
     qos: int
@@ -85,11 +85,11 @@ class _Known(NamedTuple):
 
 
 class Changes(NamedTuple):
-    """What is to be asked of the cloud now.
+    """The requests to send to the cloud now.
 
     Attributes:
-        subscribe: requests, each filter once.
-        unsubscribe: filters. There are none while a subscription waits for its answer.
+        subscribe: the subscriptions, each filter once.
+        unsubscribe: the filters to unsubscribe; none while a subscription waits for its answer.
     """
 
     subscribe: Sequence[Request] = ()
@@ -98,12 +98,12 @@ class Changes(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Interest:
-    """What clients want of one of their own filters.
+    """The site's clients with one topic filter.
 
     Attributes:
-        by_qos: number of clients for each QoS that they were granted.
-        qos: the QoS that counts, -1 for none. It falls only at `due_at`.
-        due_at: monotonic seconds; None where `qos` is the highest of `by_qos`.
+        by_qos: the number of clients for each QoS that they were granted.
+        qos: the QoS that is wanted, -1 for none. It falls only at `due_at`.
+        due_at: monotonic seconds; None if `qos` is the highest of `by_qos`.
     """
 
     by_qos: list[int] = field(default_factory=lambda: [0, 0, 0])
@@ -113,14 +113,14 @@ class _Interest:
 
 @dataclass(slots=True, eq=False)
 class _Wanted:
-    """One filter of the cloud that something at the site wants.
+    """One topic filter of the cloud that the site wants.
 
     Attributes:
-        by_qos: for each QoS, how many interests want it so.
-        by_most: for each QoS, how many interests have a rule that allows it.
-        carrier: the filter that is subscribed to in its place; "" for none.
-        carried: the filters in whose place it is subscribed to; a dict for its order.
-        carried_by_qos: for each QoS, how many of `carried` want it.
+        by_qos: for each QoS, the number of interests that want it.
+        by_most: for each QoS, the number of interests with a rule that allows it.
+        carrier: the filter that is subscribed to instead; "" for none.
+        carried: the filters instead of which it is subscribed to; a dict, to keep their order.
+        carried_by_qos: for each QoS, the number of `carried` filters that want it.
     """
 
     by_qos: list[int] = field(default_factory=lambda: [0, 0, 0])
@@ -153,7 +153,7 @@ class Union:
     none.
 
     Attributes:
-        changed: filters for which the result of `qos_of` may have changed; the reader empties it.
+        changed: the filters for which `qos_of` may have changed; the reader empties it.
     """
 
     def __init__(self) -> None:
@@ -283,11 +283,11 @@ class Union:
 
 
 class Subscriptions:
-    """What one lane asks the cloud for, and what the cloud is known to have.
+    """The subscriptions that one lane wants in the cloud, and those that the cloud has.
 
     Attributes:
-        union: what is wanted.
-        is_coming: this lane is connected, or about to be.
+        union: the wanted filters.
+        is_coming: whether this lane is connected, or about to be.
     """
 
     def __init__(self, rules: Iterable[DownRule], *, linger_seconds: float) -> None:

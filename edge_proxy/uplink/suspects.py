@@ -82,7 +82,7 @@ class SentItem(NamedTuple):
             for a release that the site's broker repeats.
         packet_id: packet identifier of a message of QoS 1 or 2 or its release; 0 for others.
         n_bytes: bytes of the packet; 0 where they do not matter.
-        is_retained: the packet has the RETAIN flag.
+        is_retained: whether the packet has the RETAIN flag.
     """
 
     kind: Literal["message", "release", "qos0", "filter", "own"]
@@ -113,12 +113,12 @@ class End(NamedTuple):
     """How a connection has ended that the cloud's broker had accepted.
 
     Attributes:
-        is_closed: the broker has ended it.
+        is_closed: whether the broker has ended it.
         code: reason code of the broker's DISCONNECT; 0 where there was none.
         under_way: items that the broker has not answered.
-        has_answered: the broker has answered something.
-        is_prompt: it has ended right after TCP had acknowledged all that was sent.
-        is_short: it was short, and so were those right before it.
+        has_answered: whether the broker has answered something.
+        is_prompt: whether it has ended right after TCP had acknowledged all that was sent.
+        is_short: whether it was short, and so were those right before it.
     """
 
     is_closed: bool
@@ -133,8 +133,8 @@ class Suspects:
     """What the cloud's broker may have refused, over all connections of an uplink or a lane.
 
     Attributes:
-        is_careful: this connection, or the next one, sends one item at a time.
-        is_idle: nothing is suspect or set aside.
+        is_careful: whether this connection, or the next one, sends one item at a time.
+        is_idle: whether nothing is suspect or set aside.
     """
 
     def __init__(self, clock: Callable[[], float], *, has_codes: bool = False) -> None:
@@ -142,7 +142,8 @@ class Suspects:
 
         Args:
             clock: monotonic seconds.
-            has_codes: the broker speaks MQTT 5, and has a reason code for retaining nothing.
+            has_codes: whether the broker speaks MQTT 5, and has a reason code for retaining
+                nothing.
         """
         self.is_careful = False
         self.is_idle = True
