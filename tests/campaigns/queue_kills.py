@@ -252,7 +252,7 @@ def judge(sent: Sent, records: Mapping[str, Record]) -> list[Finding]:
 # -- what runs -------------------------------------------------------------------------------------
 
 
-class Subject:
+class QueueProgram:
     """The server under test: it is killed and started again on the same files and ports.
 
     Args:
@@ -356,15 +356,15 @@ class ConsumerProcess:
     Args:
         group: its group.
         number: among all consumers.
-        subject: whom it asks.
+        served: the program that it asks.
     """
 
-    def __init__(self, group: str, number: int, subject: Subject) -> None:
+    def __init__(self, group: str, number: int, served: QueueProgram) -> None:
         self.group = group
-        self._log = subject.folder / f"consumer{number}.log"
+        self._log = served.folder / f"consumer{number}.log"
         self._command = [
             *(sys.executable, "-m", "tests.campaigns.queue_consumer"),
-            *(subject.client.url, QUEUE, group, str(GROUPS[group]["kind"])),
+            *(served.client.url, QUEUE, group, str(GROUPS[group]["kind"])),
             *(str(self._log), str(number)),
         ]
         self._process: subprocess.Popen[bytes] | None = None
@@ -452,16 +452,16 @@ class HttpPublisher:
 
 
 @contextlib.contextmanager
-def started(subject: Subject) -> Iterator[list[ConsumerProcess]]:
+def started(served: QueueProgram) -> Iterator[list[ConsumerProcess]]:
     """Start a server and its consumers; kill whatever runs of them in the end."""
-    consumers = [ConsumerProcess(group, number, subject) for number, group in enumerate(CONSUMERS)]
+    consumers = [ConsumerProcess(group, number, served) for number, group in enumerate(CONSUMERS)]
     try:
-        subject.start()
+        served.start()
         for consumer in consumers:
             consumer.start()
         yield consumers
     finally:
-        subject.kill()
+        served.kill()
         for consumer in consumers:
             consumer.kill()
 
@@ -499,16 +499,16 @@ def run(kind: Server, n_kills: int, seed: int, life_seconds: float) -> list[Find
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-kills-")))
         ports = [stack.enter_context(reserved_port()) for _ in range(2)]
-        subject = Subject(kind, folder, *ports)
-        consumers = stack.enter_context(started(subject))
+        served = QueueProgram(kind, folder, *ports)
+        consumers = stack.enter_context(started(served))
         mqtt = [
             stack.enter_context(
-                Publisher(subject.mqtt_port, f"p{n}", version, "load", pause_seconds=PAUSE_SECONDS)
+                Publisher(served.mqtt_port, f"p{n}", version, "load", pause_seconds=PAUSE_SECONDS)
             )
             for n, version in enumerate((V311, V5))
             if kind == "broker"
         ]
-        http = stack.enter_context(HttpPublisher(subject.client.url, "h", seed))
+        http = stack.enter_context(HttpPublisher(served.client.url, "h", seed))
         for is_servers in drawn(n_kills, seed):
             for publisher in mqtt:
                 # paho sends QoS 2 anew where a connection ends before its CONNACK.
@@ -519,8 +519,8 @@ def run(kind: Server, n_kills: int, seed: int, life_seconds: float) -> list[Find
             time.sleep(rng.uniform(0, life_seconds))
             if is_servers:
                 kills.append(time.monotonic())
-                subject.kill()
-                subject.start()
+                served.kill()
+                served.start()
             else:
                 victim = rng.choice(consumers)
                 victim.kill()
@@ -545,13 +545,13 @@ def run(kind: Server, n_kills: int, seed: int, life_seconds: float) -> list[Find
 
         def is_done() -> bool:
             with contextlib.suppress(QueueError):
-                return subject.n_left() == 0
+                return served.n_left() == 0
             return False
 
         until_idle(is_done, lambda: [each.log_bytes for each in consumers])
-        left = Finding("left in the queue", subject.n_left(), most=0)
-        resident = Finding("resident set", subject.resident_mb(), "MB", most=MOST_RESIDENT_MB)
-        files = Finding("files of the queue", subject.file_mb(), "MB", most=MOST_FILE_MB)
+        left = Finding("left in the queue", served.n_left(), most=0)
+        resident = Finding("resident set", served.resident_mb(), "MB", most=MOST_RESIDENT_MB)
+        files = Finding("files of the queue", served.file_mb(), "MB", most=MOST_FILE_MB)
         found = judge(sent, records())
     return [
         Finding("kills of the server", len(kills)),

@@ -40,7 +40,7 @@ from benchmarks.program import JsonFile, Program, Quick
 from penstock.netem.runs.broker_process import ENVIRONMENT, reserved_port
 from penstock.plugins.queue.client import OutgoingMessage, QueueClient, QueueError
 from tests.campaigns.faults.case import Finding, report
-from tests.campaigns.queue_kills import QUEUE, Subject
+from tests.campaigns.queue_kills import QUEUE, QueueProgram
 
 Place: TypeAlias = tuple[str, int, int]
 """A queue, a physical queue and an offset in it."""
@@ -307,7 +307,7 @@ class Trial:
         self.rng = random.Random(seed)  # noqa: S311 - moments, no secrets
         self.count = count
         self.servers = [
-            Subject(
+            QueueProgram(
                 kind,
                 _made(folder / kind),
                 mqtt_port,
