@@ -1,1 +1,1 @@
-"""Topics to pull queues: engines, controllers, HTTP API (papers 000, 001, 004)."""
+"""The queue: topics are stored in pull queues, which back ends read (papers 000, 001 and 004)."""

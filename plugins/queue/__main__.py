@@ -1,4 +1,4 @@
-"""``penstock queue``: serve queues without a broker, and look after them."""
+"""The program ``penstock queue`` inspects and changes queues, and serves them without a broker."""
 
 from __future__ import annotations
 

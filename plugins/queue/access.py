@@ -1,4 +1,4 @@
-"""Who may do what over HTTP and SQS: tokens with roles in each queue, from a file.
+"""Access to the queues over HTTP and SQS: tokens, and their roles in each queue, from a file.
 
 The file holds a list under ``tokens``:
 
@@ -37,13 +37,12 @@ from penstock.broker.errors import ConfigError, ConfigProblem
 from penstock.plugins.web.bind import is_loopback
 
 Role: TypeAlias = Literal["read", "write", "admin", "publish"]
-"""`read` receives, settles, reads ranges and commits; `write` stores messages; `admin` creates,
-changes, deletes, moves and empties queues and groups; `publish` has the broker publish batches, and
-is no matter of a queue."""
+"""What a token may do in a queue: `read` receives, settles, reads ranges and commits; `write`
+stores messages; `admin` creates, changes, deletes and empties queues and groups, and moves dead
+letters; `publish` has the broker publish batches, whatever the queue."""
 
 ALL_QUEUES: Final = "*"
-"""In place of a queue's name, for what concerns the whole storage: only the pattern ``*`` matches
-it."""
+"""The name that stands for the whole storage. Only the pattern ``*`` matches it."""
 
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _Name = Annotated[str, Field(pattern=r"^[\x21-\x7e]{1,128}$")]
@@ -54,13 +53,14 @@ class TokenConfig:
     """One token; the keys of an item under `tokens`.
 
     Attributes:
-        name: of its owner; stored as the publisher of the messages that the owner sends.
-        roles: by name of a queue, or pattern of names with ``*``; the roles of all patterns that
-            match a queue count.
+        name: the name of its owner, stored as the publisher of the messages that the owner sends.
+        roles: the roles by name of a queue, or pattern of names with ``*``; the roles of all
+            patterns that match a queue count.
         token_sha256: SHA-256 of the bearer token, in lower-case hexadecimal digits.
         secret_file: file with the token itself, relative to the directory of the tokens' file.
         access_key_id: name of the secret in a signature; None for `name`.
-        requests_per_second: that the owner may send over both APIs together; None for any number.
+        requests_per_second: how many the owner may send over both APIs together; None for any
+            number.
     """
 
     name: _Name
@@ -100,7 +100,7 @@ class RequestRate:
     """A token bucket: requests that a caller may send.
 
     Args:
-        per_second: at most, in bursts of one second's.
+        per_second: the most requests a second, in bursts of one second's.
     """
 
     def __init__(self, per_second: float) -> None:
@@ -127,10 +127,10 @@ class Caller(NamedTuple):
     """Who sends a request.
 
     Attributes:
-        name: of the token; "" where callers need none.
-        secret: for signatures of version 4; "" where the token has only a digest.
-        roles: by pattern of queue names.
-        rate: of its requests; None for any.
+        name: the name of the token; "" where callers need none.
+        secret: the secret for signatures of version 4; "" where the token has only a digest.
+        roles: the roles by pattern of queue names.
+        rate: limits the requests; None for no limit.
     """
 
     name: str
@@ -160,7 +160,7 @@ class Caller(NamedTuple):
 
 
 ANYBODY: Final = Caller("", "", {"*": ("read", "write", "admin", "publish")})
-"""Every caller, where there is no file of tokens."""
+"""The caller of every request where there is no file of tokens."""
 
 
 class QueueAccess:
@@ -264,8 +264,8 @@ def require_tokens(access: QueueAccess, key: str, bind: str, policy_file: str) -
     """Refuse an address that other machines reach, where callers need no token.
 
     Args:
-        access: to the API.
-        key: of the policy file with the address, such as ``plugins.queue.http``.
+        access: the access to the API.
+        key: the key of the policy file with the address, such as ``plugins.queue.http``.
         bind: the address, ``HOST:PORT``.
         policy_file: its name.
 

@@ -1,4 +1,4 @@
-"""Messages to commits: bounded and in groups; each message's outcome is reported once."""
+"""The append buffer gathers new messages of a queue into appends, and reports their outcomes."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ _REASON_CODES: Final = {
 }
 
 GATHER_MESSAGES: Final = 256
-"""Messages on their way to the disk above which further ones are gathered for `GATHER_SECONDS`:
-each group of messages costs the loop some time, and they wait for the disk all the same."""
+"""If more messages than this wait for the disk, new ones are gathered for `GATHER_SECONDS`: each
+append costs the loop some time, and they would wait for the disk anyway."""
 GATHER_SECONDS: Final = 0.002
 
 Entry: TypeAlias = tuple[NewMessage, Any]
-"""A message, and what its outcome is reported to."""
+"""A message, and the callback that gets its outcome."""
 
 Report: TypeAlias = Callable[[AppendResult], None]
 
@@ -61,7 +61,7 @@ class Stored(NamedTuple):
     """What became of one message of a request.
 
     Attributes:
-        physical_queue: in which it is stored; -1 where it is not.
+        physical_queue: the physical queue in which it is stored; -1 where it is not.
         offset: its offset there; -1 where it is not stored, or not known. That of a duplicate is
             that of the message that was stored before.
         reason: "" where the message is done with: it is stored, or a queue with `drop_newest` was
@@ -129,7 +129,7 @@ class AppendBuffer:
 
     Attributes:
         published: the ledger of what the broker offered.
-        requested: that of what came in requests.
+        requested: the counts of what came in requests.
         on_room: called when there may be room again after a message was refused.
         stored_bytes: payload bytes that were stored, since the program began.
         on_stored: called when they have grown.
@@ -234,7 +234,7 @@ class AppendBuffer:
         """Take a published message for which there is room, without waiting.
 
         Args:
-            message: to be stored.
+            message: the message to be stored.
             receipt: settled on the loop's thread after this call has returned; None for no report.
         """
         counts = self.published
@@ -423,8 +423,8 @@ class AppendBuffer:
         """Store one physical queue's part of a group.
 
         Args:
-            number: of the physical queue.
-            dealt: its messages, for which there is room.
+            number: the number of the physical queue.
+            dealt: the messages for it, for which there is room.
             counts: the ledger that they are in.
             report: gets the outcome.
         """

@@ -1,4 +1,4 @@
-"""The client of batches that the broker publishes; imports only the standard library and ours."""
+"""The client for batches of rows that the broker publishes; executors of Spark import it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ class Published(NamedTuple):
     Attributes:
         is_finished: all of its rows are done.
         is_repeat: the batch was committed before this request; the stages of then count.
-        n_rows: of the batch; 0 where it is an older one of its query, of which no more is known.
-        n_done: of them were published, or are not to be.
+        n_rows: the rows of the batch; 0 where it is an older one of its query, of which no more is
+            known.
+        n_done: the rows that were published, or are not to be.
         unpublished: rows that were not published, by reason.
         obstacle: what the next row waits for, or "".
     """
@@ -36,11 +37,11 @@ class BatchClient(QueueClient):
         """Store rows that are to be published, until a commit names their stage; may be repeated.
 
         Args:
-            writer: of the batch.
-            stage: of one attempt of one part of the batch.
-            place: of these rows among the requests of the stage, from 0.
-            rows: of one request, as the API has them: topic, payload in base64 or text, and maybe
-                qos, retain, properties.
+            writer: the writer of the batch.
+            stage: the name of one attempt of one part of the batch.
+            place: the place of these rows among the requests of the stage, from 0.
+            rows: the rows of one request, as the API has them: topic, payload in base64 or text,
+                and maybe qos, retain, properties.
 
         Returns:
             The rows of the stage.
@@ -71,7 +72,7 @@ class BatchClient(QueueClient):
         Args:
             query: what makes the batches.
             batch: its number; of two batches of a query the later one has the higher number.
-            writer: of the stages; its other stages are deleted.
+            writer: the writer of the stages; its other stages are deleted.
             stages: the name and number of rows of each, in the order of publishing.
             wait_seconds: how long the server may hold the request until the batch is finished.
 

@@ -1,4 +1,4 @@
-"""The batch format: the encoding of messages in a segment on disk and in a bulk answer over HTTP.
+"""The batch format encodes messages: in segments on disk, and in bulk answers over HTTP.
 
 A body of content type ``application/vnd.penstock.batch`` is a row of *frames*; an empty body
 holds no messages. All numbers are little-endian. A frame is:
@@ -44,10 +44,10 @@ from penstock.plugins.queue.wire.frames import (
 )
 
 SEGMENT_MAX_MESSAGES = 256
-"""Messages of one frame at most: one undeleted message keeps at most so many deleted ones from
-giving their space back."""
+"""The most messages of one frame. One undeleted message keeps at most so many deleted ones on
+disk."""
 SEGMENT_MAX_BYTES = 256 * 1024
-"""Payload bytes of one frame at most, unless one message alone is longer."""
+"""The most payload bytes of one frame, unless a single message is longer."""
 
 
 def write_batch(batch: Batch) -> bytes:
@@ -115,7 +115,7 @@ class Selection(NamedTuple):
     """What a reader wants of the messages of a range.
 
     Attributes:
-        columns: of `penstock.plugins.queue.client.COLUMNS`.
+        columns: some of `penstock.plugins.queue.client.COLUMNS`.
         topic_filters: valid MQTT topic filters, of which one must match; empty for all messages.
     """
 

@@ -101,7 +101,7 @@ DEFAULT_GROUP: Final = "default"
 """The group that a queue has where the policy file names none."""
 
 LONG_SECONDS: Final = 3600.0
-"""For what goes through a whole queue or database, of many GB on a slow disk."""
+"""The timeout of requests that go through a whole queue or database, which may have many GB."""
 
 Action: TypeAlias = Literal["ack", "nack", "extend", "dead"]
 """What becomes of a received message; see `QueueClient.settle`."""
@@ -111,7 +111,8 @@ class Position(NamedTuple):
     """A place in a logical queue.
 
     Attributes:
-        incarnation: of the queue, a UUID. A queue that is deleted and created again has another.
+        incarnation: the incarnation of the queue, a UUID. A queue that is deleted and created again
+            has another.
         offsets: next offset to be read, by number of physical queue.
     """
 
@@ -123,7 +124,7 @@ class Plan(NamedTuple):
     """The next range of one queue for a reader of several.
 
     Attributes:
-        end: where the range ends.
+        end: the end of the range.
         earliest: first offset that the queue holds, by number of physical queue.
         latest: the offset of the next message to be stored, likewise.
     """
@@ -137,8 +138,8 @@ class RangeAnswer(NamedTuple):
     """The answer to one request for a range.
 
     Attributes:
-        frames: of kind `KIND_RECORDS`, with the columns that were asked for; may be empty.
-        next_offset: where to read on; the range's end where all of it was read.
+        frames: frames of kind `KIND_RECORDS`, with the columns that were asked for; may be empty.
+        next_offset: the offset where to read on; the range's end where all of it was read.
         looked_at: messages of the range below that, with those that match no topic filter.
     """
 
@@ -161,7 +162,7 @@ class OutgoingMessage(NamedTuple):
         properties: MQTT 5 properties by name; None for none.
         key: messages with the same key keep their order in a queue that has keys; None for what the
             queue's `key` says.
-        delay_seconds: until it can be received; None for the queue's.
+        delay_seconds: the time until it can be received; None for the queue's.
         deduplication_id: a second message with the same text is not stored within the queue's
             window; "" for none.
         qos: 0, 1 or 2, as readers are told; None for 1.
@@ -187,8 +188,8 @@ class Enqueued(_Outcome):
     Attributes:
         stored: how many were stored.
         duplicates: indexes of those that were stored before, by their deduplication identifier.
-        ids: of each message, ``PHYSICAL_QUEUE-OFFSET``, which are fields of a received one; None
-            where it is not known.
+        ids: the id of each message, ``PHYSICAL_QUEUE-OFFSET``, which are fields of a received one;
+            None where it is not known.
     """
 
     ids: Sequence[str | None] = ()
@@ -212,7 +213,7 @@ class QueueClient:
     the server refuses or does not answer.
 
     Args:
-        url: of the API, such as ``http://127.0.0.1:8080``.
+        url: the address of the API, such as ``http://127.0.0.1:8080``.
         timeout_seconds: how long to wait for the server, in addition to the wait of a request.
         token: bearer token; None where the server asks for none.
         ca_file: PEM file of the certificate authority of an ``https`` server; None for those of the
@@ -356,12 +357,12 @@ class QueueClient:
 
         Args:
             queue: name of the logical queue.
-            group: of kind `lease`.
+            group: a group of kind `lease`.
             max_messages: most messages of the answer (N_max of papers 000 and 001).
             wait_seconds: how long the server may hold the request until enough has arrived.
             visibility_timeout: seconds; None for the group's.
             min_messages: how many messages are enough, where the queue's `dequeue` is `rds+wake`.
-            min_bytes: how many payload bytes are enough, the same.
+            min_bytes: how many payload bytes are enough, with `rds+wake` as well.
             acknowledge: receipt handles of processed messages of this group, at most 1,000.
 
         Returns:
@@ -393,11 +394,11 @@ class QueueClient:
 
         Args:
             queue: name of the logical queue.
-            receipt_handles: of the receives.
+            receipt_handles: the handles of the receives.
             action: `ack` when the message is done with, `nack` to make it visible after `seconds`,
                 `extend` to keep it invisible for `seconds` from this moment, `dead` to make it a
                 dead letter.
-            group: in which it was received.
+            group: the group in which it was received.
             seconds: see `action`.
 
         Returns:
@@ -448,9 +449,9 @@ class QueueClient:
 
         Args:
             queue: name of the logical queue.
-            start: where it begins; None for the earliest offsets.
+            start: the begin of the range; None for the earliest offsets.
             max_messages: messages of all physical queues; None for all.
-            max_bytes: the same in stored bytes, about.
+            max_bytes: the most stored bytes, about.
             wait_seconds: how long the server may hold the request while nothing is there.
 
         Returns:
@@ -483,12 +484,12 @@ class QueueClient:
         """Return the end of the next range of several queues, which share the limits.
 
         Args:
-            starts: where the range begins, by queue. A physical queue that a start lacks begins at
+            starts: the begin of the range, by queue. A physical queue that a start lacks begins at
                 its earliest offset.
             until: offsets that the range does not exceed, by queue; None for the end of each
                 queue. A physical queue that it lacks is not read.
             max_messages: messages of all queues; None for all.
-            max_bytes: the same in stored bytes, about.
+            max_bytes: the most stored bytes, about.
             wait_seconds: how long the server may hold the request while no queue has messages.
 
         Returns:
@@ -529,9 +530,9 @@ class QueueClient:
             physical_queue: number of the physical queue.
             start: first offset.
             end: the offset after the last.
-            columns: of `COLUMNS`.
+            columns: some of `COLUMNS`.
             topic_filters: MQTT topic filters; only messages that match one come. Empty for all.
-            incarnation: of the queue that the offsets are of; None where that is not known.
+            incarnation: the incarnation that the offsets belong to; None where that is not known.
 
         Raises:
             RangeGoneError: `start` has left the queue.
@@ -570,7 +571,7 @@ class QueueClient:
             start: first offset.
             end: the offset after the last.
             max_messages: stop after so many; None for all.
-            incarnation: of the queue that the offsets are of; None where that is not known.
+            incarnation: the incarnation that the offsets belong to; None where that is not known.
 
         Raises:
             RangeGoneError: `start` has left the queue.
@@ -600,7 +601,7 @@ class QueueClient:
 
         Args:
             queue: name of the logical queue.
-            group: of kind `offsets`.
+            group: a group of kind `offsets`.
             position: without offsets, nothing moves.
             reader: name of who commits: the group belongs to the first one from then on, and
                 commits of others are refused, until a `seek`. "" where it belongs to nobody.
@@ -634,9 +635,9 @@ class QueueClient:
         """Move dead letters back; return how many.
 
         Args:
-            queue: of the dead letters.
+            queue: the queue of the dead letters.
             target: queue for all of them; None for the one in which each died.
-            max_messages: at most; None for all.
+            max_messages: the most messages; None for all.
         """
         body: dict[str, Any] = {}
         if target is not None:

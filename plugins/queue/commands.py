@@ -1,4 +1,4 @@
-"""The commands of ``penstock queue`` for operators: figures, messages, queues and groups.
+"""The commands of ``penstock queue`` show and change queues, groups and messages.
 
 They talk to the HTTP API of a running broker or gateway. Where none runs, ``-c`` names the policy
 file, and a command opens the database itself: it serves the API on a port of loopback, with a token
@@ -44,7 +44,8 @@ DEFAULT_URL: Final = "http://127.0.0.1:8080"
 TOKEN_BYTES: Final = 32
 
 _ANY_ADDRESS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 (nothing is bound here)
-"""Addresses that a server listens on, and that of this machine to reach it there."""
+"""Addresses that mean every interface, and the address at which this machine reaches such a
+server."""
 
 app = CommandLine()
 
@@ -80,9 +81,9 @@ class ServerOptions:
     """Where the queues are; its fields are options of each command.
 
     Attributes:
-        url: of the HTTP API; None for that of the policy file.
+        url: the address of the HTTP API; None for that of the policy file.
         token_file: with the bearer token; None for none.
-        ca_file: of the certificate authority of an https server; None for those of the system.
+        ca_file: the certificate authority of an https server; None for those of the system.
         config: the policy file; None for `url`.
     """
 

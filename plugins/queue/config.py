@@ -19,19 +19,19 @@ from penstock.plugins.web.bind import split_bind
 from penstock.plugins.web.limits import HttpLimits
 
 NAME_FORM: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
-"""Names of queues and groups."""
+"""The form of names of queues and groups."""
 NAME_ALLOWED: Final = (
     "a name of 1 to 80 letters, digits, dots, dashes and underscores that begins with a letter or "
     "digit"
 )
 KEY_FORM: Final = re.compile(r"topic|topic:[0-9]{1,4}|publisher|property:.{1,256}", re.DOTALL)
-"""What `LogicalQueueConfig.key` may be."""
+"""The form of `LogicalQueueConfig.key`."""
 KEY_ALLOWED: Final = "topic, topic:LEVEL, publisher or property:NAME"
 MAX_PHYSICAL_QUEUES: Final = 1024
 MAX_RECEIVE_MESSAGES: Final = 10_000
-"""Largest `n_max`."""
+"""The largest `n_max`."""
 DEFAULT_GROUP: Final = "default"
-"""Name of the lease group of a queue that is created without groups."""
+"""The name of the lease group that a queue gets if it is created without groups."""
 
 
 def _checked_topic_filter(topic_filter: str) -> str:
@@ -167,7 +167,7 @@ class LogicalQueueConfig:
         max_wait_seconds: longest time for which a client may ask to have its request held.
         max_waiting_requests: requests of a group that may be held at a time; further ones are
             refused.
-        groups: by name.
+        groups: the groups by name.
         dequeue: for experiments, as the two keys below: how a receive is answered where nothing is
             there. `rds+wake` holds it until messages arrive; `rds` holds and retries it; `pms`
             polls the lengths of the physical queues and tries the longest; `conventional` answers
@@ -232,8 +232,8 @@ class QueueHttpLimits(HttpLimits):
     Attributes:
         body_timeout_seconds: time for the whole body of a request, from its header on. The largest
             body takes half of it over 1 Mbit/s.
-        body_bytes: of all bodies that are being received; above it clients are not read from until
-            other requests are handled, and get 503 after the timeout. Sixteen of the largest.
+        body_bytes: bytes of all bodies that are being received; above it clients are not read from
+            until other requests are handled, and get 503 after the timeout. Sixteen of the largest.
     """
 
     body_timeout_seconds: Seconds = 60.0
@@ -303,7 +303,7 @@ class RedisConfig:
     Attributes:
         server: ``HOST:PORT`` of a standalone server; None for those of `sentinel` or `cluster`, or
             ``127.0.0.1:6379``.
-        sentinel: that say which server is the master; None for none.
+        sentinel: the sentinels that say which server is the master; None for none.
         cluster: ``HOST:PORT`` of some nodes of a cluster, which know the others; empty for none.
         local_nodes: ``HOST:PORT``, as the cluster has them, of the nodes on this machine: receives
             prefer physical queues whose master is one of them (paper 001, 3.3.1.1); empty to prefer
@@ -314,9 +314,9 @@ class RedisConfig:
         password_file: file whose first line is the password; None for none.
         tls: certificates; None for a plain connection.
         min_replicas: replicas that must have a message before it is acknowledged.
-        replication_seconds: for which they are waited for; then the message is refused.
-        timeout_seconds: for an answer; then the server is taken for lost.
-        retry_seconds: for which a call waits for a server, such as the next master; then it fails.
+        replication_seconds: how long replicas are waited for; then the message is refused.
+        timeout_seconds: how long an answer is waited for; then the server counts as lost.
+        retry_seconds: how long a call waits for a server, such as the next master; then it fails.
         slowdown_detection_time: seconds after which a physical queue of a cluster that has not
             stored what it got is left out, until it is quick again (paper 001, chapter 3), and a
             node that has not answered is left out of receives; None to leave none out.
@@ -367,7 +367,7 @@ class PublishingConfig:
         path: SQLite file with the batches until they are published; relative to the directory in
             which the program was started. Its durability is that of the queue.
         max_rows: rows of all batches that are not published yet; further ones have to wait.
-        max_bytes: the same in bytes: topics, payloads, properties, and 64 bytes for each row.
+        max_bytes: the most bytes of rows: topics, payloads, properties, and 64 bytes for each row.
         max_age_seconds: rows that nobody has committed for so long are deleted. A committed row
             that the broker refuses for want of room on its disk is dropped after the same time.
         remember_seconds: for how long after a query's last batch its repeat is known.
@@ -413,7 +413,7 @@ class QueueConfig:
         commit_max_messages: messages of one commit at most.
         max_pending_messages: messages that may wait for their commit, over all queues;
             further ones are refused.
-        max_pending_bytes: the same in payload bytes. One message alone may be larger.
+        max_pending_bytes: the most payload bytes that wait. One message alone may be larger.
         read_ahead_bytes: payload bytes that are read ahead for receivers, over all queues.
         redis: the server of the engine `redis`.
         publishing: batches that requests stage and the broker publishes; None for none.

@@ -1,4 +1,4 @@
-"""Consumers over MQTT: the subscriptions ``$queue/NAME`` and ``$queue/NAME/GROUP``.
+"""MQTT consumers read a queue by subscribing to ``$queue/NAME`` or ``$queue/NAME/GROUP``.
 
 Theory of operation. Each consumer has a task that receives as many messages as its client has room
 for and gives them to the broker, which sends them. PUBACK acknowledges a message; one of 0x80 or
@@ -42,28 +42,30 @@ from penstock.plugins.queue.wire.frames import DEAD_LETTER, RETAIN, ReceivedMess
 PREFIX: Final = "$queue"
 
 BATCH_MESSAGES: Final = 16
-"""Messages that a consumer receives at a time, so that those of a group share a backlog."""
+"""How many messages a consumer receives at a time. It is small, so that the consumers of a group
+share a backlog."""
 
 MOST_HELD: Final = 256
-"""Messages that a consumer has at a time, whatever its Receive Maximum: the rest is for others."""
+"""The most messages that a consumer holds, whatever its Receive Maximum, so that others get
+some."""
 
 WAIT_SECONDS: Final = 600.0
-"""Of one request for messages; another one follows."""
+"""How long one request for messages waits. Another request follows."""
 
 LOOK_SECONDS: Final = 0.25
-"""How often a client without room is looked at: its room may come from other messages."""
+"""The interval at which a client without room is checked: other messages may have made room."""
 
 RETRY_SECONDS: Final = 1.0
-"""After an error: the queue is gone, or its storage refuses."""
+"""The pause after an error, such as a deleted queue or a storage that refuses."""
 
 LEASE_PART: Final = 3
-"""A lease is extended each time when this part of the visibility timeout is over."""
+"""A lease is extended whenever a third of the visibility timeout has passed."""
 
 EXTEND_SECONDS: Final = 0.05
-"""Between two extensions at least: the visibility timeout may be 0."""
+"""The least time between two extensions, because the visibility timeout may be 0."""
 
 LOST_SECONDS: Final = 10.0
-"""How often it is looked for messages that were dropped on their way, at least."""
+"""The longest time between two searches for messages that were dropped before they were sent."""
 
 
 class QueueConsumers(MessageSource):

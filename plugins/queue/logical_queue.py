@@ -1,4 +1,4 @@
-"""One logical queue as its publishers and readers see it.
+"""A logical queue as its publishers and readers use it.
 
 Theory of operation. The requests of a group are answered by its `GroupReceiver`, which drives the
 dequeue controller with the real clock. A request is a coroutine of its caller. While it is held, it
@@ -35,19 +35,20 @@ from penstock.plugins.queue.strategies.local_first import LocalFirst
 from penstock.plugins.queue.wire.frames import ReceivedMessage
 
 ANSWER_BYTES: Final = 4 * 1024 * 1024
-"""Payload bytes of one answer, unless one message alone is longer. Bounds the time for which
-writing an answer blocks the loop."""
+"""The most payload bytes of one answer, unless a single message is longer. It bounds the time for
+which writing an answer blocks the loop."""
 
 LEASE_MESSAGES: Final = 256
-"""Of one call of the engine, which blocks the loop for some 2 ms; others follow for more."""
+"""The most messages of one call of the engine, which blocks the loop for some 2 ms. More calls
+follow."""
 
 LATE_SECONDS: Final = 1.0
-"""A try that fails after so long has waited for a server: another try would wait as long."""
+"""A try that fails after so long has waited for a server, and another try would wait as long."""
 
 _PAYLOAD: Final = attrgetter("payload")
 
 _WATCH_SECONDS: Final = 3600.0
-"""Of one wait for arrivals; another one follows."""
+"""How long one wait for arrivals lasts. Another wait follows."""
 
 
 class BusyError(PenstockError):
@@ -58,12 +59,12 @@ class ReceiveRequest(NamedTuple):
     """What a receiver asks for.
 
     Attributes:
-        max_messages: at most, of 1 or more.
+        max_messages: the most messages, 1 or more.
         wait_seconds: how long the receiver waits for messages.
         visibility_timeout: seconds for which they are invisible to others; None for the group's.
         min_messages: with `rds+wake`, the request is held until so many can be received, or the
             wait ends; with `pms`, until one physical queue has so many.
-        min_bytes: with `rds+wake`, the same in payload bytes.
+        min_bytes: with `rds+wake`, the request is held until so many payload bytes can be received.
     """
 
     max_messages: int
@@ -333,7 +334,7 @@ class LogicalQueue:
 
     Attributes:
         name: its name.
-        incarnation: of the engine's queue; "" until it is known.
+        incarnation: the incarnation of the engine's queue; "" until it is known.
         spec: its settings.
         buffer: takes new messages.
         is_closing: whether waiting requests are to be answered at once.
@@ -427,7 +428,7 @@ class LogicalQueue:
 
         Args:
             seen: what the last future returned; -1 at first, which returns at once.
-            wait_seconds: at most.
+            wait_seconds: the longest wait.
 
         Yields:
             A future as of `Engine.wait_for_arrival`; `close` cancels it.

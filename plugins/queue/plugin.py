@@ -1,4 +1,4 @@
-"""The queue as a plugin of the broker: topics to logical queues, and the APIs beside them."""
+"""The plugin of the broker that stores topics in queues, and serves the APIs of the queues."""
 
 from __future__ import annotations
 
@@ -35,10 +35,11 @@ from penstock.plugins.web.service import HttpServer
 from penstock.plugins.web.tls import ServerTls
 
 MAINTAIN_SECONDS: Final = 2.0
-"""Between two calls of `Engine.maintain`; by so much a message may outlive its retention."""
+"""The interval between two calls of `Engine.maintain`. A message may outlive its retention by so
+much."""
 
 KEY: Final = "plugins.queue"
-"""Under which the plugin stands in the policy file."""
+"""The key of the plugin in the policy file."""
 
 
 class QueueSink(MessageSink):
@@ -51,7 +52,7 @@ class QueueSink(MessageSink):
         name: unique among the broker's sinks.
         topic_filters: MQTT topic filters.
         sizes: the size class of its messages; None for both.
-        counts: its side of the ledger.
+        counts: the counts for the ledger.
         queue: the logical queue.
     """
 
@@ -102,9 +103,9 @@ class QueuePlugin(Plugin):
         engine: holds their messages.
         sinks: route targets of the queues that there are.
         sources: feeds consumers over MQTT.
-        batches: of requests, that the broker publishes; None without them.
-        http_url: of the HTTP API once started; None without one.
-        sqs_url: of the Amazon SQS protocols once started; None without them.
+        batches: the batches of requests that the broker publishes; None without them.
+        http_url: the address of the HTTP API once started; None without one.
+        sqs_url: the address of the Amazon SQS protocols once started; None without them.
     """
 
     Config = QueueConfig

@@ -1,4 +1,4 @@
-"""The figures of queues as text for a terminal."""
+"""Reports show the figures of queues as text on a terminal."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from penstock.plugins.queue.wire.frames import DEAD_LETTER
 from penstock.plugins.web.terminal_escape import printable
 
 Figures: TypeAlias = Mapping[str, Any]
-"""Of one queue, as ``GET /queues/NAME`` answers."""
+"""The figures of a queue, as ``GET /queues/NAME`` answers them."""
 
 PREVIEW_CHARACTERS: Final = 60
-"""Of a payload: a line of `peek` then fits a wide terminal."""
+"""How much of a payload `peek` shows, so that a line fits a wide terminal."""
 
 _UNITS: Final = ((86_400.0, "d"), (3_600.0, "h"), (60.0, "min"))
 

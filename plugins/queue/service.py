@@ -1,4 +1,4 @@
-"""What the protocols of the queue use: HTTP, Amazon SQS and consumers over MQTT.
+"""The service of all queues, which the HTTP API, the SQS API and MQTT consumers use.
 
 Each protocol reads requests in its own form, calls the service, and writes answers and errors in
 its own form. Calls that need nothing but the engine are made on `QueueService.engine`.
@@ -73,7 +73,7 @@ class QueueService:
     """The logical queues of an engine: those of the policy file, and those of requests.
 
     Args:
-        config: of the plugin.
+        config: the settings of the plugin.
         engine: opened by `open`.
         clock: returns monotonic seconds.
         logger: gets faults.
@@ -416,10 +416,10 @@ class QueueService:
         """Return the end of the next range of each queue for a reader; see `Engine.plan`.
 
         Args:
-            starts: where the reader is, by queue.
-            max_messages: of all queues; None for all. Queues share it in proportion to what waits
-                in each.
-            max_bytes: the same in stored bytes; at least one message of each queue fits.
+            starts: the reader's places, by queue.
+            max_messages: the most messages of all queues; None for all. Queues share it in
+                proportion to what waits in each.
+            max_bytes: the most stored bytes; at least one message of each queue fits.
             wait_seconds: how long to wait for messages where nothing is behind the starts.
         """
         answer_by = self._clock() + wait_seconds

@@ -1,4 +1,4 @@
-"""Which physical queues of one logical queue are slow or away, for the enqueue controller."""
+"""Slow appends are timed, so that the enqueue controller leaves slow physical queues out."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class SlowAppends:
     refuses it, and never twice.
 
     Args:
-        name: of the logical queue.
+        name: the name of the logical queue.
         exclusion: is told, by the loop's clock; nothing else tells it anything.
-        slowdown_detection_time: of `exclusion`, for the log.
+        slowdown_detection_time: the time of `exclusion`, for the log.
         logger: gets a line when a physical queue is left out, and when it is back.
     """
 
@@ -65,7 +65,7 @@ class SlowAppends:
         """Leave out what cannot be reached; to be called before messages are dealt.
 
         Args:
-            numbers: of the physical queues; the same object as before says nothing new.
+            numbers: the numbers of the physical queues; the same object as before says nothing new.
         """
         if numbers is not self._away:
             self._away = numbers

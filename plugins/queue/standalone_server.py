@@ -1,4 +1,4 @@
-"""The queue's HTTP API without a broker: ``penstock queue serve``.
+"""The program ``penstock queue serve`` serves the HTTP API without a broker.
 
 It serves the `plugins.queue` section of a policy file. With the `sqlite` engine it is for times
 when no broker has the file, to drain or fill its queues.

@@ -1,1 +1,1 @@
-"""Where a queue's messages are kept: the contract of an engine, and the engines."""
+"""Engines keep the messages of queues: one contract, and its implementations."""

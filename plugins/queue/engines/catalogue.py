@@ -1,4 +1,4 @@
-"""Queues and groups: how they are created, changed and deleted, and restored at the start."""
+"""The catalogue creates, changes, deletes and restores the queues and groups of one process."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Catalogue:
     """Creates, changes, deletes and restores queues and groups.
 
     Args:
-        state: of the engine.
+        state: the state of the engine.
         reader: finds where a group begins.
     """
 

@@ -1,4 +1,4 @@
-"""Checkpoints of a write-ahead log beside the commits, not in them.
+"""Checkpoints copy the write-ahead log into the database on a thread of their own.
 
 Theory of operation. A checkpoint copies pages from the log into the database and flushes both files
 to the disk. SQLite makes one within a commit when the log is long, and that commit and those behind
@@ -22,18 +22,18 @@ from typing import Final
 from penstock.broker.durable.database_file import CHECKPOINT_PAGES, PAGE_BYTES
 
 LOG_PAGES: Final = 2 * CHECKPOINT_PAGES
-"""Length of the log at which the writer makes a checkpoint, 16 MiB."""
+"""The length of the log, 16 MiB, at which the writer itself makes a checkpoint."""
 PASS_BYTES: Final = CHECKPOINT_PAGES // 2 * PAGE_BYTES
-"""Of the log between two checkpoints of the thread."""
+"""The bytes that are added to the log between two checkpoints of the thread."""
 ROWS_BYTES: Final = 6 * PAGE_BYTES
-"""What a transaction adds to the log besides frames, about: pages with changed rows."""
+"""What a transaction adds to the log besides frames: about the pages with changed rows."""
 
 
 class Checkpointer:
     """The thread that copies a database's log.
 
     Args:
-        connection: for this thread alone; closed with it.
+        connection: a connection for this thread alone; closed with it.
         flush: flushes the database to the disk.
     """
 
@@ -62,7 +62,7 @@ class Checkpointer:
         """Copy the rest of a log that is longer; called by the writing thread between commits.
 
         Args:
-            writer: its connection.
+            writer: the connection of the writer.
             above_bytes: length of the log.
         """
         if self._n_added - self._n_finished < above_bytes:

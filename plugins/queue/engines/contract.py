@@ -1,4 +1,4 @@
-"""The contract of a queue's engine, the same for every implementation.
+"""The contract that every engine of the queue keeps.
 
 An engine keeps *logical queues*. Each is made of *physical queues*, numbered from 0, and has any
 number of *groups*: each group gets all messages, independent of the others.
@@ -62,7 +62,7 @@ Action: TypeAlias = client.Action
 Position: TypeAlias = client.Position
 Start: TypeAlias = Literal["earliest", "latest"] | float
 """Where a group begins: at the first message, behind the last, or at the first that arrived at or
-after a time, in seconds since the Unix epoch."""
+after a time in seconds since the Unix epoch."""
 
 DROP_REASONS = {
     "queue_full": "the queue held as much as its max_messages or max_bytes allow",
@@ -117,7 +117,7 @@ class ReaderError(PenstockError):
     """A commit by a reader that the group does not belong to.
 
     Attributes:
-        reader: to which it belongs.
+        reader: the reader that the group belongs to.
     """
 
     def __init__(self, queue: str, group: str, read: str, reader: str) -> None:
@@ -132,8 +132,8 @@ class IncarnationError(PenstockError):
     """A position of a queue that was deleted, or of what a storage held that was rolled back.
 
     Attributes:
-        queue: its name.
-        incarnation: of the queue that exists.
+        queue: the name of the queue.
+        incarnation: the incarnation of the queue that exists.
     """
 
     def __init__(self, queue: str, read: str, incarnation: str) -> None:
@@ -253,9 +253,9 @@ class NewMessage(NamedTuple):
     """A message to be stored.
 
     Attributes:
-        message: as it was published. User property ``penstock-key`` may hold its key.
+        message: the message as it was published. User property ``penstock-key`` may hold its key.
         deduplication_id: b"" for none.
-        delay_seconds: until it can be received; None for the queue's.
+        delay_seconds: the time until it can be received; None for the queue's.
         is_repeat: False where the message is known to be no duplicate: it is stored whatever is
             stored under its deduplication identifier, which then stands for this message.
     """
@@ -270,8 +270,8 @@ class AppendResult(NamedTuple):
     """The outcome of each message of one `append`.
 
     Attributes:
-        offsets: of each message; -1 where it is not stored. That of a duplicate is that of the
-            message that was stored before, or -1 where that is not known any more.
+        offsets: the offset of each message; -1 where it is not stored. That of a duplicate is that
+            of the message that was stored before, or -1 where that is not known any more.
         duplicates: indexes of messages that were stored before.
         refused: reason, one of `DROP_REASONS`, by index of those that are not stored.
     """
@@ -282,9 +282,9 @@ class AppendResult(NamedTuple):
 
 
 Sent: TypeAlias = Callable[[int, "asyncio.Future[Any]"], None]
-"""Is called with the number of a physical queue when messages are sent there, and with a future
-that ends when it has answered, as that of `Engine.append` does where it refuses. What comes before,
-such as a look for deduplication identifiers, is no affair of the physical queue."""
+"""A callback that gets the number of a physical queue when messages are sent to it, and a future
+that ends with its answer, or with the error of `Engine.append`. Earlier steps, such as a search for
+deduplication identifiers, do not count for the physical queue."""
 
 
 def drop_reason(error: BaseException) -> str:
@@ -316,12 +316,14 @@ class GroupSnapshot:
         spec: its settings.
         position: below it everything is settled or committed, by physical queue.
         waiting: messages that the group has not settled or committed, leased ones included.
-        leased: of these, how many are invisible to its receivers now.
-        delayed: of these, how many wait for their delay.
+        leased: those of the waiting messages that are invisible to its receivers now.
+        delayed: those of the waiting messages whose delay is not over.
         received: messages given to receivers since the engine was opened, repeated ones included.
-        settled: by action, and `expired` (message expiry), `filtered` (topic filters) and `dead`.
+        settled: messages by action, and `expired` (message expiry), `filtered` (topic filters) and
+            `dead`.
         idle_seconds: since the newest request of the group.
-        reader: to which the group belongs, by its first commit that named one; "" for none.
+        reader: the reader that the group belongs to, by its first commit that named one; "" for
+            none.
     """
 
     spec: GroupSpec
@@ -340,18 +342,18 @@ class QueueSnapshot:
     """A logical queue as it is; made without a look at the storage.
 
     Attributes:
-        incarnation: of the queue.
+        incarnation: the incarnation of the queue.
         spec: its settings.
-        usage: by number of physical queue.
-        messages: of all physical queues.
-        payload_bytes: of these messages.
-        stored_bytes: that they take in the storage.
+        usage: what each physical queue holds, by its number.
+        messages: the messages of all physical queues.
+        payload_bytes: the payload bytes of these messages.
+        stored_bytes: the bytes that they take in the storage.
         reserved: messages whose room is reserved and that are not stored yet.
         removed: messages that left unread by a group or more, by reason: `retention`, `keeps_last`,
             `purge`, `drop_oldest`.
         set_aside: messages that could not be read and are kept out of the queue.
         oldest_seconds: age of the oldest message; None for an empty queue.
-        groups: by name.
+        groups: the groups by name.
     """
 
     incarnation: str
@@ -395,11 +397,11 @@ class QueueOutline(NamedTuple):
     """What requests need to know of a logical queue.
 
     Attributes:
-        incarnation: of the queue.
+        incarnation: the incarnation of the queue.
         spec: its settings.
-        messages: of all physical queues.
+        messages: the messages of all physical queues.
         physical_queues: their numbers, ascending.
-        groups: by name.
+        groups: the groups by name.
     """
 
     incarnation: str
@@ -464,8 +466,8 @@ class Engine(Protocol):
 
         Args:
             queue: name of the logical queue.
-            n_messages: how many.
-            n_bytes: of their payloads.
+            n_messages: the number of messages.
+            n_bytes: the bytes of their payloads.
         """
 
     def release(self, queue: str, n_messages: int, n_bytes: int) -> None:
@@ -486,7 +488,7 @@ class Engine(Protocol):
         Args:
             queue: name of the logical queue.
             physical_queue: number of the physical queue.
-            messages: in their order.
+            messages: the messages in their order.
             sent: is told what each physical queue gets of them; None to tell nobody.
         """
 
@@ -543,10 +545,10 @@ class Engine(Protocol):
 
         Args:
             queue: name of the logical queue.
-            group: of kind `lease`.
-            physical_queue: its number.
-            max_messages: most messages.
-            max_bytes: payload bytes.
+            group: a group of kind `lease`.
+            physical_queue: the number of the physical queue.
+            max_messages: the most messages.
+            max_bytes: the most payload bytes.
             visibility_timeout: seconds; None for the group's.
 
         Raises:
@@ -571,11 +573,11 @@ class Engine(Protocol):
 
         Args:
             queue: name of the logical queue.
-            group: of kind `lease`.
+            group: a group of kind `lease`.
             action: `ack` when the message is done with; `nack` to make it visible after `seconds`;
                 `extend` to keep it invisible for `seconds` from this moment; `dead` to make it a
                 dead letter.
-            receipt_handles: of the receives.
+            receipt_handles: the handles of the receives.
             seconds: see `action`.
 
         Returns:
@@ -619,8 +621,8 @@ class Engine(Protocol):
         Args:
             queue: name of the logical queue.
             start: physical queues that it lacks begin at their earliest offset.
-            max_messages: of all physical queues; None for all.
-            max_bytes: the same in stored bytes, by segments; at least one message fits.
+            max_messages: the most messages of all physical queues; None for all.
+            max_bytes: the most stored bytes, by segments; at least one message fits.
             until: offsets that the range does not exceed, by number of physical queue; those that
                 it lacks are not read. None for the end of the queue.
 
@@ -717,9 +719,9 @@ class Engine(Protocol):
         """Move dead letters back to the queues they came from; return how many.
 
         Args:
-            queue: of the dead letters.
+            queue: the queue of the dead letters.
             target: queue for all of them; None for the one in which each died.
-            max_messages: at most; None for all.
+            max_messages: the most messages; None for all.
 
         Raises:
             UnknownQueueError: a queue in which one died is gone; those before it are moved.

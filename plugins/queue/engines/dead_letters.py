@@ -1,4 +1,4 @@
-"""Dead letters: how a message is kept in a dead letter queue, and how it comes back.
+"""Dead letters: how a message is marked when it dies, and restored when it is moved back.
 
 Theory of operation. Where and why a message died stands beside its properties, under a name that no
 MQTT property has: publishers cannot set it, and their user properties stay as they are.
@@ -26,13 +26,13 @@ def letter_row(
     """Return topic, payload, QoS, publisher, arrival and properties of a dead letter.
 
     Args:
-        decoded: segment of the message.
-        index: of the message.
-        queue: in which it died.
+        decoded: the segment of the message.
+        index: the index of the message.
+        queue: the queue in which it died.
         physical_queue: the number of the same.
-        group: for which it died.
+        group: the group for which it died.
         reason: ``max_receives`` or ``dead``.
-        receives: of the group.
+        receives: how often the group received it.
     """
     *_, properties = row = decoded.row(index)
     dead = dead_properties(

@@ -1,4 +1,4 @@
-"""What the parts of the engine of one process have in common."""
+"""The state that the parts of the local engine share."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class State:
 
     Args:
         store: keeps the messages.
-        clocks: of the machine.
-        read_ahead_bytes: of decoded segments.
+        clocks: the clocks of the machine.
+        read_ahead_bytes: the most bytes of decoded segments.
         logger: gets faults.
 
     Attributes:
-        queues: by name.
-        clock: of the engine; another one once the storage is open.
+        queues: the queues by name.
+        clock: the clock of the engine; another one once the storage is open.
         cache: decoded segments.
         arrivals: wakes those who wait for messages.
         commits: the writing thread; None where the engine is not open.

@@ -1,4 +1,4 @@
-"""One thread that writes: everything that comes during one commit goes into the next.
+"""Group commit: one thread writes, and all that arrives during a commit is in the next one.
 
 A commit costs one flush of the disk however many messages it holds. A single message is committed
 at once; under load the groups grow by themselves, as more messages come during a commit.
@@ -22,10 +22,10 @@ from penstock.plugins.queue.engines.requests import Request, Run, Trim
 from penstock.plugins.queue.engines.transaction import Surroundings, Transaction
 
 MOST_REQUESTS: Final = 256
-"""Of one commit. When it is made, the loop spends some 10 µs on each, however few messages it has:
-those of a queue of 1,024 physical queues have one or two."""
+"""The most requests of one commit. The loop spends some 10 µs on each after the commit, however few
+messages it has: requests for a queue of 1,024 physical queues have one or two."""
 LOG_PERIOD_SECONDS: Final = 10.0
-"""Time between two log lines while the storage refuses, at times or permanently."""
+"""The least time between two log lines while the storage refuses."""
 
 
 class GroupCommit:

@@ -1,4 +1,4 @@
-"""Messages on their way into the storage, as segments of one physical queue."""
+"""New messages of one transaction are encoded as segments of a physical queue."""
 
 from __future__ import annotations
 

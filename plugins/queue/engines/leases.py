@@ -1,4 +1,4 @@
-"""Groups, and what their receivers have received (paper 004's visibility timeout).
+"""Groups, and the leases of their receivers (paper 004's visibility timeout).
 
 Theory of operation. A group has a *place* in each physical queue. Everything below its floor is
 settled; behind the floor, bit maps say what is. These are in the storage. What follows is in memory
@@ -33,21 +33,21 @@ from penstock.plugins.queue.strategies.message_key import StoredKeyReader
 from penstock.plugins.queue.wire.frames import ReceivedMessage, received_messages
 
 MAX_WAITING_IN_LANES: Final = 100_000
-"""Messages of a physical queue that may wait for earlier ones of their key; then the cursor waits
-too. Bounds the memory of a key that nobody settles, 0.3 KB each."""
+"""The most messages of a physical queue that wait for earlier ones of their key; the cursor stops
+there. It bounds the memory of a key that no receiver settles, 0.3 KB a message."""
 MAX_RECEIVE_COUNT: Final = 65_535
 NOT_RECEIVED: Final = -1
-"""In place of a nonce where no receive names the message."""
+"""Stands for the nonce of a message that no receive has."""
 _MAX_TOPICS: Final = 10_000
 PAGE_BYTES: Final = 1024 * 1024
-"""Stored bytes of a physical queue that are read ahead at a time."""
+"""How many stored bytes of a physical queue are read ahead at a time."""
 _PAGE_SEGMENTS: Final = 64
 _CLEAN_ABOVE: Final = 64
 MAX_LOOKED: Final = 512
-"""Messages that are looked at singly in one step, which takes the loop some milliseconds."""
+"""How many messages one step looks at singly, which takes the loop some milliseconds."""
 
 Find = Callable[[PhysicalQueue, int], Decoded | None]
-"""Returns the decoded segment with a first offset; None where it must be read."""
+"""A function that returns the decoded segment with a first offset, or None if it must be read."""
 
 
 @dataclass(slots=True, eq=False)
@@ -55,14 +55,14 @@ class LeaseBatch:
     """Messages of one segment that become visible at one time, unless they are settled before.
 
     Attributes:
-        place: where they are.
+        place: the group and the physical queue of the messages.
         deadline: the engine's time at which they become visible.
-        offsets: of the messages.
-        left: how many of them still wait for the deadline.
-        counts: receive counts of their segment.
-        first_offset: of their segment.
-        nonce: of their receive.
-        sizes: payload bytes of the segment's messages.
+        offsets: the offsets of the messages.
+        left: the number of messages that still wait for the deadline.
+        counts: the receive counts of their segment.
+        first_offset: the first offset of their segment.
+        nonce: the nonce of their receive.
+        sizes: the payload bytes of the segment's messages.
         is_delay: whether they are delayed, not leased.
     """
 
@@ -89,10 +89,10 @@ class Lease(NamedTuple):
     """A lease that ends where its message is settled.
 
     Attributes:
-        deadline: the engine's time.
-        nonce: of the receive.
+        deadline: the engine's time at which the lease would have ended.
+        nonce: the nonce of the receive.
         sizes: payload bytes of the messages of its segment.
-        first_offset: of its segment.
+        first_offset: the first offset of its segment.
     """
 
     deadline: float
@@ -210,12 +210,12 @@ class Take:
 
     Attributes:
         now: the engine's time.
-        deadline: of its leases.
-        max_messages: at most.
-        max_bytes: of payload, after the first message.
+        deadline: the end of its leases.
+        max_messages: the most messages.
+        max_bytes: the most payload bytes after the first message.
         nonce: another one in each call, as receipts have it.
         received: what it has got so far.
-        n_bytes: payload bytes of these.
+        n_bytes: the payload bytes of these.
         is_full: whether no more messages or bytes fit.
         n_looked: messages that this step has looked at singly.
         settled: bits to be settled unseen, by reason and first offset.
@@ -739,8 +739,8 @@ class LocalPlace:
         """Take the messages of one receive out until their settling is done.
 
         Args:
-            offsets: of the messages.
-            nonce: of the receive.
+            offsets: the offsets of the messages.
+            nonce: the nonce of the receive.
 
         Returns:
             Where in `offsets` those are that the receive does not lease, which stay; the leases
@@ -789,7 +789,7 @@ class LocalPlace:
         """End the settling of messages: it has failed.
 
         Args:
-            offsets: of the messages.
+            offsets: the offsets of the messages.
             leases: what they had; they go on. Others become visible.
             retry_at: the engine's time at which they do; None for at once.
         """

@@ -1,4 +1,4 @@
-"""The engine of one process: a store, a thread that writes, leases in memory.
+"""The local engine keeps queues in one process: a store, a writing thread, leases in memory.
 
     engine = LocalEngine(
         SqliteStore("queue.db", "full"),    # or MemoryStore()
@@ -56,7 +56,7 @@ from penstock.plugins.queue.engines.store import (
 )
 
 PROBE_SECONDS: Final = 5.0
-"""For the storage to say whether it would store a message: a long commit may be before that."""
+"""How long a probe waits for the storage, which may first finish a long commit."""
 
 
 class LocalEngine:
@@ -67,7 +67,7 @@ class LocalEngine:
         clock: returns monotonic seconds.
         clocks: all clocks of the machine, in place of `clock`.
         commit_max_messages: messages of one commit at most.
-        read_ahead_bytes: of decoded segments in memory, over all queues and groups.
+        read_ahead_bytes: the most bytes of decoded segments in memory, over all queues and groups.
         logger: gets faults.
     """
 

@@ -1,4 +1,4 @@
-"""What the logical queues of every engine have in common: names, room, and what is refused."""
+"""The base classes of the queues and groups of all engines."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Waitable:
         self.on_arrival(self)
 
     def expire(self, _now: float) -> None:
-        """Make visible what time has made so; call `arrived` where there is any."""
+        """Make messages visible whose lease or delay has ended; call `arrived` if there are any."""
 
     def next_deadline(self) -> float | None:
         """Return the engine's time at which `expire` has something to do; None for never."""
@@ -149,12 +149,12 @@ class StoredQueue(Waitable, ABC, Generic[PartT, GroupT]):
         incarnation: UUID of its life.
         spec: its settings.
         physical: physical queues by number, ascending.
-        groups: by name.
-        messages: that exist.
-        payload_bytes: of these.
-        stored_bytes: that they take in the storage.
-        reserved_messages: whose room is reserved and that are not stored.
-        reserved_bytes: of these.
+        groups: the groups by name.
+        messages: the number of messages.
+        payload_bytes: the bytes of their payloads.
+        stored_bytes: the bytes that they take in the storage.
+        reserved_messages: messages whose room is reserved and that are not stored yet.
+        reserved_bytes: the payload bytes of these.
         removed: messages that left unread, by reason.
         key_of: reads the key of a message.
         is_limited: whether its settings limit what it holds.
@@ -205,10 +205,10 @@ class StoredQueue(Waitable, ABC, Generic[PartT, GroupT]):
         """Return the physical queue for a message that comes from another one.
 
         Args:
-            number: of the physical queue in which it was, for one without a key.
+            number: the number of the physical queue in which it was, for one without a key.
             topic: its Topic Name.
             publisher: its publisher.
-            properties: in JSON.
+            properties: its properties in JSON.
         """
         n_parts = self.spec.physical_queues
         key = None if self.spec.key is None else self.key_of(topic, publisher, properties)

@@ -1,4 +1,4 @@
-"""Maintenance: retention, expired groups and windows, purges, and dead letters that go back."""
+"""Maintenance removes what has expired, gives space back, and moves dead letters back."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ from penstock.plugins.queue.engines.store import (
 from penstock.plugins.queue.engines.transaction import Transaction
 
 SHRINK_BYTES: Final = 8_192
-"""Bytes that must be gone from a segment before it is stored anew: a page of the file."""
+"""How many bytes must have left a segment before it is stored anew: a page of the file."""
 SHRINK_SEGMENTS: Final = 64
-"""Segments of a queue that are stored anew in one call, some 16 MiB at most."""
+"""How many segments of a queue are stored anew in one call, some 16 MiB at most."""
 LETTERS_IN_A_STEP: Final = 64
-"""Dead letters that are read before the loop goes round."""
+"""How many dead letters are read before other tasks of the loop run."""
 DELAYS_BYTES: Final = 16 * 1024 * 1024
-"""Of messages that are read in one call for their delays, behind a restart."""
+"""How many bytes of messages one call reads for their delays after a restart."""
 TRIM_STEPS: Final = 32
-"""Of giving space back in one call, 16 MB in SQLite. Other requests are written between them."""
+"""How often one call gives space back, 16 MB in SQLite. Other requests are written in between."""
 
 
 class Upkeep:
     """Maintenance, and what operators ask for.
 
     Args:
-        state: of the engine.
+        state: the state of the engine.
         reader: reads segments.
         catalogue: deletes groups.
     """

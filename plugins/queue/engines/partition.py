@@ -1,4 +1,4 @@
-"""What is known of a physical queue, without its messages."""
+"""The state of a physical queue: its offsets, its segments and the messages that have left."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Delays(NamedTuple):
     """When the messages of a segment may be received, in seconds of the engine's clock.
 
     Attributes:
-        due: in the order of offsets.
+        due: the times in the order of offsets.
         ascending: the same times, sorted, so that a count need not look at each.
     """
 
@@ -39,14 +39,14 @@ class PhysicalQueue:
         number: within its logical queue.
         earliest: first offset that may still exist.
         next: offset of the next message.
-        messages: that exist.
-        payload_bytes: of these.
-        stored_bytes: of their segments.
-        index: of its segments.
+        messages: the number of messages.
+        payload_bytes: the bytes of their payloads.
+        stored_bytes: the bytes of their segments.
+        index: the index of its segments.
         gone: bit map, and payload bytes, of messages that left a segment, by its first offset.
         aside: messages that are set aside.
-        delays: of the messages of a segment, by first offset, where one has a delay of its own that
-            was not over at the last look.
+        delays: the delays of the messages of a segment, by first offset, where one has a delay of
+            its own that was not over at the last look.
         last_own_delay: first offset of the newest segment in which a message has a delay of its
             own; -1 for none.
     """

@@ -1,4 +1,4 @@
-"""The end of the next range of a reader.
+"""Planning says where the next range of a reader ends.
 
 Physical queues share the limits in proportion to what waits in each. So a reader with a backlog
 comes to about the same time in all of them, and windows of event time see little lateness.
@@ -31,9 +31,9 @@ class _Range:
         """Take messages; return how many, and the stored bytes of their segments.
 
         Args:
-            max_messages: at most.
-            max_bytes: the same; a segment counts whole.
-            max_segments: of which messages are taken.
+            max_messages: the most messages.
+            max_bytes: the most stored bytes; a segment counts whole.
+            max_segments: the most segments of which messages are taken.
         """
         n_messages = n_bytes = 0
         for segment in self.physical.index.since(self.end):
@@ -90,9 +90,9 @@ def plan_end(
 
     Args:
         parts: the physical queues.
-        start: where the range begins; those that it lacks begin at their earliest offset.
-        max_messages: of all; None for any number.
-        max_bytes: in stored bytes of whole segments; None for any number.
+        start: the begin of the range; physical queues that it lacks begin at their earliest offset.
+        max_messages: the most messages of all; None for any number.
+        max_bytes: the most stored bytes, of whole segments; None for any number.
         until: offsets that the range does not exceed, of the physical queues that are read; None
             for the end of all.
     """

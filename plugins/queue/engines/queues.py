@@ -1,4 +1,4 @@
-"""Logical queues as they are in the storage, with their groups."""
+"""Logical queues in the memory of one process, and the JSON of their settings."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Newest(NamedTuple):
 
     Attributes:
         number: its physical queue.
-        first_offset: of its segment.
+        first_offset: the first offset of its segment.
         bit: index in the segment.
     """
 

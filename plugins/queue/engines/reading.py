@@ -1,4 +1,4 @@
-"""Segments as they are read: ranges, and those that receivers need."""
+"""Segments are read on threads: for ranges, and for receives of what is not in memory."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ T = TypeVar("T")
 
 
 RANGE_BYTES: Final = 4 * 1024 * 1024
-"""Size at which the answer to a range is cut."""
+"""The size at which the answer to a range is cut."""
 
 
 class SegmentReader:
     """Reads segments on threads of its own; sets aside those that are broken.
 
     Args:
-        state: of the engine.
+        state: the state of the engine.
 
     Attributes:
         failures: why a physical queue could not be read when that was last tried, by row number.
@@ -99,7 +99,7 @@ class SegmentReader:
         """Return the frames of segments without what is not wanted.
 
         Args:
-            physical: of the segments.
+            physical: the physical queue of the segments.
             page: segments, and bit maps of what is wanted.
             surplus: by how many messages the last one has too many, as a negative number.
         """

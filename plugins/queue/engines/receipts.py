@@ -1,4 +1,4 @@
-"""Receipt handles: what names one receive of one message, and cannot be guessed.
+"""Receipt handles name one receive of one message, and cannot be guessed.
 
 A handle is 35 characters: the receive and the block of the message's offset, 16 bytes in base64 for
 URLs; the index of the message in the block, in hexadecimal; and the message's tag, 9 bytes in
@@ -21,17 +21,18 @@ from typing import Final, NamedTuple
 _BLOCK: Final = struct.Struct("<HHHHQ")
 _BLOCK_MESSAGES: Final = 16
 _BLOCK_BITS: Final = 48
-"""Of the place of a block, above which stand the higher 16 bits of the nonce. A physical queue has
-2 ** 48 messages after nine years of a million a second."""
+"""The bits for the first offset of a block; the higher 16 bits of the nonce stand above them. A
+physical queue has 2 ** 48 messages after nine years of a million a second."""
 N_NONCES: Final = 1 << 32
 _TAG_BYTES: Final = 9
-"""As many as one step of the hash gives for a block, in whole groups of base64."""
+"""The bytes of a tag: as many as one step of the hash gives for a block, in whole groups of
+base64."""
 _KEPT_BLOCKS: Final = 1_024
-"""Of a group, whose handles are kept from their making to their reading: 16,384 messages."""
+"""How many blocks of a group are kept between making and reading their handles: 16,384 messages."""
 _TEXT_CHARACTERS: Final = 22
 _TAG_CHARACTERS: Final = 12
 _INDEXES: Final = tuple((f"{index:x}", index * _TAG_CHARACTERS) for index in range(_BLOCK_MESSAGES))
-"""Of each message of a block, with the place of its tag among all of them."""
+"""The index of each message of a block, and the place of its tag among all tags of the block."""
 _TO_URL: Final = bytes.maketrans(b"+/", b"-_")
 _FROM_URL: Final = bytes.maketrans(b"-_", b"+/")
 
@@ -41,9 +42,9 @@ class Receive(NamedTuple):
 
     Attributes:
         number: physical queue.
-        receive_count: of the messages with this receive.
+        receive_count: the receive count of the messages with this receive.
         nonce: another one in each receive, modulo `N_NONCES`.
-        epoch: of the group, another one after each seek, modulo 65,536.
+        epoch: the epoch of the group, another one after each seek, modulo 65,536.
     """
 
     number: int
@@ -61,8 +62,8 @@ class Received:
 
     Attributes:
         receive: what they have in common.
-        indexes: of the handles among those that were read together.
-        offsets: of their messages.
+        indexes: the indexes of the handles among those that were read together.
+        offsets: the offsets of their messages.
     """
 
     receive: Receive
@@ -74,8 +75,8 @@ class Receipts:
     """Makes and reads the handles of one group.
 
     Args:
-        secret: of the storage.
-        incarnation: of the queue.
+        secret: the secret of the storage.
+        incarnation: the incarnation of the queue.
         group_id: row number of the group.
     """
 

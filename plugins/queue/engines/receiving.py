@@ -1,4 +1,4 @@
-"""Leases: how messages are received, given back and settled."""
+"""Receiving leases messages to receivers, takes them back and settles them."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ from penstock.plugins.queue.wire.frames import ReceivedMessage
 COUNTS_SECONDS: Final = 0.05
 """Receive counts that limit nothing are stored after this time."""
 RETRY_SECONDS: Final = 1.0
-"""Time until a message is looked at again that could not be settled unseen. At once would be a
-loop: a held request is woken by each failure, and its next round fails again."""
+"""The time after which a message that could not be settled unseen is looked at again. Without a
+pause, a held request would loop: each failure wakes it, and its next round fails again."""
 
 
 class Receiving:
     """Gives messages to receivers, and settles them.
 
     Args:
-        state: of the engine.
+        state: the state of the engine.
         reader: reads segments.
     """
 

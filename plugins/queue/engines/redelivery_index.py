@@ -1,4 +1,4 @@
-"""What became visible again, and in which order it may be received.
+"""The index of messages that are visible again, in the order in which they may be received.
 
 With `order: key`, the unsettled messages of a key that the cursor has passed are in its *lane*. The
 first of a lane may be received, and others behind it in the same call, in order. A message whose
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Final
 
 _SPARE_OFFSETS: Final = 64
-"""Places of messages that have left a lane, before they are freed."""
+"""How many places of messages that have left a lane are kept before they are freed."""
 
 
 class _Lane:
@@ -59,8 +59,8 @@ class Visible:
     """Messages of one place that are visible below its cursor.
 
     Attributes:
-        nonces: of the newest receive of each visible message, by offset.
-        keys: of each message in a lane, by offset; received ones included.
+        nonces: the nonce of the newest receive of each visible message, by offset.
+        keys: the key of each message in a lane, by offset; received ones included.
     """
 
     def __init__(self) -> None:

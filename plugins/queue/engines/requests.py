@@ -1,4 +1,4 @@
-"""What is asked of the storage: each request adds its part to a transaction.
+"""Requests to the storage: each adds its changes to a transaction.
 
 `build` runs on the writing thread and must not change the state; where it raises, it has added
 nothing. `done` and `failed` run on the loop's thread, after the transaction.
@@ -30,7 +30,7 @@ class Request:
 
     Attributes:
         future: is completed with `result`; None where nothing waits for it.
-        result: of the request, once it is built.
+        result: the result of the request, once it is built.
         n_messages: how many it stores.
         is_for_readers: whether it makes room, and so is done where nothing can be stored.
         is_repeated: whether it must be built again, in a later transaction.
@@ -136,14 +136,14 @@ class Marks:
     """Messages of one place that are to be settled.
 
     Attributes:
-        place: where they are.
+        place: the group and the physical queue of the messages.
         bits: bit map by first offset of a segment.
         sizes: payload bytes of the messages of these segments, where they are known.
-        offsets: of the messages.
-        leases: that they have, by offset.
+        offsets: the offsets of the messages.
+        leases: the leases that they have, by offset.
         retry_at: the engine's time at which those without a lease become visible again where
             settling fails; None for at once.
-        epoch: of the group when they were chosen: a seek since then has them replayed.
+        epoch: the epoch of the group when they were chosen: a seek since then has them replayed.
     """
 
     place: LocalPlace
@@ -242,8 +242,8 @@ class DeadLetter(NamedTuple):
     """A message that dies.
 
     Attributes:
-        place: where it is.
-        first_offset: of its segment.
+        place: the group and the physical queue in which it is.
+        first_offset: the first offset of its segment.
         bit: index in the segment.
         row: what `Incoming.add_row` takes.
     """
@@ -296,7 +296,7 @@ class Letter(NamedTuple):
     """A dead letter that is moved.
 
     Attributes:
-        first_offset: of the segment in which it is.
+        first_offset: the first offset of the segment in which it is.
         bit: index in the segment.
         target: queue that it is moved to.
         number: physical queue there.

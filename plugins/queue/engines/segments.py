@@ -1,4 +1,4 @@
-"""Segments in memory: the index of a physical queue, and those that are decoded."""
+"""Segments in memory: the index of a physical queue, and a cache of decoded segments."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from penstock.plugins.queue.engines.store import DELAYED, EXPIRES, BrokenSegment
 from penstock.plugins.queue.wire.frames import Batch, read_batch, read_offsets
 
 DELAY_PROPERTY: Final = "penstock-delay"
-"""User property that holds the delay of a message in seconds."""
+"""The user property that holds the delay of a message in seconds."""
 MAX_DELAY_SECONDS: Final = 366 * 86_400.0
-"""Of a message whose publisher asks for more; as over HTTP."""
+"""The longest delay of a message, as over HTTP. A publisher that asks for more gets this."""
 
 _COMPACT_ABOVE: Final = 64
 _ROW_BYTES: Final = 250
-"""What a decoded message takes besides its texts and payload."""
+"""The memory of a decoded message besides its texts and payload."""
 
 
 class SegmentIndex:
@@ -158,7 +158,7 @@ class Decoded:
         sizes: payload bytes of each.
         memory_bytes: roughly what it takes.
         clock_offset: added to `Batch.enqueued_at` to get seconds of the engine's clock.
-        flags: of the segment.
+        flags: the flags of the segment.
     """
 
     __slots__ = (
@@ -254,7 +254,7 @@ class SegmentCache:
     """Decoded segments of all queues; the least recently used ones are evicted.
 
     Args:
-        max_bytes: of all of them, unless one alone is larger.
+        max_bytes: the most bytes of all of them, unless one alone is larger.
 
     Attributes:
         n_bytes: what they take.
@@ -325,7 +325,7 @@ def count_down(properties: str, expires_at: float, now: float) -> str:
     Args:
         properties: JSON object that has an interval.
         expires_at: seconds of the engine's clock.
-        now: the same.
+        now: the time in the same seconds.
     """
     values = json.loads(properties)
     values[EXPIRY] = interval_left(expires_at, now)

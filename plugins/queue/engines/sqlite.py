@@ -1,4 +1,4 @@
-"""A store in an SQLite file: durable, on one machine, for one process.
+"""The SQLite store keeps messages on disk, on one machine, for one process.
 
 The write-ahead log is flushed on each commit that stores messages (``synchronous=FULL``), so these
 survive a power cut. A commit that only settles is flushed with the next one that stores: it
@@ -66,19 +66,19 @@ from penstock.plugins.queue.engines.store import (
 T = TypeVar("T")
 
 RESERVE_BYTES: Final = (LOG_PAGES + CHECKPOINT_PAGES) * PAGE_BYTES
-"""Enough to copy the longest write-ahead log into the file when the disk is full, and for the
-deletes after that."""
+"""The space that is reserved for a full disk: enough to copy the longest write-ahead log into the
+file, and for the deletes after that."""
 AMPLE_BYTES: Final = 1024 * 1024
-"""Free bytes of a disk on which a message is stored without doubt."""
+"""With so many free bytes on the disk, a message is certainly stored."""
 PROBE_BYTES: Final = PAGE_BYTES
-"""What is written where that is in doubt."""
+"""How much a probe writes where that is not certain."""
 SWEEP_SEGMENTS: Final = 256
-"""Segments of deleted queues that one transaction deletes at most, some 64 MiB."""
+"""The most segments of deleted queues that one transaction deletes, some 64 MiB."""
 SPARE_PAGES: Final = 2_000
-"""Unused pages that a file keeps in any case, 16 MB."""
+"""The unused pages that a file always keeps, 16 MB."""
 TRIM_PAGES: Final = 64
-"""Pages that are given back to the file system at a time, half a MB. Those behind them are moved,
-which takes about as long as a commit."""
+"""How many pages are given back to the file system at a time, half a MB. Pages behind them are
+moved, which takes about as long as a commit."""
 _BACKUP_PAGES: Final = 1_000
 _OF_QUEUES: Final = "queue IN (SELECT id FROM logical_queue)"
 
@@ -92,7 +92,7 @@ class SqliteStore:
         busy_seconds: how long to wait for another program that writes to the file.
 
     Attributes:
-        name: of the file, as messages call it.
+        name: the name of the file in messages.
         tightened: names of its files that other users could read until it was opened.
     """
 

@@ -1,4 +1,4 @@
-"""Copies of a queue's database: how they are made, and how one takes the place of the database.
+"""Copies of a queue's database: backup and restore.
 
 A copy is marked. Who opens it gives its queues new incarnations: the offsets that it will give to
 new messages were those of others, after the copy was made, and readers may have read these.

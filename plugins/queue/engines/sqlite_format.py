@@ -26,7 +26,7 @@ _SEGMENT: Final = """CREATE TABLE segment (
     checksum INTEGER NOT NULL,
     PRIMARY KEY (physical_queue, first_offset)
 )"""
-"""The checksum is the CRC-32 of the frame."""
+"""The table of segments. The checksum is the CRC-32 of the frame."""
 
 # In a table of its own, because SQLite rewrites the whole row on a change.
 _GONE: Final = """CREATE TABLE gone (

@@ -1,4 +1,4 @@
-"""The storage of an engine of one process: what `local` needs of it.
+"""The interface of a store, and the rows that it keeps for the local engine.
 
 Messages are stored in *segments*: runs of up to a few hundred messages of one physical queue,
 encoded as one frame of the batch format. Writing a segment costs about as much as writing a single
@@ -19,9 +19,9 @@ from typing import Any, Final, NamedTuple, Protocol
 from penstock.plugins.queue.engines.contract import StorageError
 
 EXPIRES = 1
-"""Flag of a segment: one of its messages has a Message Expiry Interval."""
+"""The flag of a segment in which a message has a Message Expiry Interval."""
 DELAYED = 2
-"""Flag of a segment: one of its messages has a delay of its own."""
+"""The flag of a segment in which a message has a delay of its own."""
 
 
 class BrokenSegmentError(StorageError):
@@ -29,7 +29,7 @@ class BrokenSegmentError(StorageError):
 
     Attributes:
         physical_id: row number of its physical queue.
-        first_offset: of the segment.
+        first_offset: the first offset of the segment.
         why: what was found.
     """
 
@@ -46,11 +46,11 @@ class Segment(NamedTuple):
     Attributes:
         first_offset: offset of its first message.
         n_messages: messages in it when it was stored.
-        payload_bytes: of these messages.
-        stored_bytes: of its frame.
+        payload_bytes: the payload bytes of these messages.
+        stored_bytes: the bytes of its frame.
         newest_at: arrival of its last message, seconds since the Unix epoch.
-        newest_clock: the same in seconds of the engine's clock.
-        flags: of `EXPIRES` and `DELAYED`.
+        newest_clock: the arrival of its last message in seconds of the engine's clock.
+        flags: some of `EXPIRES` and `DELAYED`.
     """
 
     first_offset: int
@@ -85,7 +85,8 @@ class PhysicalRow(NamedTuple):
 
 
 COPIED: Final = "copied"
-"""Name of the row of `Rows.meta` that marks a copy of the storage which nobody has opened yet."""
+"""The name of the row of `Rows.meta` that marks a copy of the storage which no engine has opened
+yet."""
 
 
 class GroupRow(NamedTuple):
@@ -118,12 +119,12 @@ class Rows:
         physical: physical queues.
         groups: groups.
         floors: offset below which a group has settled everything, by group and physical queue.
-        segments: by physical queue, in ascending order of offsets.
+        segments: the segments by physical queue, in ascending order of offsets.
         gone: bit map and payload bytes of messages that left a segment, by physical queue and first
             offset; bit 0 is the first message.
         settled: bit map by physical queue, first offset and group.
         receives: receive counts of each message, u16, with the same keys.
-        deduplication: in the order in which they were stored.
+        deduplication: the identifiers in the order in which they were stored.
         aside: messages that are set aside, by physical queue.
         meta: texts by name.
     """
@@ -155,20 +156,20 @@ class Changes:
         group_uses: `used_at` of groups, and the group, to be set.
         deleted_groups: groups to be deleted, with all that belongs to them.
         reset_groups: groups whose settled and received messages are forgotten.
-        floors: to be set.
+        floors: the floors to be set.
         segments: frames to be stored, each with its physical queue.
         replaced_segments: other frames of segments that are there, with other sizes.
         deleted_segments: physical queue and first offset, with all that belongs to them.
         aside: of these, those that cannot be read, whose bytes are kept: physical queue, segment,
             and messages that the queue then lacks.
-        gone: to be set.
-        settled: to be set.
-        receives: to be set.
-        passed: of a group and physical queue, `settled` and `receives` from an offset up to another
+        gone: the messages that left, to be set.
+        settled: the settled messages to be set.
+        receives: the receive counts to be set.
+        passed: by group and physical queue, `settled` and `receives` from an offset up to another
             leave.
         deduplication: rows to be inserted or replaced, or None for those to be deleted, by queue
             and identifier.
-        meta: to be set.
+        meta: the texts to be set.
     """
 
     must_flush: bool = False

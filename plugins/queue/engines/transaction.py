@@ -1,4 +1,4 @@
-"""One transaction: what requests change, before it is so.
+"""A transaction collects the changes of several requests, and applies them once they are stored.
 
 The writing thread builds it, from the state as the last transaction has left it, and writes it.
 Only when that is done, `apply` changes the state, on the loop's thread. A transaction that fails
@@ -38,12 +38,13 @@ from penstock.plugins.queue.engines.store import (
 from penstock.plugins.queue.wire.frames import Batch
 
 CUT_SEGMENTS: Final = 64
-"""Segments that one transaction cuts from a queue at most, some 16 MiB, so that a long cut delays
-neither the storing of messages nor, when it is applied, the loop."""
+"""The most segments that one transaction cuts from a queue, some 16 MiB. A long cut would delay the
+storing of messages and, when it is applied, the loop."""
 _SPARE_KEYS: Final = 1_024
-"""Keys of messages that have left which a queue with `keeps_last` may know besides the others."""
+"""How many keys of messages that have left a queue with `keeps_last` may be known besides the
+others."""
 _KEPT_UP_MESSAGES: Final = 8_192
-"""How far behind a group may be that gets new messages from memory."""
+"""A group that is no further behind than this gets new messages from memory."""
 
 
 class Surroundings:
@@ -52,7 +53,7 @@ class Surroundings:
     Attributes:
         store: is written to.
         cache: holds decoded segments.
-        clock: of the engine.
+        clock: the clock of the engine.
         logger: gets faults.
         on_stored: is called with a queue that got messages.
     """

@@ -1,4 +1,4 @@
-"""Waiting for messages to become visible: one event for each group, and one timer for all."""
+"""Requests wait here for messages to become visible: an event for each group, a timer for all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Routes of operators: health and figures; queues and groups that come, change and go."""
+"""The routes of operators: health, figures, and changes of queues and groups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages to bodies: JSON, the batch format or Arrow, as the client accepts.
+"""Answers with messages are written as JSON, in the batch format or as Arrow.
 
 Each writer is a work for `penstock.plugins.web.cooperative_work.Slicer` and returns the pieces of
 the body.
@@ -33,7 +33,7 @@ from penstock.plugins.web.service import RequestError, show
 PIECE_BYTES: Final = 64 * 1024
 
 _BASE64_BYTES: Final = 48 * 1024
-"""Of a payload that are encoded in a step; a multiple of 3, so that the texts can be joined."""
+"""How many payload bytes one step encodes; a multiple of 3, so that the texts can be joined."""
 
 
 def accepted_type(request: web.Request) -> str:
@@ -118,9 +118,9 @@ def _write_json(
     """Write rows under `messages`: payloads in base64, properties as objects.
 
     Args:
-        names: of what a row has.
-        rows: to be written.
-        columns: of `names`, those to be written; None for all.
+        names: the names of what a row has.
+        rows: the rows to be written.
+        columns: those of `names` that are written; None for all.
     """
     has_properties = columns is None or "properties" in columns
     has_payload = columns is None or "payload" in columns

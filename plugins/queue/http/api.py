@@ -1,4 +1,4 @@
-"""The queue's HTTP API: its routes, and the statuses of errors.
+"""The HTTP API of the queue: its routes, and the statuses of errors.
 
 ``GET /openapi.json`` describes it; the description stands in openapi.yaml.
 
@@ -75,7 +75,7 @@ _STATUS: Final[tuple[tuple[type[PenstockError], int], ...]] = (
 )
 
 _LATER: Final = (429, 503)
-"""Statuses after which a client is to try again later."""
+"""The statuses after which a client should try again later."""
 
 
 class QueueApi:
@@ -86,9 +86,9 @@ class QueueApi:
         access: the callers.
         clock: returns monotonic seconds.
         logger: gets what should not happen.
-        bodies: of requests that are being received.
+        bodies: the bodies of requests that are being received.
         slicer: runs what takes long.
-        batches: that the broker publishes; None for no such routes.
+        batches: the batches that the broker publishes; None for no such routes.
     """
 
     def __init__(

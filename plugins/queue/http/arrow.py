@@ -1,4 +1,4 @@
-"""Messages as Arrow IPC streams, where pyarrow is installed.
+"""Arrow IPC streams of messages, where pyarrow is installed.
 
 Columns of an answer, in this order; the first two only of received messages:
 
@@ -41,12 +41,12 @@ _ALLOWED_TYPES: Final = {
     "qos": ("uint8", "int8", "int16", "int32", "int64"),
     "delay_seconds": ("double", "float", "int32", "int64"),
 }
-"""Of a column of messages to be stored, by name."""
+"""The types of each column of messages to be stored, by its name."""
 
 _NEEDED: Final = ("topic", "payload")
 
 _END_OF_STREAM: Final = b"\xff\xff\xff\xff\0\0\0\0"
-"""Continuation, and a length of 0."""
+"""The continuation marker and a length of 0."""
 
 
 async def load() -> None:
@@ -78,7 +78,7 @@ def write_batches(
     """Write messages of a range; a work for `penstock.plugins.web.cooperative_work.Slicer`.
 
     Args:
-        batches: of the range.
+        batches: the batches of the range.
         columns: those to be written, in the order of a batch's.
     """
     whole = _schema(is_delivery=False)

@@ -1,4 +1,4 @@
-"""Routes of messages: store, receive, settle, peek."""
+"""The routes that store, receive, settle and show messages."""
 
 from __future__ import annotations
 
@@ -36,13 +36,15 @@ from penstock.plugins.web.service import CHECK_ROOM, RequestError, integer
 
 MAX_HANDLES: Final = 10_000
 MAX_ACKNOWLEDGED: Final = 1_000
-"""Receipt handles that one receive acknowledges: what is wrong with them goes into a header."""
+"""The most receipt handles that one receive acknowledges, because a header tells which ones
+failed."""
 MAX_PEEKED: Final = 1_000
 MAX_BYTES: Final = 2**40
 MESSAGES_IN_A_STEP: Final = 500
-"""Messages of one request that are given to the engine before the loop goes round."""
+"""How many messages of a request the engine gets before other tasks of the loop run."""
 HANDLES_IN_A_STEP: Final = 100
-"""The same of receipt handles; to settle one as a dead letter takes some 10 µs."""
+"""How many receipt handles are settled before other tasks of the loop run. Making a dead letter of
+one takes some 10 µs."""
 
 _STATUS_OF: Final = {
     "storage_error": 503,
@@ -52,7 +54,8 @@ _STATUS_OF: Final = {
     "pending_full": 429,
     "unreadable": 400,
 }
-"""Of a refusal, by reason; of several reasons, the first here decides."""
+"""The HTTP status by the reason of a refusal. Of several reasons, the first in this order
+decides."""
 
 DUPLICATE: Final = "duplicate"
 

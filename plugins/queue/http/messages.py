@@ -1,4 +1,4 @@
-"""Messages to be stored: rows of JSON, frames of the batch format and Arrow, to `NewMessage`.
+"""Bodies with new messages are read: JSON, the batch format and Arrow.
 
 Each reader is a work for `penstock.plugins.web.cooperative_work.Slicer`.
 """
@@ -36,19 +36,20 @@ from penstock.plugins.web.json_text import JsonTextError, read_json
 from penstock.plugins.web.service import RequestError, integer, show
 
 MAX_MESSAGES: Final = 10_000
-"""Of one request."""
+"""The most messages of one request."""
 
 MAX_FRAME_MESSAGES: Final = 1_024
-"""Of one frame of the batch format, which is read in one step."""
+"""The most messages of one frame of the batch format, which is read in one step."""
 
 BASE64_CHARACTERS: Final = 256 * 1024
-"""Of a payload that are decoded in one step; a multiple of 4, so that the bytes can be joined."""
+"""How many characters of a payload one step decodes; a multiple of 4, so that the bytes can be
+joined."""
 
 OWN_PROPERTIES: Final = "penstock-"
-"""Begins the names of user properties that only the queue itself sets."""
+"""The prefix of user properties that only the queue itself sets."""
 
 _OF_PUBLISHERS: Final = (KEY_PROPERTY, PUBLISHED_AT_PROPERTY)
-"""Exceptions to that."""
+"""The user properties with that prefix that publishers may set."""
 
 MAX_TEXT_BYTES: Final = 65_535
 MAX_IDENTIFIER_CHARACTERS: Final = 128
@@ -150,8 +151,8 @@ def read_row(
 
     Args:
         row: the message.
-        path: of it in the body, for errors, with a dot at its end.
-        sender: of the request.
+        path: its place in the body, for errors, with a dot at its end.
+        sender: the sender of the request.
 
     Raises:
         RequestError: a part is not valid.
@@ -332,15 +333,15 @@ def new_message(
     """Return a message whose every part is valid.
 
     Args:
-        sender: of the request.
-        path: of the message in the body, for errors, with a dot at its end.
+        sender: the sender of the request.
+        path: the place of the message in the body, for errors, with a dot at its end.
         topic: Topic Name.
         payload: payload bytes.
         properties: MQTT 5 properties as JSON has them.
-        publisher: as the request names it; "" for none.
+        publisher: the publisher as the request names it; "" for none.
         key: its key; None for what the queue's `key` says.
         qos: it was published with.
-        delay_seconds: until it can be received; None for the queue's.
+        delay_seconds: the time until it can be received; None for the queue's.
         deduplication_id: "" for none.
 
     Raises:

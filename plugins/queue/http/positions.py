@@ -1,4 +1,4 @@
-"""Routes of readers that read ranges and commit positions."""
+"""The routes of readers that read ranges and commit positions."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ from penstock.plugins.web.service import CHECK_ROOM, RequestError, integer, show
 MAX_RANGE_MESSAGES: Final = 100_000
 
 MAX_PLANNED_QUEUES: Final = 100
-"""Of one request: each is looked at again whenever one of them gets a message."""
+"""The most queues of one request. Each is looked at again whenever one of them gets a message."""
 
 MAX_TOPIC_FILTERS: Final = 20
 
 MAX_READER_CHARACTERS: Final = 200
-"""Of the name of a group's reader."""
+"""The longest name of a group's reader."""
 
 _START_KEYS: Final = frozenset({"incarnation", "offsets", "until"})
 
 RANGES_AT_A_TIME: Final = 4
-"""Answers of some megabytes that are made concurrently. Each is handed over before the next one
+"""How many answers of some megabytes are made concurrently. Each is handed over before the next one
 begins, for which there may be no room then (`penstock.plugins.web.connection_limits`)."""
 
 

@@ -1,4 +1,4 @@
-"""Routes of batches that are staged by some requests and published by one."""
+"""The routes of batches: some requests stage rows, and one publishes them."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ NAME_FORM: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 NAME_ALLOWED: Final = "1 to 128 letters, digits, dots, colons, dashes and underscores"
 
 MAX_STAGES: Final = 100_000
-"""Of one batch: more tasks than a batch has."""
+"""The most stages of one batch, which is more than the tasks of a batch."""
 
 MAX_WAIT_SECONDS: Final = 60.0
 
 ROWS_IN_A_STEP: Final = 50
-"""Rows that are judged before the loop goes round."""
+"""How many rows are judged before other tasks of the loop run."""
 
 Reading = Generator[None, None, list[StagedRow]]
 

@@ -1,4 +1,4 @@
-"""What all routes of the HTTP API need: who asks, what the body and the query say, and refusals.
+"""The checks that all routes share: sender, roles, body, query and values.
 
 Every refusal names what was read and what is allowed.
 """
@@ -38,18 +38,18 @@ from penstock.plugins.web.service import (
 )
 
 Writing: TypeAlias = Generator[None, None, Pieces]
-"""Writes the pieces of an answer's body, in slices."""
+"""A generator that writes the pieces of an answer's body in slices."""
 
 MAX_OFFSET: Final = 2**63 - 1
 MAX_SECONDS: Final = 366 * 86_400.0
-"""Of a delay or a visibility timeout."""
+"""The longest delay or visibility timeout."""
 MAX_TAGS: Final = 50
 MAX_TAG_CHARACTERS: Final = 256
 
 JSON_TYPE: Final = "application/json"
 
 RETRY_AFTER_SECONDS: Final = 1
-"""What an answer of status 429 or 503 asks a client to wait."""
+"""How long a client should wait after an answer of status 429 or 503."""
 
 ACTIONS: Final = get_args(Action)
 
@@ -62,7 +62,7 @@ class AnswerError(RequestError):
 
     Attributes:
         more: keys of the answer beside `error`.
-        headers: of the answer.
+        headers: the headers of the answer.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Context(NamedTuple):
         service: the queues.
         access: the callers.
         clock: returns monotonic seconds.
-        bodies: of requests that are being received.
+        bodies: the bodies of requests that are being received.
         slicer: runs what takes long.
     """
 
@@ -211,7 +211,7 @@ def query_of(
 
     Args:
         request: with the query.
-        allowed: its keys.
+        allowed: the keys that are allowed.
         repeatable: the only key that may come more than once.
 
     Raises:
@@ -283,7 +283,7 @@ def object_of(value: Any, path: str, keys: frozenset[str]) -> Mapping[str, Any]:
     """Return a JSON object.
 
     Args:
-        value: as read.
+        value: the value as it was read.
         path: its place in the body.
         keys: the allowed keys.
 
@@ -304,9 +304,9 @@ def text_of(row: Mapping[str, Any], key: str, path: str, default: str | None = N
 
     Args:
         row: with the text.
-        key: of the text.
-        path: of the row in the body, with a dot at its end.
-        default: where there is no such key; None where there must be one.
+        key: the key of the text.
+        path: the place of the row in the body, with a dot at its end.
+        default: the text where there is no such key; None where there must be one.
 
     Raises:
         RequestError: it is no such text.
@@ -350,9 +350,9 @@ def read_handles(
     """Return the receipt handles of a request.
 
     Args:
-        body: of the request.
+        body: the body of the request.
         max_handles: how many it may have.
-        name: of the list in it.
+        name: the name of the list in it.
 
     Raises:
         RequestError: not a list of as many texts as allowed.

@@ -1,1 +1,1 @@
-"""Batches of rows that requests have staged, and that the broker publishes once."""
+"""Batches of rows that requests stage, and that the broker publishes once."""

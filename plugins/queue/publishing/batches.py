@@ -1,4 +1,4 @@
-"""Batches of rows: staged by requests, committed by one, and published once.
+"""Batches of rows: requests stage them, one request commits them, and they are published once.
 
 Theory of operation. What requests stage is in a file (`stage_file`) and nowhere else. A commit is
 one transaction of it, after which the rows are published by a client in the broker's process
@@ -46,20 +46,20 @@ from penstock.plugins.queue.publishing.stage_file import (
 T = TypeVar("T")
 
 WINDOW_ROWS: Final = 256
-"""Rows that are published before the file notes it."""
+"""How many rows are published before the file notes it."""
 
 WINDOW_BYTES: Final = 1_048_576
-"""The same in bytes. One row alone may be larger."""
+"""How many bytes of rows are published before the file notes it. One row alone may be larger."""
 
 AGAIN_SECONDS: Final = 1.0
-"""Between two attempts to connect a relay, and to publish what the broker has refused for want of
-room on its disk."""
+"""The pause before another attempt to connect a relay, or to publish what the broker has refused
+because its disk was full."""
 
 AGAIN: Final = "again"
 """Stands for the reason of a row that is to be published again."""
 
 SWEEP_SECONDS: Final = 60.0
-"""Between two looks at stages that are too old, at most."""
+"""The longest time between two searches for stages that are too old."""
 
 
 @dataclass(eq=False, slots=True)
@@ -74,7 +74,7 @@ class PublishingCounts:
         published_batches: batches that are finished.
         repeated_batches: commits of batches that had been committed before.
         published_rows: rows that the broker has acknowledged.
-        without_subscriber: of these, rows that no subscription and no queue matched.
+        without_subscriber: those of the published rows that no subscription and no queue matched.
         unpublished_rows: rows of committed batches that are not published: `expired`, `refused` by
             the broker, or `no_room` where it had no room or disk for `max_age_seconds`.
         given_up_stages: stages that their writer deleted, or did not name in its commit.
@@ -104,12 +104,12 @@ class Batches:
     """The batches of all owners.
 
     Args:
-        config: of staged publishing.
-        durability: of the queue.
-        clients: of the broker; None where there is none.
-        logger: of the plugin.
+        config: the settings of staged publishing.
+        durability: the durability of the queue.
+        clients: makes clients in the broker's process; None where there is no broker.
+        logger: the logger of the plugin.
         clock: monotonic seconds.
-        time: in place of the file's clock; None in a program.
+        time: a clock to use instead of the file's; None in a program.
 
     Attributes:
         counts: what was done.
@@ -234,8 +234,8 @@ class Batches:
         """Store a chunk of rows, each of which can be published; return the rows of its stage.
 
         Args:
-            key: of the stage.
-            place: of the chunk in it, from 0. A chunk may be stored again.
+            key: the key of the stage.
+            place: the place of the chunk in it, from 0. A chunk may be stored again.
             rows: one at least.
 
         Raises:

@@ -1,4 +1,4 @@
-"""A client in the broker's process that publishes the rows of one owner, in MQTT 5."""
+"""The row publisher is an MQTT 5 client in the broker's process, one for each owner of rows."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Relay(LocalProtocol):
         """Connect.
 
         Args:
-            clients: of the broker.
+            clients: makes clients in the broker's process.
             clean_start: the session of before ends.
 
         Raises:

@@ -1,4 +1,4 @@
-"""Rows of a batch as the stage keeps them, and as PUBLISH packets.
+"""The encoding of rows: in the stage file, and as PUBLISH packets.
 
 A kept row is a head (`_HEAD`), the topic, the properties without their length, and the payload. The
 properties end with `QOS_PROPERTY`. A Message Expiry Interval is in the head instead, as it is
@@ -18,16 +18,17 @@ from penstock.broker.mqtt.properties import write_properties
 from penstock.broker.mqtt.writer import publish_header
 
 _HEAD: Final = struct.Struct(">BIHII")
-"""QoS with `_RETAIN` and `_EXPIRES`; seconds of expiry; bytes of topic, properties, payload."""
+"""The head of a row: QoS with `_RETAIN` and `_EXPIRES`; seconds of expiry; bytes of topic,
+properties and payload."""
 
 _RETAIN: Final = 0x04
 _EXPIRES: Final = 0x08
 
 _EXPIRY_IDENTIFIER: Final = b"\x02"
-"""Of the Message Expiry Interval (MQTT 5.0, 3.3.2.3.3)."""
+"""The identifier of the Message Expiry Interval (MQTT 5.0, 3.3.2.3.3)."""
 
 ROW_BYTES: Final = 64
-"""What a row counts besides its topic, properties and payload."""
+"""How many bytes a row counts besides its topic, properties and payload."""
 
 
 class StagedRow(NamedTuple):

@@ -1,4 +1,4 @@
-"""The stage on the disk: batches before and while they are published, in an SQLite file.
+"""The stage file is an SQLite database of batches that are not published, or being published.
 
 Each method is one transaction, which is on the disk when it returns. The methods block; one thread
 at a time calls them.
@@ -69,8 +69,8 @@ class StageKey(NamedTuple):
 
     Attributes:
         owner: name of the token; "" where callers need none.
-        writer: of the batch; all of its stages have one writer.
-        name: of the attempt.
+        writer: the writer of the batch; all of its stages have one writer.
+        name: the name of the attempt.
     """
 
     owner: str
@@ -82,9 +82,9 @@ class BatchKey(NamedTuple):
     """A batch: no two are published under one key.
 
     Attributes:
-        owner: as in `StageKey`.
+        owner: the owner, as in `StageKey`.
         query: name of what makes the batches.
-        number: of the batch; it rises.
+        number: the number of the batch; it rises.
     """
 
     owner: str
@@ -96,11 +96,11 @@ class Publication(NamedTuple):
     """A batch that was committed.
 
     Attributes:
-        key: of the batch.
-        n_rows: of the batch.
-        n_done: of them were published, or are not to be.
+        key: the key of the batch.
+        n_rows: the rows of the batch.
+        n_done: the rows that were published, or are not to be.
         unpublished: rows that were not published, by reason.
-        number: by which the file knows it; 0 of one that is finished.
+        number: the number by which the file knows it; 0 if it is finished.
         first_row: number of its first row among all rows of its owner.
         at: when it was committed, in seconds of `attended`.
     """
@@ -123,7 +123,7 @@ class Committed(NamedTuple):
     """What became of a commit.
 
     Attributes:
-        publication: of the batch.
+        publication: the publication of the batch.
         is_repeat: the batch was committed before, and the stages of then count.
         n_dropped: stages of the writer that were deleted.
     """
@@ -153,10 +153,10 @@ class Held(NamedTuple):
     """What the stage holds.
 
     Attributes:
-        stages: that are not committed.
-        rows: of all stages.
-        n_bytes: the same.
-        publications: that are not finished.
+        stages: the stages that are not committed.
+        rows: the rows of all stages.
+        n_bytes: the bytes of all stages.
+        publications: the publications that are not finished.
     """
 
     stages: int
@@ -209,10 +209,10 @@ class StageFile(PluginDatabase):
         """Store a chunk, or store it again; return the rows of its stage.
 
         Args:
-            key: of the stage; the first chunk creates it.
-            place: of the chunk in its stage, from 0.
-            n_rows: of the chunk.
-            n_bytes: that the rows count.
+            key: the key of the stage; the first chunk creates it.
+            place: the place of the chunk in its stage, from 0.
+            n_rows: the rows of the chunk.
+            n_bytes: the bytes that the rows count.
             data: the rows.
             at: seconds of `now`.
             attended_at: the same of `attended`; None where there is no difference.
@@ -297,8 +297,8 @@ class StageFile(PluginDatabase):
         Where the batch was committed before, all stages of the writer are deleted.
 
         Args:
-            key: of the batch.
-            writer: of the stages.
+            key: the key of the batch.
+            writer: the writer of the stages.
             stages: the name and number of rows of each, in the order of publishing.
             at: seconds of `attended`.
 

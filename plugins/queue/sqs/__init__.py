@@ -1,1 +1,1 @@
-"""The queue's Amazon SQS API: the JSON protocol and the query protocol over HTTP."""
+"""The Amazon SQS API of the queue, in the JSON protocol and the query protocol."""

@@ -1,4 +1,4 @@
-"""The actions of SQS, on the service of the queues.
+"""The actions of the SQS API.
 
 Each action has parameters and a result by the names of the JSON protocol, and raises `SqsError` or
 an error of the engine. Messages are received from the group `default` of a queue. The first receive
@@ -77,9 +77,9 @@ from penstock.plugins.queue.wire.frames import ReceivedMessage
 from penstock.plugins.web.cooperative_work import Slicer
 
 MAX_RECEIVED: Final = 10
-"""Messages of one ReceiveMessage; Amazon's."""
+"""The most messages of one ReceiveMessage, as at Amazon."""
 MAX_LISTED: Final = 1_000
-"""Queues of one list; Amazon's."""
+"""The most queues of one list, as at Amazon."""
 MAX_TAGS: Final = 50
 MAX_TAG_KEY_CHARACTERS: Final = 128
 MAX_TAG_VALUE_CHARACTERS: Final = 256
@@ -98,13 +98,13 @@ class SqsRequest(NamedTuple):
     """A request whose sender is known.
 
     Attributes:
-        action: such as ``SendMessage``.
-        parameters: by their names in the JSON protocol.
+        action: the action, such as ``SendMessage``.
+        parameters: the parameters by their names in the JSON protocol.
         caller: who sends it.
-        access_key_id: of its signature; "" for none.
-        region: that the caller is configured with.
-        url: of the server, as the caller wrote it, such as ``http://127.0.0.1:9324``.
-        path: of the request; older SDKs name the queue by it.
+        access_key_id: the access key of its signature; "" for none.
+        region: the region that the caller is configured with.
+        url: the address of the server, as the caller wrote it, such as ``http://127.0.0.1:9324``.
+        path: the path of the request; older SDKs name the queue by it.
         undo: is closed where the sender leaves before its answer is written.
     """
 
@@ -127,7 +127,7 @@ class SqsActions:
     """The actions by name.
 
     Args:
-        service: of the queues.
+        service: the service of the queues.
         clock: returns monotonic seconds.
         wall_clock: returns seconds since the Unix epoch.
         slicer: runs what takes long.
@@ -543,9 +543,9 @@ class SqsActions:
         """Check that the caller has a role in a queue.
 
         Args:
-            request: of the caller.
-            role: that it needs; None for any role.
-            name: of the queue.
+            request: the request of the caller.
+            role: the role that it needs; None for any role.
+            name: the name of the queue.
             because: why it needs this role, where the action alone does not say so.
 
         Raises:

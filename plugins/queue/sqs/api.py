@@ -1,4 +1,4 @@
-"""The SQS API over HTTP: who sends a request, in which protocol, and the form of the answer."""
+"""The SQS API over HTTP: authentication, protocol and errors of a request."""
 
 from __future__ import annotations
 
@@ -58,10 +58,11 @@ from penstock.plugins.web.cooperative_work import Slicer
 from penstock.plugins.web.service import CHECK_ROOM, RequestError
 
 DEFAULT_REGION: Final = "us-east-1"
-"""In ARNs of requests without a signature."""
+"""The region in ARNs of requests without a signature."""
 
 MAX_BODY_BYTES: Final = 8 * 1024 * 1024
-"""Of a request: the messages of a batch, 1 MiB, may be JSON escapes of six characters a byte."""
+"""The largest body of a request. A batch of messages, 1 MiB, may be JSON escapes of six characters
+a byte."""
 
 _FAULTS: Final[tuple[tuple[type[PenstockError], Fault], ...]] = (
     (ExistsError, QUEUE_NAME_EXISTS),
@@ -92,11 +93,11 @@ class SqsApi:
     """The application and its answers.
 
     Args:
-        service: of the queues.
+        service: the service of the queues.
         access: callers and their access keys.
         clock: returns monotonic seconds.
         logger: gets what should not happen.
-        bodies: of requests that are being received.
+        bodies: the bodies of requests that are being received.
         slicer: runs what takes long.
         wall_clock: returns seconds since the Unix epoch.
         ignores: whether attributes of queues that would have no effect are kept, not refused.

@@ -1,4 +1,4 @@
-"""The errors of the SQS API, as SDKs know them."""
+"""The errors of the SQS API, by the names that SDKs know."""
 
 from __future__ import annotations
 

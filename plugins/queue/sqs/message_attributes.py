@@ -1,4 +1,4 @@
-"""Message attributes: what they may be, their digest, and their way through MQTT properties.
+"""Message attributes of SQS: their checks, their digest, and their form as MQTT properties.
 
 Theory of operation. What a sender gives as attributes becomes user properties of the message, so
 that receivers over MQTT and HTTP see it: the value of a binary attribute in base64, and the types
@@ -28,11 +28,11 @@ from penstock.plugins.queue.strategies.message_key import KEY_PROPERTY
 from penstock.plugins.queue.wire.frames import ReceivedMessage
 
 OWN_PREFIX: Final = "penstock-"
-"""Of user properties that no attribute can become."""
+"""The prefix of user properties that become no attribute."""
 
 MESSAGE_ID_PROPERTY: Final = "penstock-message-id"
-"""Marks a message that was sent over SQS, and keeps its MessageId on its way to a dead-letter
-queue and back."""
+"""The user property that marks a message sent over SQS. It keeps the MessageId on the way to a
+dead-letter queue and back."""
 TYPES_PROPERTY: Final = "penstock-sqs-types"
 TRACE_PROPERTY: Final = "penstock-sqs-trace"
 DEDUPLICATION_PROPERTY: Final = "penstock-deduplication-id"
@@ -50,12 +50,14 @@ _NO_ATTRIBUTES: Final = frozenset(
 MAX_ATTRIBUTES: Final = 10
 MAX_NAME_CHARACTERS: Final = 256
 MAX_TEXT_BYTES: Final = 65_535
-"""Of a name or a value, in base64 where it is binary: of an MQTT string."""
+"""The longest name or value of an attribute, in base64 where it is binary, as MQTT limits
+strings."""
 
 BODY_ENCODING: Final = "body_encoding"
-"""Attribute of a message whose body is base64 because its payload is no text."""
+"""The attribute of a message whose body is base64 because its payload is no text."""
 USER_PROPERTIES: Final = "user_properties"
-"""Attribute with the user properties whose names cannot be names of attributes, as JSON."""
+"""The attribute that holds, as JSON, the user properties whose names cannot be names of
+attributes."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 _RESERVED: Final = re.compile(r"(?i)(aws|amazon)\.")
@@ -94,8 +96,8 @@ def read_attributes(raw: Any, kind: str = "message attribute") -> dict[str, Mess
     """Return the attributes of a request.
 
     Args:
-        raw: of the request; None for none.
-        kind: for errors.
+        raw: the attributes of the request; None for none.
+        kind: the name of the parameter, for errors.
 
     Raises:
         SqsError: an attribute is not allowed.
@@ -258,7 +260,7 @@ def select(
     """Return the attributes that a receiver asked for.
 
     Args:
-        attributes: of the message.
+        attributes: the attributes of the message.
         wanted: names, ``All``, or beginnings of names followed by ``.*``.
     """
     names = set(wanted)

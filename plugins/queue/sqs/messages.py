@@ -1,4 +1,4 @@
-"""Messages of SQS to messages of the queue, and back."""
+"""Messages of SQS become messages of the queue, and the reverse."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ from penstock.plugins.queue.strategies.message_key import (
 from penstock.plugins.queue.wire.frames import DEAD_LETTER, ReceivedMessage
 
 BodyForm: TypeAlias = Literal["text", "base64"]
-"""How a payload and the body of an SQS message belong together: UTF-8 text, base64 where it is
-none; or always base64."""
+"""How a payload becomes the body of an SQS message: as UTF-8 text, or base64 where it is no text;
+or always as base64."""
 
 TOPIC: Final = "topic"
-"""Attribute of a sender with the topic of the message."""
+"""The attribute by which a sender sets the topic of the message."""
 TRACE_HEADER: Final = "AWSTraceHeader"
 
 _ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
@@ -65,7 +65,7 @@ class Prepared(NamedTuple):
 
     Attributes:
         new: the message.
-        size_bytes: of body and attributes, as they count towards limits.
+        size_bytes: the bytes of body and attributes, as they count towards limits.
         result: what the sender is told when it is stored.
     """
 
@@ -78,11 +78,11 @@ class Target(NamedTuple):
     """The queue that messages are sent to.
 
     Attributes:
-        name: of the queue.
-        incarnation: of the queue.
-        settings: of the queue.
-        body_form: of its payloads.
-        publisher: of the messages.
+        name: the name of the queue.
+        incarnation: the incarnation of the queue.
+        settings: the settings of the queue.
+        body_form: the form of bodies and payloads.
+        publisher: the publisher of the messages.
         now: monotonic seconds.
     """
 
@@ -157,11 +157,11 @@ class Source(NamedTuple):
     """The queue that messages are received from.
 
     Attributes:
-        name: of the queue.
-        incarnation: of the queue.
+        name: the name of the queue.
+        incarnation: the incarnation of the queue.
         key: what the key of a message is; see `QueueSpec`.
-        body_form: of its payloads.
-        region: of the caller.
+        body_form: the form of bodies and payloads.
+        region: the region of the caller.
         now: seconds since the Unix epoch.
     """
 

@@ -1,4 +1,4 @@
-"""Message move tasks: dead letters go back to where they came from, in the background."""
+"""Message move tasks move dead letters back in the background."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from penstock.plugins.queue.sqs.errors import (
 )
 
 MAX_PER_SECOND: Final = 500
-"""Largest rate of a task; Amazon's."""
+"""The largest rate of a task, as at Amazon."""
 KEPT_TASKS: Final = 10
-"""Newest tasks of each queue that are listed; Amazon's."""
+"""How many of the newest tasks of each queue are listed, as at Amazon."""
 
 _STEP_MESSAGES: Final = 100
-"""Messages of one step: a task that is cancelled ends after the step."""
+"""How many messages one step moves. A task that is cancelled ends after the step."""
 
 
 @dataclass(slots=True)
@@ -38,8 +38,8 @@ class MoveTask:
         per_second: messages at most; None for no limit.
         to_move: messages that the source held when it began.
         started_at: milliseconds since the Unix epoch.
-        moved: so far.
-        status: as Amazon names it.
+        moved: the messages moved so far.
+        status: the status by Amazon's name.
         failure: why it failed; "" where it did not.
     """
 
@@ -63,7 +63,7 @@ class MoveTasks:
     """The tasks of all queues; they end with the program.
 
     Args:
-        service: of the queues.
+        service: the service of the queues.
         wall_clock: returns seconds since the Unix epoch.
         logger: gets faults.
     """

@@ -1,4 +1,4 @@
-"""The values of a request's parameters."""
+"""The parameters of an SQS request are checked here."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from penstock.plugins.queue.sqs.errors import (
 )
 
 MAX_ENTRIES: Final = 10
-"""Of a batch; Amazon's."""
+"""The most entries of a batch, as at Amazon."""
 
 _ENTRY_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,80}")
 

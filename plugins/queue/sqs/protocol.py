@@ -29,10 +29,11 @@ XML_CONTENT_TYPE: Final = "text/xml"
 TARGET_PREFIX: Final = "AmazonSQS."
 
 MAX_FORM_FIELDS: Final = 2_000
-"""Of a query request: ten messages with ten attributes of three fields each fit several times."""
+"""The most fields of a query request. Ten messages with ten attributes of three fields fit several
+times."""
 
 _FORM_CHARACTERS: Final = 4_096
-"""Of a form, that are read in one step."""
+"""How many characters of a form one step reads."""
 
 _NAMESPACE: Final = "http://queue.amazonaws.com/doc/2012-11-05/"
 
@@ -81,8 +82,8 @@ class Call(NamedTuple):
     """A request.
 
     Attributes:
-        action: such as ``SendMessage``.
-        parameters: by their names in the JSON protocol.
+        action: the action, such as ``SendMessage``.
+        parameters: the parameters by their names in the JSON protocol.
     """
 
     action: str

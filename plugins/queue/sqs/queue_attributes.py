@@ -1,4 +1,4 @@
-"""The attributes of an SQS queue: settings of the queue and of its group `default`.
+"""The attributes of an SQS queue are settings of the queue and of its group `default`.
 
 What only SQS knows is kept in tags of the queue that begin with `TAG_PREFIX`; Amazon keeps this
 beginning from its customers' tags, too.
@@ -28,18 +28,18 @@ from penstock.plugins.queue.sqs.errors import (
 from penstock.plugins.queue.strategies.message_key import KEY_PROPERTY
 
 ACCOUNT: Final = "000000000000"
-"""In URLs and ARNs; there is one account."""
+"""The only account, which stands in URLs and ARNs."""
 FIFO_SUFFIX: Final = ".fifo"
 TAG_PREFIX: Final = "aws:sqs:"
 RESERVED_TAG_PREFIX: Final = "aws:"
 
 MAX_MESSAGE_BYTES: Final = 1024 * 1024
-"""Amazon's limit, of a message and of a batch."""
+"""The largest message, and the largest batch, as at Amazon."""
 MAX_VISIBILITY_SECONDS: Final = 12 * 3600
 MAX_DELAY_SECONDS: Final = 900
 MAX_WAIT_SECONDS: Final = 20
 DEFAULT_RETENTION_SECONDS: Final = 4 * 24 * 3600
-"""Amazon's, for queues that are created over SQS."""
+"""The retention of queues that are created over SQS, as at Amazon."""
 
 _MAX_RECEIVES: Final = 1_000
 _MAX_SOURCE_QUEUES: Final = 10
@@ -95,8 +95,8 @@ class QueueSettings(NamedTuple):
     """A queue as SQS sees it.
 
     Attributes:
-        spec: of the queue.
-        group: of its group `default`.
+        spec: the settings of the queue.
+        group: the settings of its group `default`.
     """
 
     spec: QueueSpec
@@ -169,8 +169,8 @@ def changed(
     """Return settings with attributes of a request.
 
     Args:
-        name: of the queue.
-        settings: as they are.
+        name: the name of the queue.
+        settings: the settings as they are.
         attributes: texts by name.
         spec_of: returns the settings of another queue; None where there is none.
         ignores: whether attributes that would have no effect are kept and shown, not refused.
@@ -313,10 +313,10 @@ def shown(name: str, snapshot: QueueSnapshot, names: list[str], region: str) -> 
     """Return attributes of a queue.
 
     Args:
-        name: of the queue.
-        snapshot: of it.
-        names: of the attributes, or ``All``.
-        region: of the caller.
+        name: the name of the queue.
+        snapshot: the snapshot of the queue.
+        names: the names of the attributes, or ``All``.
+        region: the region of the caller.
 
     Raises:
         SqsError: there is no such attribute.

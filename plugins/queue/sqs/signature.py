@@ -1,4 +1,4 @@
-"""Signature version 4 of a request's header, checked with the secret of its access key.
+"""The signature of a request (AWS version 4) is checked with the secret of its access key.
 
 Theory of operation. The client writes its request in a canonical form, derives a key from its
 secret for one day, region and service, and signs the form with it. The server does the same with
@@ -26,7 +26,7 @@ from penstock.plugins.queue.sqs.errors import (
 ALGORITHM: Final = "AWS4-HMAC-SHA256"
 
 ALLOWED_SKEW_SECONDS: Final = 15 * 60
-"""Between the client's clock and ours; the same as Amazon's."""
+"""How much the client's clock may differ from the server's, as at Amazon."""
 
 _TIME_FORM: Final = "%Y%m%dT%H%M%SZ"
 _SHOWN_CHARACTERS: Final = 80
@@ -58,11 +58,11 @@ class SignedRequest(NamedTuple):
     """What a signature covers.
 
     Attributes:
-        method: of HTTP.
-        path: as it was received, percent-encoded.
-        query: the same, without the question mark.
+        method: the HTTP method.
+        path: the path as it was received, percent-encoded.
+        query: the query as it was received, without the question mark.
         headers: (name, value) in their order.
-        body: as it was received.
+        body: the body as it was received.
     """
 
     method: str
@@ -75,7 +75,7 @@ class SignedRequest(NamedTuple):
         """Return a header's value, several joined by commas; None for none.
 
         Args:
-            name: in lower case.
+            name: the name in lower case.
         """
         values = [_SPACES.sub(" ", value.strip()) for key, value in self.headers if key == name]
         return ",".join(values) if values else None
@@ -118,11 +118,11 @@ def verify(
     """Check a request's signature and its age.
 
     Args:
-        request: as it was received.
-        credential: of its ``Authorization`` header.
-        secret: of its access key.
+        request: the request as it was received.
+        credential: the credential of its ``Authorization`` header.
+        secret: the secret of its access key.
         now: seconds since the Unix epoch.
-        service: that the signature must be for.
+        service: the service that the signature must be for.
 
     Raises:
         SqsError: it does not match, or is too old or too young.
@@ -156,10 +156,10 @@ def sign(request: SignedRequest, credential: Credential, time_text: str, secret:
     """Return the signature of a request, as 64 hexadecimal digits.
 
     Args:
-        request: to sign.
+        request: the request to sign.
         credential: whose signature is not looked at.
-        time_text: of its X-Amz-Date.
-        secret: of the access key.
+        time_text: the time of its X-Amz-Date.
+        secret: the secret of the access key.
     """
     headers = "".join(
         f"{name}:{request.header(name) or ''}\n" for name in credential.signed_headers

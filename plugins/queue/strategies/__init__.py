@@ -1,1 +1,1 @@
-"""Where a message is stored and when a request is answered: pure, driven with any clock."""
+"""The controllers that deal messages to physical queues and answer requests; pure."""

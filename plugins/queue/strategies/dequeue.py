@@ -1,4 +1,4 @@
-"""D-Ctrl: which physical queues a back end's request tries, and when (papers 000 and 001).
+"""The dequeue controller: which physical queues a request tries, and when (papers 000 and 001).
 
 A `DequeueController` serves the requests of one group. A request makes *rounds* of *tries*, each of
 one physical queue. After a round it is answered, or *held* until the controller says that it is to
@@ -35,12 +35,12 @@ from typing import Any, ClassVar, Final, TypeAlias
 from penstock.plugins.queue.strategies.local_first import LocalFirst
 
 Lengths: TypeAlias = Callable[[], Mapping[int, int]]
-"""Returns the number of messages that can be received, by number of physical queue in ascending
-order; those that have none may be left out."""
+"""A function that returns the number of messages that can be received, by number of physical queue
+in ascending order. Empty physical queues may be left out."""
 
 _STALE_ENTRIES: Final = 1024
-"""Entries of requests that are held no longer, beside as many as there are held ones, after which
-the heaps are made anew."""
+"""The heaps are made anew if they have more stale entries than this, and more than held
+requests."""
 
 
 @dataclass(slots=True)
@@ -72,7 +72,7 @@ class DequeueStrategy(ABC):
     One object serves one controller.
 
     Attributes:
-        name: in the policy file.
+        name: the name in the policy file.
         wakes_on_arrival: held requests are answered when messages arrive.
     """
 
@@ -330,8 +330,8 @@ class DequeueController:
             max_messages: most messages to find (N_max), at least 1.
             now: seconds, on the caller's clock.
             wait_seconds: how long the client waits.
-            min_messages: that the client waits for, at most `max_messages`; `pms` asks one physical
-                queue for them, `rds+wake` all together.
+            min_messages: the messages that the client waits for, at most `max_messages`; `pms` asks
+                one physical queue for them, `rds+wake` all together.
             min_bytes: payload bytes that the client waits for; for `rds+wake` alone.
         """
         self.counts.requests += 1
@@ -424,7 +424,7 @@ class DequeueController:
         """Wake requests whose needs are met.
 
         Args:
-            heap: of needs, and what needs them.
+            heap: the needs, and the requests that have them.
             reached: needs that are met; less where messages of `left` are given out.
             left: messages that are there.
             found: gets the requests.
@@ -456,16 +456,16 @@ class DequeueRequest:
     """One request of a back-end system; the module's docstring shows how to drive it.
 
     Attributes:
-        number: of the request, in the order in which they began.
+        number: the number of the request, in the order in which they began.
         missing: messages that may still be found.
         found: messages found in this round.
         found_bytes: their payload bytes.
-        min_messages: that the client waits for.
+        min_messages: the messages that the client waits for.
         min_bytes: payload bytes that it waits for.
         needed: messages that must be there for another round.
         needed_bytes: payload bytes that must have been stored ever for another round, where it
             waits for bytes.
-        stored_bytes: that were stored ever when this round began.
+        stored_bytes: the bytes that were ever stored when this round began.
         visible: messages that were there when this round began.
         answer_by: when the client's wait ends, on the caller's clock.
         held_as: number of its entry while it is held; 0 else.

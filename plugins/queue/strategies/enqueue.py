@@ -1,4 +1,4 @@
-"""E-Ctrl: in which physical queue a message is stored (papers 000 and 001, chapter 4)."""
+"""The enqueue controller: in which physical queue a message is stored (papers 000 and 001)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class EnqueueController(Generic[T]):
         were grouped into calls. Of one call, one message at most is the trial of a slow one.
 
         Args:
-            messages: to be stored.
+            messages: the messages to be stored.
             now: seconds of the clock of `exclusion`.
         """
         usable, trial = (

@@ -1,4 +1,4 @@
-"""D-Ctrl of the fabric: in which order physical queues are tried (paper 001, 3.3.1.1).
+"""Local physical queues are tried before those of other machines (paper 001, 3.3.1.1).
 
 A controller prefers the physical queues whose master is on its own machine: what it receives there
 crosses no network, and controllers of other machines do not contend for it. Those of other machines
@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 ROUNDS_FOR_OTHERS: Final = 10
-"""Rounds of which one begins with other machines: a tenth of what a busy machine can do is enough
-to empty those of a machine that is gone, where ten share it."""
+"""One of so many rounds begins with other machines. If ten machines share it, a tenth of their work
+is enough to empty the physical queues of a machine that is gone."""
 
 
 class LocalFirst:

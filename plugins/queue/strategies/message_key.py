@@ -1,4 +1,4 @@
-"""The key of a message: what order, compaction and the choice of a physical queue go by."""
+"""The key of a message, by which it has an order, a physical queue and a last value."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ UserProperties: TypeAlias = Sequence[Sequence[str]]
 """MQTT 5 user properties: (name, value), in their order."""
 
 KeyReader: TypeAlias = Callable[[str, str, UserProperties], str | None]
-"""Takes topic, publisher and user properties of a message; returns its key, None for none."""
+"""A function that returns the key of a message from its topic, publisher and user properties; None
+if it has no key."""
 
 StoredKeyReader: TypeAlias = Callable[[str, str, str], str | None]
-"""Returns the key of a message from its topic, publisher and properties in JSON; None for none."""
+"""A function that returns the key of a message from its topic, publisher and properties in JSON;
+None if it has no key."""
 
 KEY_PROPERTY: Final = "penstock-key"
-"""User property that holds the key of a message, whatever the queue's setting says."""
+"""The user property that holds the key of a message. It has precedence over the queue's setting."""
 
 
 def key_reader(key: str | None) -> KeyReader:

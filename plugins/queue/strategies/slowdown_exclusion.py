@@ -1,4 +1,4 @@
-"""E-Ctrl of the fabric: round robin with slowdown exclusion (paper 001, 3.3.2.1).
+"""Slowdown exclusion: slow physical queues get no messages (paper 001, 3.3.2.1).
 
 The controller says which physical queue gets a message next, and learns from each answer how quick
 its nodes are. A physical queue that has not answered within the *slowdown detection time* is
@@ -34,12 +34,13 @@ from typing import Final, Generic, TypeVar
 T = TypeVar("T", bound=Hashable)
 
 DEFAULT_SLOWDOWN_DETECTION_TIME: Final = 0.4
-"""Seconds: with less, a pause of a healthy node excludes it (paper 001, figure 11)."""
+"""In seconds. With less, a pause of a healthy node excludes it (paper 001, figure 11)."""
 DEFAULT_TRIAL_SECONDS: Final = 1.0
-"""From the exclusion to the first trial of a node that does not answer at all. A trial delays one
-message by the slowdown detection time."""
+"""The time from the exclusion of a node that does not answer at all to its first trial. A trial
+delays one message by the slowdown detection time."""
 DEFAULT_MAX_TRIAL_SECONDS: Final = 16.0
-"""Between two trials: a node that was away for long gets messages again within this time."""
+"""The longest time between two trials. A node that was away for long gets messages again within
+it."""
 
 
 class Attempt(Generic[T]):
@@ -69,7 +70,7 @@ class Exclusion(Generic[T]):
         since: when it was excluded.
         trial_at: when it may be tried again.
         trial_wait: seconds between the last two trials.
-        trial: that is under way.
+        trial: the trial that is under way.
         is_silent: it has not answered anything since.
     """
 
@@ -110,7 +111,7 @@ class SlowdownExclusion(Generic[T]):
     Args:
         targets: physical queues, each once, at least one.
         slowdown_detection_time: seconds, above 0.
-        trial_seconds: until the first trial of a target that does not answer, above 0.
+        trial_seconds: the time until the first trial of a target that does not answer, above 0.
         max_trial_seconds: most between two trials, `trial_seconds` or more.
 
     Attributes:
@@ -190,7 +191,7 @@ class SlowdownExclusion(Generic[T]):
 
         Args:
             now: seconds, not before the last call's.
-            tried: where it went before; it goes elsewhere if it can.
+            tried: the targets to which it went before; it goes elsewhere if it can.
 
         Returns:
             None where all are excluded and no trial is due: the caller asks again later, if no

@@ -1,1 +1,1 @@
-"""What passes between the server of the queue's HTTP API and its client."""
+"""The protocol between the queue's HTTP API and its Python client."""

@@ -1,4 +1,4 @@
-"""Requests to the queue's HTTP API, on connections that are kept open."""
+"""HTTP requests to the queue, on connections that are kept open."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ class _AtOnce(http.client.HTTPConnection):
 
 
 class _AtOnceTls(_AtOnce, http.client.HTTPSConnection):
-    """The same over TLS."""
+    """A connection over TLS that sends at once."""
 
 
 class Requests:
     """Sends requests to one server, each thread on a connection of its own.
 
     Args:
-        url: of the API.
+        url: the address of the API.
         timeout_seconds: how long to wait for the server, in addition to the wait of a request.
         token: bearer token; None where the server asks for none.
         ca_file: PEM file of the certificate authority of an ``https`` server; None for those of the

@@ -1,4 +1,4 @@
-"""Messages as the HTTP API answers with them: the values, and the decoder of the batch format.
+"""Messages in answers of the HTTP API, and the decoder of the batch format.
 
 `penstock.plugins.queue.batch_format` documents the format and encodes it. This module imports only
 the standard library, so that an executor of Spark needs no broker.
@@ -18,8 +18,8 @@ BATCH_CONTENT_TYPE: Final = "application/vnd.penstock.batch"
 BATCH_MAGIC: Final = b"PQB1"
 
 BATCH_HEADER: Final = struct.Struct("<4sBB2xIQ")
-"""Magic, kind, bit map of the columns that are left out, number of messages, bytes of the whole
-frame; little-endian, as every number."""
+"""The header of a frame: magic, kind, bit map of the columns that are left out, number of messages,
+bytes of the whole frame; little-endian, as every number."""
 
 COLUMNS: Final = (
     "enqueued_at",
@@ -30,7 +30,7 @@ COLUMNS: Final = (
     "payload",
     "payload_bytes",
 )
-"""Columns of a range that a reader may leave out, in the order of the header's bits from 1 on;
+"""The columns of a range that a reader may leave out, in the order of the header's bits from 1 on.
 ``payload_bytes`` are the lengths, which come along with payloads. The offset always comes."""
 
 KIND_RECORDS: Final = 0
@@ -38,25 +38,27 @@ KIND_RECORDS: Final = 0
 KIND_DELIVERIES: Final = 1
 
 NEXT_OFFSET_HEADER: Final = "Penstock-Next-Offset"
-"""Of the answer to a range: the offset from which it is read on."""
+"""The header of the answer to a range with the offset from which to read on."""
 
 LOOKED_AT_HEADER: Final = "Penstock-Messages"
-"""Of the same: messages below that offset, those that the topic filter left out included."""
+"""The header of the answer to a range with the number of messages below that offset, those that the
+topic filter left out included."""
 
 NOT_ACKNOWLEDGED_HEADER: Final = "Penstock-Not-Acknowledged"
-"""Of an answer with messages: JSON, by reason the indexes of the handles that a receive could not
-acknowledge. There is none where it has acknowledged all."""
+"""The header with the handles that a receive could not acknowledge: JSON, their indexes by reason.
+It is missing where all were acknowledged."""
 
 RETAIN: Final = "retain"
-"""Beside the properties of a message that was published with the RETAIN flag: true. No publisher
-can set it there."""
+"""The key, beside the properties, of a message that was published with the RETAIN flag: true. No
+publisher can set it."""
 
 PUBLISHED_AT_PROPERTY: Final = "penstock-published-at"
-"""User property in which a publisher may tell when it published: seconds since the Unix epoch."""
+"""The user property in which a publisher may tell when it published, in seconds since the Unix
+epoch."""
 
 DEAD_LETTER: Final = "dead_letter"
-"""Beside the properties of a dead letter: an object with ``queue``, ``physical_queue``, ``group``,
-``reason`` (``max_receives`` or ``dead``) and ``receives``. No publisher can set it."""
+"""The key, beside the properties, of a dead letter: an object with ``queue``, ``physical_queue``,
+``group``, ``reason`` (``max_receives`` or ``dead``) and ``receives``. No publisher can set it."""
 
 
 class Batch(NamedTuple):
@@ -95,7 +97,7 @@ class ReceivedMessage(NamedTuple):
         qos: QoS the message was published with.
         publisher: Client Identifier of the publisher; "" where there is none.
         enqueued_at: arrival at the broker, seconds since the Unix epoch.
-        properties: as of `Batch`.
+        properties: the properties, as of `Batch`.
     """
 
     receipt_handle: str
@@ -177,7 +179,7 @@ def _frames(
 
     Args:
         body: frames.
-        kind: of all of them.
+        kind: the kind of all of them.
         read: reads these columns.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The errors of the queue's client: what the HTTP API refuses, by the status of its answer."""
+"""The errors of the queue's client, by the status of the server's answer."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class OtherReaderError(ConflictError):
     """Status 409: the group belongs to another reader.
 
     Attributes:
-        reader: to which it belongs.
+        reader: the reader that the group belongs to.
     """
 
     @property
@@ -63,8 +63,8 @@ class OtherIncarnationError(ConflictError):
     """Status 409: the position is of a queue that was deleted; one of its name was created since.
 
     Attributes:
-        queue: its name.
-        incarnation: of the queue that exists.
+        queue: the name of the queue.
+        incarnation: the incarnation of the queue that exists.
     """
 
     @property

@@ -1,1 +1,1 @@
-"""An engine that others keep: Redis, with a library of functions of its own."""
+"""The engine that keeps its queues on Redis or Valkey servers, by a library of functions."""

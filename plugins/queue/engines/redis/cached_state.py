@@ -1,4 +1,4 @@
-"""What one program knows of queues that a server keeps.
+"""The state of queues on a server, as one program knows it from the server's answers.
 
 Theory of operation. Methods of the engine that do not wait are answered from here. Each answer of
 the server tells what has become of the physical queue and of the group that were asked; what other
@@ -29,13 +29,13 @@ class Told(NamedTuple):
         now: the server's time, as text.
         next: offset of the next message.
         earliest: first offset that may still exist.
-        messages: that exist.
-        payload_bytes: of these.
-        stored_bytes: that they take.
+        messages: the number of messages.
+        payload_bytes: the bytes of their payloads.
+        stored_bytes: the bytes that they take.
         oldest: the server's time at which the oldest message arrived, as text; b"" for none.
         delay_ends: the first ends of delays, each followed by its number of messages.
         is_all: 1 where all groups are told of.
-        places: of groups, each as `ToldPlace`.
+        places: the groups, each as `ToldPlace`.
     """
 
     now: bytes
@@ -51,18 +51,18 @@ class Told(NamedTuple):
 
 
 class ToldPlace(NamedTuple):
-    """The same of a group in a physical queue, in the order of the library's `group_told`.
+    """What each answer tells of a group in a physical queue, in the order of `group_told`.
 
     Attributes:
         group: its identifier.
         floor: everything below is settled or committed.
         waiting: messages that are not.
-        leased: of these, how many are with receivers.
-        delayed: of these, how many wait for their delay.
+        leased: those of the waiting messages that receivers have.
+        delayed: those of the waiting messages whose delay is not over.
         unseen: further ones with a delay, which no receive has looked at.
         used: the server's time of the group's newest request, as text.
         lease_ends: the first ends of leases, each followed by its number of messages.
-        delay_ends: the same of delays.
+        delay_ends: the first ends of delays, each followed by its number of messages.
     """
 
     group: bytes
@@ -84,12 +84,12 @@ class RedisPart:
         number: within its queue.
         earliest: first offset that may still exist.
         next: offset of the next message.
-        messages: that exist.
-        payload_bytes: of these.
-        stored_bytes: that they take, without what the server needs for itself.
+        messages: the number of messages.
+        payload_bytes: the bytes of their payloads.
+        stored_bytes: the bytes that they take, without what the server needs for itself.
         oldest: the engine's time at which the oldest message arrived; None for an empty queue.
-        coming_messages: that were sent there and of which no answer has come.
-        coming_bytes: of these.
+        coming_messages: messages that were sent there and of which no answer has come.
+        coming_bytes: the bytes of these.
     """
 
     def __init__(self, base: str, number: int) -> None:
@@ -111,11 +111,11 @@ class RedisPlace:
     Attributes:
         floor: everything below is settled or committed.
         waiting: messages that are not.
-        leased: of these, how many are with receivers.
-        delayed: of these, how many wait for their delay.
+        leased: those of the waiting messages that receivers have.
+        delayed: those of the waiting messages whose delay is not over.
         lease_ends: the first ends of leases, each with its number of messages.
-        delay_ends: the same of delays.
-        held: nonce of what this program has received, by offset.
+        delay_ends: the first ends of delays, each with its number of messages.
+        held: the nonce of each message that this program has received, by offset.
     """
 
     def __init__(self) -> None:
@@ -213,7 +213,7 @@ class RedisQueue(StoredQueue[RedisPart, RedisGroup]):
     Attributes:
         raw: its entry in the catalogue.
         has_lost: whether its server has lost messages, so that it is to have another life.
-        id_shards: over so many slots its deduplication identifiers are spread, which are those of
+        id_shards: over how many slots its deduplication identifiers are spread, which are those of
             its first physical queues; 0 where all are in a slot of their own.
     """
 
@@ -233,7 +233,7 @@ class RedisQueue(StoredQueue[RedisPart, RedisGroup]):
 
         Args:
             part: the physical queue.
-            told: by the server.
+            told: what the server tells.
             behind: seconds by which the server's clock is behind the engine's.
 
         Returns:

@@ -1,4 +1,4 @@
-"""Queues and groups, which all programs on one server share.
+"""The catalogue of queues and groups, which all programs on one server share.
 
 Theory of operation. The catalogue is one hash; each queue is an entry of it, JSON that is replaced
 only where it still is what the program has read. A physical queue knows its groups by identifiers
@@ -37,17 +37,18 @@ from penstock.plugins.queue.engines.redis.functions import Functions
 from penstock.plugins.queue.engines.redis.messages import root_of
 
 _MOST_ID_SHARDS: Final = 16
-"""More than most clusters have masters. Each is one call more for messages with identifiers."""
+"""The most shards of deduplication identifiers. Most clusters have fewer masters, and each shard is
+one call more for messages with identifiers."""
 
 
 class Catalogue:
     """Creates, changes and deletes queues and groups.
 
     Args:
-        functions: of the server.
+        functions: the functions of the server.
 
     Attributes:
-        queues: by name.
+        queues: the queues by name.
     """
 
     def __init__(self, functions: Functions) -> None:
@@ -362,7 +363,7 @@ class Catalogue:
 
         Args:
             queue: its name.
-            group: the same.
+            group: the name of the group.
             locate: finds the offsets.
         """
         async with self._lock:

@@ -1,4 +1,4 @@
-"""What a server must be so that no message is lost."""
+"""Checks of a server's settings: with wrong ones it could lose messages."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def check(
     """See that a server loses nothing; log what survives its end.
 
     Args:
-        connection: to it.
+        connection: a connection to the server.
         server: its address.
         logger: gets its settings.
         is_cluster: whether it is to be a node of a cluster.

@@ -1,4 +1,4 @@
-"""Deduplication in a cluster, where identifiers and messages are on different servers.
+"""Deduplication in a cluster, where an identifier and its message are on different servers.
 
 Theory of operation. The identifiers of a queue are spread over the slots of its first physical
 queues, each by its CRC-32: no node has them all, and that of an identifier need not be the one of
@@ -29,7 +29,7 @@ from penstock.plugins.queue.engines.redis.functions import Functions, refusal
 from penstock.plugins.queue.engines.redis.messages import as_repeat, is_repeat
 
 ARGUMENTS: Final = 5
-"""That each message has; the second is its key, the fourth its identifier."""
+"""The number of arguments of each message; the second is its key, the fourth its identifier."""
 
 Send: TypeAlias = Callable[
     [RedisQueue, RedisPart, Sequence[bytes], Sent | None], asyncio.Future[Any]

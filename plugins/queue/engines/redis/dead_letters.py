@@ -1,4 +1,4 @@
-"""Dead letters: where they go, and how they come back.
+"""Dead letters are stored in their queue before they leave their group, and moved back.
 
 Theory of operation. A letter is stored in one physical queue, then it leaves the other. It has a
 deduplication identifier of its own, so it is stored once, however often a program dies in between.
@@ -31,7 +31,7 @@ from penstock.plugins.queue.engines.redis.messages import (
 from penstock.plugins.queue.engines.redis.storing import Storing
 
 _LETTERS: Final = 500
-"""Dead letters that are moved at a time."""
+"""How many dead letters are moved at a time."""
 
 
 class Burying:

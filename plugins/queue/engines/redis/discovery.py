@@ -1,4 +1,4 @@
-"""Finding the servers that have the keys."""
+"""Discovery finds the servers: the only one, the master of sentinels, or the cluster's masters."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from penstock.plugins.queue.engines.redis.login import CONNECT_SECONDS, Address,
 from penstock.plugins.queue.engines.redis.routes import N_SLOTS, Range
 
 _ASK_SECONDS: Final = (1.0, CONNECT_SECONDS)
-"""For the answer of one in each round: another one may be quicker, or all may be slow."""
+"""How long each server is waited for in the first and the second round: another one may be quicker,
+or all may be slow."""
 
 
 def listed(addresses: Sequence[Address]) -> str:

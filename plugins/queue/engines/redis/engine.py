@@ -1,4 +1,4 @@
-"""The engine on a Redis server, which any number of programs share.
+"""The engine on Redis servers, whose queues any number of programs share.
 
     engine = RedisEngine(RedisServer("127.0.0.1", 6379), logger=logging.getLogger("penstock.queue"))
     await engine.open()
@@ -68,10 +68,10 @@ from penstock.plugins.queue.engines.redis.storing import Storing
 from penstock.plugins.web.bind import split_bind
 
 _UNKNOWN_SECONDS: Final = 60.0
-"""After which a group that no entry of the catalogue names is dropped: another program may be about
-to create it."""
+"""The time after which a group that is in no entry of the catalogue is dropped. Before that,
+another program may be about to create it."""
 _STEP_SECONDS: Final = 1.0
-"""By which the server's clock may differ from this program's between two looks."""
+"""How much the server's clock may drift from this program's between two looks."""
 
 
 class RedisEngine:
@@ -79,8 +79,8 @@ class RedisEngine:
 
     Args:
         server: where the server is.
-        clocks: of the machine.
-        server_clock: in place of the server's clock; None in a program.
+        clocks: the clocks of the machine.
+        server_clock: a clock to use instead of the server's; None in a program.
         logger: gets faults.
     """
 

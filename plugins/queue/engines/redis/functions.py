@@ -1,4 +1,4 @@
-"""Calls of the library, and what their answers change here."""
+"""Calls of the server's functions, and the updates of the cached state by their answers."""
 
 from __future__ import annotations
 
@@ -50,24 +50,25 @@ _STORED: Final = frozenset(
         "seek",
     }
 )
-"""Functions for whose effect replicas are waited for. A lease or a settled message that a failover
-loses is a message that is received once more."""
+"""Functions whose effects replicas must have. If a failover loses a lease or a settlement, the
+message is received once more."""
 _LOOK_SECONDS: Final = 0.1
-"""Between two looks whether the node of a call that is waited for is away."""
+"""The interval at which a waiting call checks whether its node is away."""
 _KEPT_SECONDS: Final = 1800.0
-"""For which the server certainly keeps the answer of a program's last call."""
+"""How long the server certainly keeps the answer of a program's last call."""
 _NUMBERED: Final = frozenset({"append", "lease", "settle"})
-"""Functions that must not be carried out twice: the server keeps the answer for a repeat."""
+"""Functions that must not be carried out twice. The server keeps their answers for repeated
+calls."""
 
 
 class Functions:
     """Calls the functions of the server.
 
     Args:
-        routes: to the servers.
+        routes: the routes to the servers.
         prefix: begins the name of each key.
         monotonic: returns monotonic seconds.
-        server_clock: in place of the server's; None in a program.
+        server_clock: a clock to use instead of the server's; None in a program.
 
     Attributes:
         arrivals: wakes those who wait for messages.
@@ -116,7 +117,7 @@ class Functions:
         return part_key(self._prefix, incarnation, number)
 
     def ids_key(self, queue: RedisQueue, identifier: bytes) -> str:
-        """Return the same of where a deduplication identifier of a queue is kept."""
+        """Return the common beginning of the keys where a deduplication identifier is kept."""
         if not queue.id_shards:
             return f"{self._prefix}:{{{root_of(queue.incarnation)}}}"
         return self._shard_key(queue.incarnation, crc32(identifier) % queue.id_shards)
@@ -125,11 +126,11 @@ class Functions:
         return f"{self.part_key(incarnation, shard)}:claims"
 
     def stored_ids_key(self, queue: RedisQueue, part: RedisPart) -> str:
-        """Return the same of those that `append` looks at: in a cluster, a physical queue's own."""
+        """Return the beginning of the keys of identifiers that `append` looks at."""
         return f"{part.base}:ids" if self.is_cluster else self.ids_key(queue, b"")
 
     def all_ids_keys(self, queue: RedisQueue) -> list[str]:
-        """Return the same of all that a queue has."""
+        """Return the beginnings of all keys with identifiers of a queue."""
         parts = queue.physical.values() if self.is_cluster else ()
         kept = self._kept_ids_keys(queue.incarnation, queue.id_shards)
         return [*kept, *(f"{part.base}:ids" for part in parts)]
@@ -219,11 +220,11 @@ class Functions:
         return known[1]
 
     def is_reached(self, key: str) -> bool:
-        """Return whether upkeep of a key need not wait for its node; the only one is waited for."""
+        """Return whether the node of a key is there, or is the only server, which is waited for."""
         return not (self.is_cluster and self._routes.is_away(key))
 
     def reached(self, queue: RedisQueue) -> list[RedisPart]:
-        """Return the physical queues for whose upkeep this is so."""
+        """Return the physical queues whose maintenance need not wait for their node."""
         return [part for part in queue.physical.values() if self.is_reached(part.base)]
 
     async def ask(
@@ -234,7 +235,7 @@ class Functions:
         *args: Any,
         keys: Iterable[str] = (),
     ) -> Any:
-        """The same; return the answer.
+        """Call a function of a physical queue as `submit` does; return the answer.
 
         Raises:
             UnknownQueueError: the queue is gone.
@@ -435,7 +436,7 @@ class Functions:
         await self._look(queues, lambda queue: queue.physical.values())
 
     async def look_at_reached(self, queues: Iterable[RedisQueue]) -> None:
-        """The same, but for physical queues whose nodes are away.
+        """Look at queues without the physical queues whose nodes are away.
 
         Raises:
             StorageError: a node could not be asked; the others were.
@@ -459,7 +460,7 @@ class Functions:
             raise gone
 
     async def look_at(self, queue: RedisQueue, part: RedisPart) -> None:
-        """The same of one physical queue."""
+        """Look at one physical queue."""
         end = part.next
         groups = list(queue.groups.values())
         before = [_receivable(group, part) for group in groups]

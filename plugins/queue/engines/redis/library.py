@@ -1,4 +1,4 @@
-"""The library of functions that servers run, its version, and how it comes there."""
+"""The library of functions that servers run: its version, and how it is loaded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VERSION: Final = 1
 FAMILY: Final = "penstock_queue_"
 LIBRARY: Final = f"{FAMILY}{VERSION}"
 PREFIX: Final = f"{LIBRARY}_"
-"""Begins the name of each function: names are the server's, not the library's."""
+"""The prefix of each function's name, because names are unique on a server, not in a library."""
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Hearing of what other programs have stored or given back.
+"""Listening to the server's channels tells what other programs have stored or given back.
 
 Theory of operation. A function of the server that makes messages visible publishes the name of the
 program that has called it, on a channel that is called as the physical queue. A program subscribes
@@ -27,7 +27,8 @@ from penstock.plugins.queue.engines.redis.routes import Routes
 from penstock.plugins.queue.engines.redis.server import RedisServer
 
 _SPARE_SECONDS: Final = 60.0
-"""For which channels are heard after nobody waits any more; others may wait soon."""
+"""How long a program listens after the last request has stopped waiting, as others may follow
+soon."""
 _RETRY_SECONDS: Final = 1.0
 
 
@@ -49,8 +50,8 @@ class Listening:
 
     Args:
         server: where the server is.
-        routes: to the servers, one of which is listened to.
-        functions: of the servers.
+        routes: the routes to the servers, one of which is listened to.
+        functions: the functions of the servers.
         logger: gets faults.
 
     Attributes:

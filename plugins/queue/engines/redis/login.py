@@ -1,4 +1,4 @@
-"""How a connection to a server begins."""
+"""Connections to servers: address, user, password and TLS."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.plugins.queue.engines.contract import EngineStartError
 Address: TypeAlias = tuple[str, int]
 """Host and port."""
 CONNECT_SECONDS: Final = 5.0
-"""For a connection, and for each of the answers with which it begins."""
+"""The timeout of a connection, and of each answer with which it begins."""
 
 
 def named(address: Address) -> str:
@@ -77,13 +77,13 @@ class Login:
     def blocking_connection(
         self, address: Address, db: int, seconds: float, read_bytes: int
     ) -> blocking.Connection:
-        """The same for a thread that waits for answers.
+        """Return a connection for a thread that waits for answers.
 
         Args:
-            address: of the server.
+            address: the address of the server.
             db: number of the database.
-            seconds: for a connection, and for more of an answer.
-            read_bytes: at a time.
+            seconds: the timeout of a connection, and of each further part of an answer.
+            read_bytes: how many bytes are read at a time.
 
         Raises:
             EngineStartError: a file cannot be read.

@@ -1,4 +1,4 @@
-"""Messages on their way to the server and back."""
+"""The encoding of messages on the server."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ from penstock.plugins.queue.wire.frames import Batch
 
 _HEAD: Final = struct.Struct("<ddddIB")
 INFO: Final = struct.Struct("<ddddIBH")
-"""Begins what the server keeps beside a message: clock, end of its delay, expiry, wall time,
-payload bytes, flags, and bytes of the key. Key and topic follow. Of the flags, 1 says that it has a
-key; the others are the bytes before its payload in `BODY`, if these are fewer than 128, else 0."""
+"""The beginning of what the server keeps beside a message: clock, end of its delay, expiry, wall
+time, payload bytes, flags, and bytes of the key. Key and topic follow. Flag 1 says that there is a
+key. The other flags are the number of bytes before the payload in `BODY`, if it is below 128, else
+0."""
 BODY: Final = struct.Struct("<BHI")
-"""Begins a message: QoS, bytes of publisher and of properties. These and the payload follow."""
+"""The beginning of a message: QoS, bytes of publisher and of properties. These and the payload
+follow."""
 _IS_REPEAT: Final = 1
 _HAS_KEY: Final = 2
 
@@ -29,15 +31,15 @@ class Row(NamedTuple):
     """A message as the server keeps it.
 
     Attributes:
-        offset: in its physical queue.
+        offset: the offset in its physical queue.
         topic: Topic Name.
-        payload: of it.
-        qos: of its publisher.
+        payload: the payload.
+        qos: the QoS of its publisher.
         publisher: Client Identifier.
         enqueued_at: wall time of its arrival, seconds since the Unix epoch.
         properties: JSON object.
         clock: the engine's time of its arrival.
-        expires_at: the same of its expiry; 0 for never.
+        expires_at: the engine's time of its expiry; 0 for never.
     """
 
     offset: int

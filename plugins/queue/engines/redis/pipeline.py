@@ -1,4 +1,4 @@
-"""One connection to one server on which calls do not wait for each other.
+"""A pipeline sends calls over one connection without waiting for the answers of earlier ones.
 
 Theory of operation. Calls of one step of the loop leave in one write, in their order; answers come
 in the same order. A call for many messages leaves at once: the server works on it while this
@@ -53,26 +53,27 @@ NOT_CARRIED_OUT: Final = (
     ReadOnlyError,
     TryAgainError,
 )
-"""Answers of a server that has not the slot, or is no master: nothing was changed. A slot that is
-on its way to another server (`ASK`) is waited for: half of its keys are of no use to a function."""
+"""Answers of a server that does not have the slot, or is no master: nothing was changed. A slot
+that moves to another server (`ASK`) is waited for, because a function cannot use half of its
+keys."""
 _LONG_BYTES: Final = 16 * 1024
 _MANY_WORDS: Final = 48
-"""Of a command that leaves at once: it takes longer than a write of its own does."""
+"""A command with so many words is written at once: encoding it takes longer than a write."""
 _FIRST_RETRY_SECONDS: Final = 0.02
 _LAST_RETRY_SECONDS: Final = 1.0
 _FOLLOW_SECONDS: Final = 0.25
-"""Between two looks whether a silent server is replaced, or a refused slot has a server, which a
-small request tells."""
+"""The interval at which a small request checks whether a silent server was replaced, or a refused
+slot has a server."""
 
 
 class Patience(NamedTuple):
     """How long is waited for what.
 
     Attributes:
-        timeout_seconds: for an answer, after which the connection is given up.
-        retry_seconds: since it was made, after which a call fails that no server takes.
-        min_replicas: replicas that must have what is stored; 0 to wait for none.
-        replication_seconds: for which they are waited for.
+        timeout_seconds: how long an answer is waited for; then the connection is given up.
+        retry_seconds: the age at which a call fails that no server takes.
+        min_replicas: how many replicas must have what is stored; 0 to wait for none.
+        replication_seconds: how long replicas are waited for.
         slowdown_detection_time: seconds without an answer after which a server is silent; None for
             never.
     """
@@ -91,7 +92,7 @@ class Call:
         command: its words.
         slot: hash slot of its keys; 0 where there is but one server.
         is_stored: whether replicas are waited for.
-        number: of calls, in the order in which they were made.
+        number: its number among all calls, in the order in which they were made.
         made_at: the loop's time of that, in seconds.
         future: has its answer.
         is_sent: whether it may have been carried out.
@@ -565,7 +566,7 @@ class Pipeline:
         """Complete calls, and hold the slots of those that the server does not carry out.
 
         Args:
-            connection: to the server.
+            connection: the connection to the server.
             answered: its first number grows with each call.
         """
         sent = self._sent

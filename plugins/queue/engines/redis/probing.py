@@ -1,4 +1,4 @@
-"""Whether servers would store a message at this moment, whatever has become of them."""
+"""Probing asks each server whether it would store a message."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from penstock.plugins.queue.engines.redis.routes import Routes
 from penstock.plugins.queue.engines.redis.server import RedisServer
 
 PROBE_SECONDS: Final = 2.0
-"""For an answer, besides what replicas may take."""
+"""The timeout of an answer, in addition to the time for replicas."""
 
 
 class Prober:
@@ -27,9 +27,9 @@ class Prober:
 
     Args:
         server: where the servers are.
-        routes: to them.
-        functions: of the servers.
-        catalogue: of the queues.
+        routes: the routes to them.
+        functions: the functions of the servers.
+        catalogue: the catalogue of the queues.
         logger: gets problems, and their ends.
 
     Attributes:

@@ -1,9 +1,9 @@
-"""Receives: what is leased, given back and settled.
+"""Receiving leases messages on the server, gives them back and settles them.
 
 Theory of operation. A receive does not wait for a node of a cluster that is away while others are
 there: it is given up. Whether the node has leased anything is known at its answer, which is waited
 for in any case. What it has leased then goes back, and that receive is not counted: nobody has seen
-the messages. The same is done for a receiver that has left.
+the messages. What a receiver has leased that has left goes back, too.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from penstock.plugins.queue.engines.segments import count_down
 from penstock.plugins.queue.wire.frames import ReceivedMessage
 
 _HOLD_SECONDS: Final = 60.0
-"""For which a message stays with its receiver while it is moved to a dead letter queue."""
+"""How long a message stays leased while it is moved to a dead letter queue."""
 
 
 class _Run(NamedTuple):
     """Messages of one physical queue that were received together, as often each.
 
     Attributes:
-        receive_count: of the messages with this receive.
-        nonce: of the receive; -2, which no receive has, where it was of another epoch.
-        indexes: of their handles.
-        offsets: of the messages.
+        receive_count: the receive count of the messages with this receive.
+        nonce: the nonce of the receive; -2, which no receive has, where it was of another epoch.
+        indexes: the indexes of their handles.
+        offsets: the offsets of the messages.
     """
 
     receive_count: int
@@ -59,8 +59,8 @@ class Receiving:
     """Leases and settles messages.
 
     Args:
-        functions: of the server.
-        catalogue: of queues and groups.
+        functions: the functions of the server.
+        catalogue: the catalogue of queues and groups.
         burying: keeps dead letters.
         logger: gets faults.
     """
@@ -283,7 +283,7 @@ class Receiving:
     def _give_back(
         self, queue: str, group: str, deliveries: Sequence[ReceivedMessage]
     ) -> list[asyncio.Future[Any]]:
-        """The same; return the calls that do it."""
+        """Give messages back; return the calls that do it."""
         calls: list[asyncio.Future[Any]] = []
         if not deliveries:
             return calls  # to tell of arrivals where there are none has those who wait look again

@@ -1,4 +1,4 @@
-"""Which server a call goes to: the only one, the master that sentinels name, or that of its slot.
+"""Routes send each call to the server that has its hash slot.
 
 Theory of operation. Each server has a pipeline. Where it has lost its connection, or is told that a
 slot is another server's, the routes are found again, and the calls that wait go where they belong.
@@ -24,7 +24,7 @@ from penstock.plugins.queue.engines.redis.login import Address, named
 from penstock.plugins.queue.engines.redis.pipeline import Call, Patience, Pipeline
 
 Range: TypeAlias = tuple[int, int, Address]
-"""First and last slot, and the server that has them."""
+"""The first and the last slot of a range, and the server that has them."""
 N_SLOTS: Final = 16_384
 _MOST_KEYS: Final = 100_000
 

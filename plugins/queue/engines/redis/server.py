@@ -1,4 +1,4 @@
-"""Where the servers are, and how they are reached."""
+"""The settings by which a program reaches its Redis servers."""
 
 from __future__ import annotations
 
@@ -34,9 +34,11 @@ class RedisServer:
         db: number of the database.
         prefix: begins the name of each key.
         login: how a connection begins.
-        sentinels: that know which server is the master; None for those that have none.
+        sentinels: the sentinels that know which server is the master; None for those that have
+            none.
         cluster: some nodes of a cluster; () for a server that is in none.
-        local_nodes: of the cluster, on this machine: receives prefer what they are masters of.
+        local_nodes: the nodes of the cluster on this machine: receives prefer what they are masters
+            of.
         patience: how long is waited for what.
     """
 
@@ -61,7 +63,7 @@ class RedisServer:
         """Return a connection that is not open.
 
         Args:
-            address: of the server; None for the only one.
+            address: the address of the server; None for the only one.
 
         Raises:
             EngineStartError: a file cannot be read.

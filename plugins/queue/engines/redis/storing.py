@@ -1,4 +1,4 @@
-"""Messages on their way into physical queues."""
+"""Storing sends new messages to physical queues, and removes what they leave no room for."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from penstock.plugins.queue.engines.redis.messages import (
 )
 
 _SAME_AGE_SECONDS: Final = 1.0
-"""Messages of different physical queues are as old as each other if their ages differ by less. What
-is known of others' ages is as of their last answers, and many answers are under way."""
+"""Messages of different physical queues count as equally old if their ages differ by less. The ages
+of others are as of their last answers, and many answers are under way."""
 
 
 class Storing:
     """Stores messages, and removes what they leave no room for.
 
     Args:
-        functions: of the server.
-        clocks: of the machine.
+        functions: the functions of the server.
+        clocks: the clocks of the machine.
         logger: gets faults.
     """
 
@@ -116,7 +116,7 @@ class Storing:
     def _send(
         self, queue: RedisQueue, part: RedisPart, args: Sequence[bytes], sent: Sent | None
     ) -> asyncio.Future[Any]:
-        """The same as `submit`, of which somebody may be told."""
+        """Store messages as `submit` does, and tell `sent`."""
         call = self.submit(queue, part, args)
         if sent is not None:
             answered = asyncio.get_running_loop().create_future()
@@ -237,9 +237,9 @@ class Storing:
         Args:
             queue: the queue.
             part: its physical queue.
-            reason: that is counted.
+            reason: the reason that is counted.
             below: offset below which all leave; "" for those of an age.
-            age: this age, in seconds.
+            age: the age in seconds.
 
         Returns:
             How many have left, and whether that was all.
