@@ -33,7 +33,7 @@ class Counters:
         clients_connected: clients connected now.
         logins_failed: CONNECT packets and exchanges with a wrong user or password.
         logins_not_judged: logins refused unchecked after too many failures; see
-            `penstock.broker.quotas.login_backoff`.
+            `penstock.broker.sessions.login_backoff`.
         revoked: clients disconnected after a reload that withdrew their access.
         peer_errors: connections closed for what the peer sent, by reason code.
         unexpected_acknowledgements: acknowledgements of packet identifiers not inflight.

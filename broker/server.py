@@ -23,6 +23,7 @@ from penstock.broker.config.policy import Policy
 from penstock.broker.events import Callbacks
 from penstock.broker.extensions import Plugin, overridden
 from penstock.broker.fast_paths.door import core_class
+from penstock.broker.network.admission import Admission
 from penstock.broker.network.in_process import LISTENER as IN_PROCESS
 from penstock.broker.network.in_process import InProcessClients
 from penstock.broker.network.listeners import Listening, reload_files
@@ -33,7 +34,6 @@ from penstock.broker.network.transport import MqttProtocol
 from penstock.broker.plugin_guard import Guard
 from penstock.broker.plugin_loader import LoadedPlugins, load_plugins
 from penstock.broker.process.machine_memory import machine_memory_bytes
-from penstock.broker.quotas.admission import Admission
 from penstock.broker.receiving.connecting import close_if_revoked, revoke
 from penstock.broker.reports.client_log import ClientLog
 from penstock.broker.reports.client_reports import Reports
@@ -43,7 +43,7 @@ from penstock.broker.reports.sys_topics import SysTopics
 from penstock.broker.routing.retained import RETAINED_BLOCKS
 from penstock.broker.routing.topic_tree import PLAN_BLOCKS
 from penstock.broker.sessions.access import AlsoAsking, ExceptLocal, combine
-from penstock.broker.sessions.sink_routes import CoreSinks
+from penstock.broker.sessions.broker_state import CoreSinks
 
 if TYPE_CHECKING:
     from penstock.broker.amqtt_host.host import AmqttHost

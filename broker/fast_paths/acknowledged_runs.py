@@ -42,9 +42,9 @@ from penstock.broker.mqtt.short_packets import (
     packets_from,
 )
 from penstock.broker.payload import JOIN_BELOW_BYTES
-from penstock.broker.quotas.queue_capacity import MANY_SESSIONS
 from penstock.broker.receiving.acknowledging import made_room, sample
 from penstock.broker.receiving.publishing import SMALL_PROPERTIES_BYTES
+from penstock.broker.routing.queue_capacity import MANY_SESSIONS
 from penstock.broker.sending.sender import ANSWER_MEMORY_BYTES
 from penstock.broker.sessions.session import DIRECT_BYTES
 

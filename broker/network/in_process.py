@@ -22,10 +22,10 @@ from penstock.broker.errors import PenstockError
 from penstock.broker.extensions import LOCAL_CLIENT_PREFIX
 from penstock.broker.message import Message, SizeClass
 from penstock.broker.mqtt.topics import matches
+from penstock.broker.network.admission import Places
 from penstock.broker.network.new_connection import AcceptedConnection, Reception
 from penstock.broker.network.transport import MqttProtocol
 from penstock.broker.outbox.lane_order import join_lanes
-from penstock.broker.quotas.admission import Places
 from penstock.broker.receiving.publishing import relay_problem
 from penstock.broker.sending.sender import TellingSender
 from penstock.broker.sessions.lanes import lane_of

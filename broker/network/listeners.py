@@ -18,6 +18,7 @@ from penstock.broker.config.listener_config import Listener, Tls
 from penstock.broker.config.secret_file import warn_of_readers
 from penstock.broker.errors import PenstockError
 from penstock.broker.mqtt.proxy_header import ProxyHeaderError, read_proxy_header
+from penstock.broker.network.admission import Places
 from penstock.broker.network.new_connection import AcceptedConnection, Layer, Reception
 from penstock.broker.network.open_files import BACKLOG
 from penstock.broker.network.revocation import RevocationList, is_revoked
@@ -36,7 +37,6 @@ from penstock.broker.network.tls import (
     problem_of_certificate,
     revocation_lists,
 )
-from penstock.broker.quotas.admission import Places
 
 if TYPE_CHECKING:
     from penstock.broker.network.websocket import WebSocketLayer

@@ -16,9 +16,9 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Final, Protocol, cast
 
 from penstock.broker.counters import Counters, count
+from penstock.broker.network.admission import Admission, Place, Places
 from penstock.broker.network.tcp_options import set_give_up
 from penstock.broker.plugin_guard import is_logged
-from penstock.broker.quotas.admission import Admission, Place, Places
 
 CLOSE_TIMEOUT_SECONDS: Final = 5.0
 """A closed connection may take so long to send what was written before the close."""

@@ -1,1 +1,1 @@
-"""What waits for one subscriber, and the account of it."""
+"""Messages that wait for one subscriber or are unacknowledged, and their ledger."""

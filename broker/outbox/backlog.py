@@ -17,11 +17,11 @@ from typing import Final
 from penstock.broker.message import Message
 
 DELIVERY_BYTES: Final = 144
-"""What a waiting delivery takes in CPython, with its place in a queue."""
+"""Memory that CPython takes for a waiting delivery, with its place in a queue."""
 
 LARGE_DELIVERY_BYTES: Final = 1200
-"""The same for a large message, which may be the first of a topic: such a topic has a queue of its
-own."""
+"""Memory that CPython takes for a waiting delivery of a large message. It may be the first of its
+topic, which then has a queue of its own."""
 
 _MOST_TEXT_BYTES: Final = 512 * 1024
 """More than a message without properties takes besides its payload: its longest topic, with four

@@ -52,10 +52,11 @@ CAUSES: Final = {
 """Every cause of a decision, and its meaning."""
 
 Outcome = Literal["at_once", "held", "released", "gone"]
-"""Sent without a hold; held; sent after a hold; left unsent while it was held."""
+"""What becomes of a large message: it is sent without a hold, held, sent after a hold, or it leaves
+unsent while it is held."""
 
 Until = Literal["acknowledged", "sent"]
-"""Where a latency ends: at the PUBACK or PUBCOMP, or when a QoS 0 message is handed to the
+"""The end of a latency: at the PUBACK or PUBCOMP, or when a QoS 0 message is handed to the
 connection."""
 
 SOJOURN_BOUNDS: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0)

@@ -1,4 +1,4 @@
-"""What is still known of the last clients that have gone: why their messages were held.
+"""The last clients that have gone, and why their messages were held.
 
 An operator asks after a client has failed, and its session may have ended by then.
 """
@@ -13,13 +13,15 @@ from penstock.broker.outbox.message_counts import Ledger
 from penstock.broker.outbox.outbox import Outbox
 
 MAX_CLIENTS: Final = 256
-"""Clients that are remembered, some 3 KB each."""
+"""The most clients that are remembered; each takes some 3 KB."""
 
 MAX_NAME_CHARACTERS: Final = 256
-"""Of client id and user name together: clients make up ids, and one may have 65,535 bytes."""
+"""A client whose Client Identifier and user name have more characters is not remembered: clients
+make
+up identifiers, and one may have 65,535 bytes."""
 
 MAX_TOPIC_CHARACTERS: Final = 256
-"""Of a topic in a decision; the rest is cut off."""
+"""Characters of the topic in a remembered decision; the rest is cut off."""
 
 
 class LastClient(NamedTuple):

@@ -85,4 +85,4 @@ DROP_REASONS = {
 """Every reason for which a message may be dropped, and its meaning."""
 
 BACKLOG_REASONS = frozenset({"broker_full", "not_stored", "pushed_out", "queue_full", "too_old"})
-"""Those that mean that a subscriber's backlog was too large, or too old."""
+"""The reasons that mean that a subscriber's backlog was too large, or too old."""

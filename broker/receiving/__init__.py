@@ -1,1 +1,1 @@
-"""What comes from one client: bytes to packets, packets to their functions."""
+"""The receiving side of one client: bytes to packets, packets to their functions."""

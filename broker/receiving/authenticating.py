@@ -29,9 +29,9 @@ from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.sessions.client import Authentication, LetIn
 
 if TYPE_CHECKING:
-    from penstock.broker.quotas.login_backoff import Attempt
     from penstock.broker.sessions.broker_state import Core
     from penstock.broker.sessions.client import Client
+    from penstock.broker.sessions.login_backoff import Attempt
 
 _NOT_TAKEN: Final = frozenset(PacketType) - {PacketType.AUTH, PacketType.DISCONNECT}
 

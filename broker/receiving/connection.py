@@ -28,13 +28,13 @@ from penstock.broker.mqtt.receive_buffer import (
     packet_too_large,
     read_remaining_length,
 )
-from penstock.broker.quotas.received_bytes import FREE_BYTES
 from penstock.broker.receiving import control_packets
 from penstock.broker.receiving.acknowledging import TAKE_ACKNOWLEDGEMENT
 from penstock.broker.receiving.authenticating import check_packet_type
 from penstock.broker.receiving.publishing import receive_publish
 from penstock.broker.receiving.rate_limit import RateLimit, n_publishes
 from penstock.broker.sessions.client import Client
+from penstock.broker.sessions.received_bytes import FREE_BYTES
 from penstock.broker.sessions.session import pump
 from penstock.broker.timers import Timer
 

@@ -46,10 +46,11 @@ if TYPE_CHECKING:
     from penstock.broker.sessions.session import Session
 
 SMALL_PROPERTIES_BYTES: Final = 1024
-"""Properties of so few bytes, which is most, do not count towards limits of bytes."""
+"""Properties of so few bytes do not count towards limits of bytes. Most messages have no more."""
 
 MEMORY_PER_PROPERTY_BYTE: Final = 16
-"""What each byte of larger properties takes in CPython at the worst, in empty user properties."""
+"""Memory that CPython takes for a byte of larger properties in the worst case, that of empty user
+properties."""
 
 MAX_LOGGED_TOPIC: Final = 80
 """Characters of a topic that is refused for its length, in the log."""
@@ -61,23 +62,25 @@ _QOS_BITS: Final = 0x06
 """QoS in the first byte of a PUBLISH."""
 
 _QOS_2_OR_DUP: Final = 0x0C
-"""Bits in the first byte of a PUBLISH, one of which each PUBLISH that may be a repeat has."""
+"""Bits in the first byte of a PUBLISH. One that may be a repeat has at least one of them."""
 
 MOST_HEADER_BYTES: Final = 9
-"""Of a PUBLISH besides topic, properties and payload: the first byte, the Remaining Length, the
-length of the topic and the Packet Identifier."""
+"""The most bytes that a PUBLISH has besides topic, properties and payload: the first byte, the
+Remaining Length, the length of the topic and the Packet Identifier."""
 
 _CLOSING: Final = (ReasonCode.TOPIC_NAME_INVALID, ReasonCode.PAYLOAD_FORMAT_INVALID)
-"""They end the connection where no acknowledgement can say so: at QoS 0 and in MQTT 3.1.1."""
+"""Reason codes that end the connection where no acknowledgement can carry them: at QoS 0 and in
+MQTT
+3.1.1."""
 
 _OF_THE_CONNECTION: Final = (
     ReasonCode.RECEIVE_MAXIMUM_EXCEEDED,
     ReasonCode.TOPIC_ALIAS_INVALID,
 )
-"""They are no fault of one message, which may come again."""
+"""Reason codes that are not caused by one message, so that the message may come again."""
 
 _TOPIC_ALIAS_ALONE: Final = b"\x03\x23"
-"""Properties that are a Topic Alias and nothing else begin so."""
+"""How encoded properties begin that are one Topic Alias and nothing else."""
 
 _NOT_UTF_8: Final = "the payload is not UTF-8, as its Payload Format Indicator says"
 _NOT_KEPT: Final = "the broker cannot keep the payload"

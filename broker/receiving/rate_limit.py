@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from penstock.broker.config.limits import Limits
 
 _ROUNDING: Final = 1e-6
-"""Of a token: what sums of fractions may be short of."""
+"""The part of a token that may be missing, as fractions are added up with rounding errors."""
 
 _MIN_WAIT_SECONDS: Final = 0.001
-"""A wait that rounding makes shorter would end before its tokens are there."""
+"""The shortest wait. Rounding could end a shorter one before its tokens are there."""
 
 
 class _Bucket:

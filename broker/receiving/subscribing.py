@@ -42,13 +42,15 @@ MIN_FILTERS: Final = 1_000
 
 
 FILTERS_IN_TURN: Final = 256
-"""Of one SUBSCRIBE or UNSUBSCRIBE before others have their turn: at some 4 us each, 1 ms."""
+"""Topic filters of one SUBSCRIBE or UNSUBSCRIBE that are handled before other clients have their
+turn.
+Each takes some 4 us, all of them 1 ms."""
 
 MAX_SHOWN: Final = 40
 """Characters of a size class that is unknown, in the Reason String."""
 
 _LEAST_REQUEST_BYTES: Final = 3
-"""Of a topic filter of one character in UNSUBSCRIBE."""
+"""Bytes that a topic filter of one character takes in UNSUBSCRIBE."""
 
 
 def check_number(client: Client, packet_type: int, body: bytes) -> None:

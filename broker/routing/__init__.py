@@ -1,1 +1,1 @@
-"""Who gets a message: subscriptions, shares and what is retained."""
+"""Subscriptions, shared subscriptions and retained messages: who gets a message."""

@@ -16,19 +16,21 @@ from penstock.broker.message import Message
 from penstock.broker.timers import Timer, Timers
 
 RETAINED_BYTES: Final = 112
-"""What a retained message takes in CPython beside the message itself."""
+"""Memory that CPython takes for a retained message beside the message itself."""
 
 RETAINED_BLOCKS: Final = 7
-"""How many small blocks a retained message takes in CPython, with the last level of its topic."""
+"""Small memory blocks of CPython that a retained message takes, with the last level of its
+topic."""
 
 EXPIRY_BYTES: Final = 520
-"""The same of its timer, where it expires."""
+"""Memory that CPython takes for the timer of a retained message that expires."""
 
 LEVEL_BYTES: Final = 144
-"""What a topic level takes beside its text; it counts once for all topics that begin with it."""
+"""Memory that a topic level takes beside its text, once for all topics that begin with it."""
 
 TABLE_BYTES: Final = 216
-"""What its table of next levels takes, if there is any; the first levels' does not count."""
+"""Memory that the table of next levels of a topic level takes. A level without next ones has none,
+and the table of first levels does not count."""
 
 
 Show: TypeAlias = Callable[[Message, int], Iterator[Message]]

@@ -1,4 +1,4 @@
-"""What routing sees of a session."""
+"""A session as routing sees it."""
 
 from __future__ import annotations
 

@@ -36,20 +36,21 @@ PLAN_BLOCKS: Final = 4
 
 _PLAN_BYTES: Final = 512
 _TARGET_BYTES: Final = 90
-"""What a plan and each of its targets take in CPython, its fast plan included."""
+"""Memory that CPython takes for a plan, and for each of its targets, with its fast plan."""
 
 
 SUBSCRIPTION_BYTES: Final = 280
-"""What a subscription takes in CPython beside its topic filter and the levels of that."""
+"""Memory that CPython takes for a subscription beside its topic filter and the levels of that."""
 
 SHARE_BYTES: Final = 960
-"""What a shared subscription takes beside those of its members."""
+"""Memory that a shared subscription takes beside the subscriptions of its members."""
 
 LEVEL_BYTES: Final = 96
-"""What a level of a filter takes beside its text; it counts once for all that begin with it."""
+"""Memory that a level of a filter takes beside its text, once for all filters that begin with
+it."""
 
 TABLE_BYTES: Final = 128
-"""What its table of next levels takes, if there is any."""
+"""Memory that the table of next levels of a level takes. A level without next ones has none."""
 
 
 def subscription_bytes(topic_filter: str) -> int:

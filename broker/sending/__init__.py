@@ -1,1 +1,1 @@
-"""What leaves for one client."""
+"""The sending side of one client."""

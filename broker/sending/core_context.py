@@ -1,4 +1,4 @@
-"""What all of one broker's core refers to: limits, extensions, clock-less timers and counters."""
+"""The context of one broker's core: limits, extensions, timers without a clock, and counters."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Commits(Protocol):
 
 
 class Shared:
-    """What each part of the core may refer to.
+    """The context that each part of the core may refer to.
 
     Attributes:
         limits: what one client may take.

@@ -50,28 +50,30 @@ if TYPE_CHECKING:
     from penstock.broker.sending.throttle import Throttle
 
 WRITE_BYTES: Final = 640 * 1024
-"""What one connection is written before the others touched have had as much. While the broker
-writes to those, another processor sees to what the first have acknowledged: 1 MiB to each of 50
-readers takes the kernel 9 ms in two rounds, 12 ms in one, 16 ms in sixteen."""
+"""Bytes that one connection is written in a round, before the other touched ones have had as much.
+While the broker writes to those, another processor handles what the first have acknowledged: 1 MiB
+to
+each of 50 readers takes the kernel 9 ms in two rounds, 12 ms in one, 16 ms in sixteen."""
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
-"""What a transport writes."""
+"""Bytes that a transport writes."""
 
 MOST_STEPS: Final = 64
 """Steps after which the rest of a chunk is put off until the others have had their turn. A packet
-that takes its own way is a step, and so is each delivery of a message that cannot just be copied:
-some 5 to 10 us, half a millisecond for all. With 32, a turn took fewer acknowledgements, where they
-come one by one, than messages of a window of 100: a subscriber of QoS 1 that once fell behind its
+that is handled by itself is a step, and so is each delivery of a message that is no mere copy. A
+step takes some 5 to 10 us, so all of them take half a millisecond. With 32, a turn took fewer
+acknowledgements, where they come one by one, than messages of a window of 100: a subscriber of QoS
+1 that once fell behind its
 Receive Maximum stayed there, at 97,000 messages a second instead of 380,000."""
 
 PUMP_BYTES: Final = 65_536
-"""What one pump moves at most before it is written: enough to make the write worth it."""
+"""The most bytes that one pump moves before they are written: enough to be worth a write."""
 
 _ANSWER_BYTES: Final = 64
-"""What an answer takes of the memory beside its bytes, of which there are often two or four."""
+"""Memory that an answer takes beside its bytes, of which there are often two or four."""
 
 ANSWER_MEMORY_BYTES: Final = 4 + _ANSWER_BYTES
-"""The same of a PUBACK, PUBREC, PUBREL or PUBCOMP, its bytes included."""
+"""Memory that a PUBACK, PUBREC, PUBREL or PUBCOMP takes, its bytes included."""
 
 _CONNACK_BYTE: Final = PacketType.CONNACK << 4
 
@@ -81,7 +83,7 @@ _NO_PROPERTIES: Final = b"\0"
 
 
 class Turn:
-    """What the current call into the core has caused, and what the driver does after it.
+    """One call of the driver into the core: what it has caused, and what the driver does after it.
 
     Attributes:
         is_running: the driver is inside a call and looks at touched connections after it.

@@ -44,10 +44,10 @@ MAX_WAIT_SECONDS: Final = 1.0
 """The longest time for which a publisher is not read from, however well its subscribers drain."""
 
 LITTLE_MESSAGES_PER_SECOND: Final = 200.0
-"""What a publisher may add to subscribers without room before it has to wait."""
+"""Messages that a publisher may add to subscribers without room before it has to wait."""
 
 LITTLE_BYTES_PER_SECOND: Final = 131_072.0
-"""The same in payload bytes: a quarter of the rate below which a subscriber is slow."""
+"""Payload bytes that it may add to them: a quarter of the rate below which a subscriber is slow."""
 
 LITTLE_SECONDS: Final = 0.25
 """Seconds of the allowance that may be used at once: a network delivers messages in bursts."""

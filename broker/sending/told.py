@@ -1,4 +1,4 @@
-"""Lines of the log of which one in a while is enough, however often their cause comes."""
+"""Lines of the log that are repeated once in a while only, however often their cause comes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MOST_CAUSES: Final = 1_000
 
 
 class Told:
-    """What the log was told of lately, by the cause."""
+    """The causes that the log was told of lately."""
 
     def __init__(self, seconds: float) -> None:
         """Begin with nothing.

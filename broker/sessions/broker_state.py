@@ -18,6 +18,7 @@ from penstock.broker.access_control import (
     Authenticator,
 )
 from penstock.broker.config.capabilities import is_restricted
+from penstock.broker.errors import PeerError, PenstockError
 from penstock.broker.events import Callbacks
 from penstock.broker.extensions import (
     DeliveryGate,
@@ -26,17 +27,18 @@ from penstock.broker.extensions import (
     MessageSource,
     PayloadStore,
 )
+from penstock.broker.mqtt.topics import validate_topic_filter
 from penstock.broker.outbox.inflight import Inflight
 from penstock.broker.outbox.last_clients import LastClients
 from penstock.broker.outbox.message_counts import Ledger
-from penstock.broker.quotas.login_backoff import LoginBackoff
-from penstock.broker.quotas.queue_capacity import Room
-from penstock.broker.quotas.received_bytes import ReceivedBytes
+from penstock.broker.routing.queue_capacity import Room
 from penstock.broker.routing.retained import RetainedMessages
 from penstock.broker.routing.router import Router
 from penstock.broker.routing.topic_tree import TopicTree
 from penstock.broker.sending.core_context import Shared
 from penstock.broker.sessions.lanes import Lanes
+from penstock.broker.sessions.login_backoff import LoginBackoff
+from penstock.broker.sessions.received_bytes import ReceivedBytes
 from penstock.broker.sessions.registry import SessionRegistry
 from penstock.broker.sessions.source_subscriptions import Consuming
 
@@ -221,3 +223,36 @@ class Core(Shared):
         for session in self.sessions:
             total.add(session.settle_direct())
         return total
+
+
+class CoreSinks:
+    """The `SinkRoutes` that a broker's plugins get: sinks come and go while the broker runs."""
+
+    def __init__(self) -> None:
+        """Begin without a broker; `attach` adds the core."""
+        self._core: Core
+
+    def attach(self, core: Core) -> None:
+        """Add and remove sinks of this core from now on."""
+        self._core = core
+
+    def add(self, sink: MessageSink) -> None:
+        """Offer messages to one more sink from now on.
+
+        Raises:
+            PenstockError: a sink has its name, or a topic filter is not valid.
+        """
+        core = self._core
+        if any(other.name == sink.name for other in core.sinks):
+            raise PenstockError(f"sink {sink.name}: there is one; allowed: a name of its own")
+        for topic_filter in sink.topic_filters:
+            try:
+                validate_topic_filter(topic_filter)
+            except PeerError as error:
+                raise PenstockError(f"sink {sink.name}: {error}") from error
+        core.set_sinks((*core.sinks, sink))
+
+    def remove(self, sink: MessageSink) -> None:
+        """Offer a sink nothing more; it may still be asked to `accept` what it has reserved."""
+        core = self._core
+        core.set_sinks([other for other in core.sinks if other is not sink])

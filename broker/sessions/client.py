@@ -46,7 +46,7 @@ _PASSING: Final = frozenset(
         ReasonCode.SERVER_SHUTTING_DOWN,
     }
 )
-"""Why a sink that had room has not stored a message which it may store when it comes again."""
+"""Reason codes of a sink that may store the message when it comes again."""
 
 LetIn: TypeAlias = Callable[[Accepted, dict[str, Any], float], Awaitable[None]]
 """Opens the connection of a client: its names, properties for its CONNACK, now."""
@@ -231,7 +231,7 @@ class Client:
         receive_maximum: QoS 1 and 2 messages the client may have unacknowledged.
         receipts: QoS 1 and 2 messages that are owed an acknowledgement, oldest first.
         awaiting: the client's own messages that wait for room in the outboxes of subscribers,
-            oldest first (`penstock.broker.quotas.queue_capacity.Held`).
+            oldest first (`penstock.broker.routing.queue_capacity.Held`).
         awaiting_bytes: of these.
         is_answered: what it sent first is a CONNECT, in a version in which a mistake can be told.
         has_begun_session: the session began with this connection.

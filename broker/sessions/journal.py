@@ -1,4 +1,4 @@
-"""What the core says to the journal, which `penstock.broker.durable` implements."""
+"""The journal as the core sees it; `penstock.broker.durable` implements it."""
 
 from __future__ import annotations
 

@@ -35,10 +35,11 @@ if TYPE_CHECKING:
     from penstock.broker.outbox.message_counts import Ledger
 
 LOOK_SECONDS: Final = 0.25
-"""Until the first look at a large message that is on its way."""
+"""Seconds until the first look at a large message that is on its way."""
 
 LOOK_RATIO: Final = 1 / 16
-"""Of the time for which it has been on its way: until the next look, if that is longer."""
+"""The time until the next look over the time for which the message has been on its way, if that is
+longer than `LOOK_SECONDS`."""
 
 LEAST_SECONDS: Final = 0.1
 """Shorter waits are not counted: many of them, on a good link, would hide few long ones."""

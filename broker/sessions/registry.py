@@ -1,23 +1,66 @@
-"""Client Identifier to session: takeover, expiry and wills."""
+"""All sessions by Client Identifier: how they begin, are taken over, expire and end."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from penstock.broker.events import ClientDisconnected, ClientUnsubscribed, SessionEnded
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.outbox.last_clients import LastClient
-from penstock.broker.quotas.session_quota import SessionQuota
 from penstock.broker.sessions import redelivery, retained_delivery
 from penstock.broker.sessions.session import Session
-from penstock.broker.sessions.takeovers import Takeovers
+from penstock.broker.sessions.session_quota import SessionQuota
 from penstock.broker.sessions.wills import send_will, will_bytes, will_delay
 
 if TYPE_CHECKING:
     from penstock.broker.mqtt.packets import Will
     from penstock.broker.sessions.broker_state import Core
     from penstock.broker.sessions.client import Client
+
+
+FIGHT_TAKEOVERS: Final = 3
+FIGHT_SECONDS: Final = 300.0
+"""So many takeovers in so many seconds mean that two clients have one Client Identifier, even if
+each of them waits for a minute and more before it connects again."""
+
+MOST_CLIENTS: Final = 1_000
+"""The most clients whose takeovers are counted at a time. With more, the one whose takeovers began
+first is forgotten."""
+
+
+class Takeovers:
+    """Counts takeovers by Client Identifier, to find two clients that have the same one.
+
+    A client that comes back before the broker has noticed that it was gone takes its own connection
+    over, once in a while. Two clients with one Client Identifier do so as fast as they reconnect.
+    """
+
+    def __init__(self) -> None:
+        self._recent: OrderedDict[str, list[tuple[float, str]]] = OrderedDict()
+
+    def add(self, client_id: str, peer: str, now: float) -> str:
+        """Count a takeover; return what the log should say, or "".
+
+        Args:
+            client_id: of both.
+            peer: ``ADDRESS:PORT`` of the connection that is taken over.
+            now: monotonic seconds.
+        """
+        recent = self._recent
+        taken = [one for one in recent.pop(client_id, []) if now - one[0] < FIGHT_SECONDS]
+        taken = [*taken, (now, peer)][-FIGHT_TAKEOVERS:]
+        recent[client_id] = taken
+        if len(recent) > MOST_CLIENTS:
+            recent.popitem(last=False)
+        if len(taken) < FIGHT_TAKEOVERS:
+            return ""
+        peers = " and ".join(dict.fromkeys(peer for _, peer in taken))
+        return (
+            f"its connection was taken over {len(taken)} times in {now - taken[0][0]:.3g} s, of "
+            f"{peers}: two clients may have this client id"
+        )
 
 
 class SessionRegistry:

@@ -1,4 +1,10 @@
-"""The state of one client that outlives its network connection (MQTT 5.0, 4.1)."""
+"""Sessions: the state of a client that outlives its network connection (MQTT 5.0, 4.1).
+
+Theory of operation. `Session.deliver` takes a message for the client. It hands a small one to the
+sender at once while nothing waits and the client has room; any other goes to the outbox. `pump`
+takes messages from the outbox while there is room. A large message ends the pump: it leaves alone,
+and the gate is asked again when the transport has taken it.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +51,8 @@ origin of a durable one is shorter, so the two are never the same."""
 NONE_UNANSWERED: Final[Mapping[int, PublishReceipt]] = MappingProxyType({})
 
 DIRECT_BYTES: Final = 1024 * 1024
-"""What one turn may write past the outbox: a chunk of packets must not cause more than that for
+"""The most bytes that one turn may write past the outbox. A chunk of packets must not cause more
+for
 one client before its transport has said whether there is room."""
 
 

@@ -1,4 +1,4 @@
-"""Will Messages: what a client's loss is to be told by (MQTT 5.0, 3.1.2.5)."""
+"""Will Messages, which tell others that a client was lost (MQTT 5.0, 3.1.2.5)."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 NO_THRESHOLD: Final = 2**63
 
 WILL_BYTES: Final = 184
-"""What a will takes in CPython beside its payload, topic and properties."""
+"""Memory that CPython takes for a will beside its payload, topic and properties."""
 
 DELAY_BYTES: Final = 424
-"""The same of the timer of one that may be delayed."""
+"""Memory that CPython takes for the timer of a will that may be delayed."""
 
 
 def will_bytes(will: Will | None) -> int:

@@ -10,12 +10,12 @@ from typing import Final
 from penstock.broker.errors import ConfigError, ConfigProblem, PenstockError
 from penstock.broker.mqtt.proxy_header import LOCAL_HEADER
 from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.network.admission import Admission
 from penstock.broker.network.listeners import Listening, reload_files
 from penstock.broker.network.new_connection import Reception
 from penstock.broker.network.open_files import most_connections
 from penstock.broker.plugin_guard import Guard
 from penstock.broker.plugin_loader import LoadedPlugins, load_plugins
-from penstock.broker.quotas.admission import Admission
 from penstock.edge_proxy.sidecar.client_reports import ProxyReports
 from penstock.edge_proxy.sidecar.config import ProxyConfig
 from penstock.edge_proxy.sidecar.default_store import choose_store

@@ -15,7 +15,6 @@ FOLDERS: Final = (
     "outbox",
     "sending",
     "routing",
-    "quotas",
     "sessions",
     "durable",
     "receiving",

@@ -22,9 +22,9 @@ from penstock.broker.mqtt.packets import Connect
 from penstock.broker.mqtt.reason_codes import ReasonCode, describe_reason_code
 from penstock.broker.mqtt.writer import write_packet
 from penstock.broker.network import tcp_options
+from penstock.broker.network.admission import MAX_REFUSED
 from penstock.broker.network.listeners import ListenError
 from penstock.broker.network.tcp_options import RTO_MAX_SINCE, plan_retransmissions
-from penstock.broker.quotas.admission import MAX_REFUSED
 from penstock.broker.server import Server
 from penstock.netem.runs.broker_process import reserved_port
 from tests.broker.serving import make_server, port_of, protocol_of, serving, until

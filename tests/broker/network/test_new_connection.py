@@ -15,8 +15,8 @@ from penstock.broker.mqtt.packets import Connect, Disconnect, Subscribe, Subscri
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.mqtt.writer import write_packet
 from penstock.broker.network import new_connection as arrival_module
+from penstock.broker.network.admission import Admission, Places
 from penstock.broker.network.new_connection import AcceptedConnection, Layer, Reception
-from penstock.broker.quotas.admission import Admission, Places
 from penstock.broker.server import Server
 from tests.broker.serving import port_of, serving, until
 from tests.helpers.certificates import Authority

@@ -27,6 +27,7 @@ from penstock.broker.mqtt.packets import (
     SubscriptionRequest,
 )
 from penstock.broker.mqtt.writer import write_packet
+from penstock.broker.network.admission import Admission, Places
 from penstock.broker.network.new_connection import AcceptedConnection, Reception
 from penstock.broker.network.tls import (
     SLICE_BYTES,
@@ -35,7 +36,6 @@ from penstock.broker.network.tls import (
     make_context,
     problem_of_certificate,
 )
-from penstock.broker.quotas.admission import Admission, Places
 from tests.broker.serving import driver_of, port_of, protocol_of, serving, until
 from tests.helpers.access import Access
 from tests.helpers.certificates import Authority, CertificateFiles

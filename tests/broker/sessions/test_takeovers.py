@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from penstock.broker.sessions.takeovers import FIGHT_SECONDS, MOST_CLIENTS, Takeovers
+from penstock.broker.sessions.registry import FIGHT_SECONDS, MOST_CLIENTS, Takeovers
 
 
 def test_takeovers_one_after_the_other_are_a_fight() -> None:

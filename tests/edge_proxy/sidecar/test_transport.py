@@ -24,9 +24,9 @@ from penstock.broker.mqtt.packets import (
     Publish,
 )
 from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.network.admission import MAX_REFUSED, Admission
 from penstock.broker.network.listeners import Listening
 from penstock.broker.network.new_connection import Reception
-from penstock.broker.quotas.admission import MAX_REFUSED, Admission
 from penstock.edge_proxy.sidecar import pings, transport
 from penstock.edge_proxy.sidecar.config import Identity, ProxyLimits
 from penstock.edge_proxy.sidecar.proxied_client import ProxiedClient

@@ -25,7 +25,7 @@ from penstock.broker.mqtt.packets import (
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.reports.client_reports import report, subject_of
 from penstock.broker.server import Server
-from penstock.broker.sessions.sink_routes import CoreSinks
+from penstock.broker.sessions.broker_state import CoreSinks
 from penstock.netem.runs.broker_process import reserved_port
 from tests.broker.durable.test_persistence import REFUSE
 from tests.broker.serving import port_of, serving, until

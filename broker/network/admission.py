@@ -16,7 +16,7 @@ from typing import Final
 from penstock.broker.config.addresses import address_key
 from penstock.broker.counters import Counters, count
 from penstock.broker.mqtt.reason_codes import ReasonCode
-from penstock.broker.quotas.session_quota import move
+from penstock.broker.sessions.session_quota import move
 
 MAX_REFUSED: Final = 64
 """Connections at a time that stay open only to be told why they are refused."""

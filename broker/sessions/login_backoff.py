@@ -46,7 +46,7 @@ MAX_WRONG: Final = 4
 """Wrong passwords of a pair that are remembered."""
 
 REPEAT_SECONDS: Final = 10.0
-"""The same wrong password is checked once in this time, as it may have become the right one."""
+"""Seconds after which a wrong password is checked again, as it may have become the right one."""
 
 FORGET_RATIO: Final = 10
 """Failures of a pair are forgotten after this many of its longest waits without a further failure.

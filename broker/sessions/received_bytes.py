@@ -1,4 +1,4 @@
-"""The bytes of incomplete packets, over all connections.
+"""The bytes of incomplete packets on all connections, and their limit.
 
 Theory of operation. Each client may send a packet of 256 MB and stop in the middle of it. One such
 packet is harmless, those of a thousand clients are not. Above a limit for all connections together,

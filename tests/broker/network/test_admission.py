@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from penstock.broker.counters import Counters
 from penstock.broker.mqtt.reason_codes import ReasonCode
-from penstock.broker.quotas import admission as admission_module
-from penstock.broker.quotas.admission import MAX_REFUSED, Admission, Place, Places
+from penstock.broker.network import admission as admission_module
+from penstock.broker.network.admission import MAX_REFUSED, Admission, Place, Places
 
 
 def make(connections: int = 1000, per_address: int | None = None) -> tuple[Admission, Counters]:

@@ -10,8 +10,8 @@ import pytest
 from penstock.broker.config.limits import Limits
 from penstock.broker.fast_paths import acknowledged_runs
 from penstock.broker.mqtt.packets import PubComp, Publish, PubRel
-from penstock.broker.quotas import queue_capacity
-from penstock.broker.quotas.queue_capacity import HELD_BYTES, LOG_SECONDS, Room
+from penstock.broker.routing import queue_capacity
+from penstock.broker.routing.queue_capacity import HELD_BYTES, LOG_SECONDS, Room
 from tests.helpers.full import FULL, SMALL, acknowledged, check, drain, kept, send, stalled
 from tests.helpers.virtual import VirtualBroker, will
 

@@ -10,7 +10,7 @@ import pytest
 from penstock.broker.config.limits import Limits
 from penstock.broker.mqtt.packets import ConnAck, Connect
 from penstock.broker.mqtt.reason_codes import ReasonCode
-from penstock.broker.quotas.session_quota import SessionQuota
+from penstock.broker.sessions.session_quota import SessionQuota
 from tests.helpers.durable import DurableBroker
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 

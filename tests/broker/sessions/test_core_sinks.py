@@ -6,7 +6,7 @@ import pytest
 
 from penstock.broker.errors import PenstockError
 from penstock.broker.mqtt.packets import PubAck
-from penstock.broker.sessions.sink_routes import CoreSinks
+from penstock.broker.sessions.broker_state import CoreSinks
 from tests.helpers.sinks import HoldingSink
 from tests.helpers.virtual import VirtualBroker
 

@@ -52,10 +52,12 @@ HELD_BYTES: Final = 8 * 1024 * 1024
 window of 20 messages that most clients have, of 400 KB each."""
 
 PATIENT_HELD_BYTES: Final = 64 * 1024 * 1024
-"""The same for a patient client of MQTT 5, whose Receive Maximum bounds the number of messages."""
+"""`HELD_BYTES` of a patient client of MQTT 5, whose Receive Maximum bounds the number of
+messages."""
 
 ALL_HELD_BYTES: Final = 256 * 1024 * 1024
-"""The same for all publishers together. Above it, a publisher with a single held message is not
+"""Memory of held messages of all publishers together. Above it, a publisher with a single held
+message is not
 read from, so that many connections do not multiply the limit."""
 
 LOOK_SECONDS: Final = 0.5
@@ -68,20 +70,22 @@ MOST_LOOKED: Final = 1024
 """Outboxes that are checked for them in one turn, as a message may have very many subscribers."""
 
 HELD_MESSAGE_BYTES: Final = 384
-"""What a held message takes in CPython besides the message: its receipt, and places in queues."""
+"""Memory that CPython takes for a held message besides the message: its receipt, and places in
+queues."""
 
 WIDE_MESSAGES: Final = 512
-"""Queue limits of a session from which a run of small messages surely fits while the outbox is less
-than half full."""
+"""The least queue limit in messages with which a run of small messages surely fits into an outbox
+that is less than half full."""
 
 WIDE_BYTES: Final = 2 * 1024 * 1024
-"""The same in bytes."""
+"""The least queue limit in bytes with which it does."""
 
 WIDE_DELIVERIES: Final = 256 * 1024
-"""The same for all sessions together, for a message or a short run with very many subscribers."""
+"""The least limit of deliveries in all outboxes together with which a message, or a short run, for
+very many subscribers surely fits while they are less than half full."""
 
 WIDE_BACKLOG_BYTES: Final = 2 * WIDE_DELIVERIES * DELIVERY_BYTES
-"""The same in bytes."""
+"""The least limit of bytes in all outboxes together with which it does."""
 
 MANY_SESSIONS: Final = 1024
 """With more subscribers than this, the room for a message or a run is computed."""
@@ -114,7 +118,7 @@ class Publisher(Protocol):
 
 
 class HeldReceipt(Protocol):
-    """What the publisher of a held message is owed."""
+    """The receipt of a held message."""
 
     @property
     def client(self) -> Publisher:
@@ -152,7 +156,7 @@ class _Drops:
 
 
 class Room:
-    """Which outboxes have room, which publishers wait for it, and what was logged of both.
+    """Knows which outboxes have room and which publishers wait for it, and logs both.
 
     Attributes:
         rejects: messages of QoS 1 and 2 are refused where there is no room.

@@ -10,8 +10,8 @@ from penstock.broker.access_control import NOT_JUDGED, Admittance, ConnectAttemp
 from penstock.broker.config.limits import Limits
 from penstock.broker.mqtt.packets import Auth, ConnAck, Connect
 from penstock.broker.mqtt.reason_codes import ReasonCode
-from penstock.broker.quotas import login_backoff
-from penstock.broker.quotas.login_backoff import REPEAT_SECONDS, LoginBackoff
+from penstock.broker.sessions import login_backoff
+from penstock.broker.sessions.login_backoff import REPEAT_SECONDS, LoginBackoff
 from tests.helpers.access import Access, finish
 from tests.helpers.riddle import Riddle
 from tests.helpers.virtual import VirtualBroker, VirtualClient

@@ -1,1 +1,0 @@
-"""What clients may take of the broker, each and all together."""
