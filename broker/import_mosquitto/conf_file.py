@@ -30,6 +30,25 @@ class Line(NamedTuple):
         return f"line {self.number}"
 
 
+class Settings(dict[str, Line]):
+    """The directives of one scope, such as a listener, by their newest names."""
+
+    def text(self, name: str) -> str | None:
+        """Return the value of a directive; None where it is not given."""
+        line = self.get(name)
+        return None if line is None else line.value
+
+    def number(self, name: str) -> int | None:
+        """Return the value of a directive as a number; None where it is not given."""
+        line = self.get(name)
+        return None if line is None else int(line.value)
+
+    def flag(self, name: str, *, default: bool = False) -> bool:
+        """Return the value of a directive that is true or false."""
+        line = self.get(name)
+        return default if line is None else line.value == "true"
+
+
 def parse_lines(text: str, file: str) -> list[Line]:
     """Return the directives of one file, in their order.
 

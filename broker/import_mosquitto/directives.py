@@ -16,7 +16,7 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 
 from penstock.broker.config.checked_yaml import read_mapping, read_text
 from penstock.broker.errors import ConfigError
-from penstock.broker.import_mosquitto.conf_file import parse_lines
+from penstock.broker.import_mosquitto.conf_file import Line, Settings, parse_lines
 
 NO_MAXIMUM: Final = 2**31 - 1
 """The maximum of C's int, in which mosquitto keeps numbers."""
@@ -115,6 +115,29 @@ def find(name: str) -> Directive | None:
     return None
 
 
+def loosening(settings: Settings, loosens: Loosens) -> list[tuple[Line, str]]:
+    """Return the lines that close a listener or a bridge, each with the reason."""
+    return [
+        (line, directive.note)
+        for line in settings.values()
+        if (directive := find(line.name)) is not None
+        and directive.loosens is loosens
+        and line.value not in directive.same
+    ]
+
+
+def is_number(text: str, least: int = 0, most: int = NO_MAXIMUM) -> bool:
+    """Say whether a text is a whole number within limits."""
+    digits = text.removeprefix("-")
+    return digits.isascii() and digits.isdecimal() and least <= int(text) <= most
+
+
+TLS_VERSIONS: Final = {"tlsv1.3": 1.3, "tlsv1.2": 1.2, "tlsv1.1": 1.2}
+"""Penstock's least version of TLS for each of mosquitto's."""
+
+NO_TLS_1_1: Final = "TLS 1.1 is broken; 1.2 is the oldest"
+
+
 def is_mosquitto_conf(file: str) -> bool:
     """Say whether a file looks like a mosquitto.conf: most lines begin with a directive."""
     if not Path(file).is_file():
@@ -133,7 +156,7 @@ def value_of(directive: Directive, text: str) -> str:
     word = text.partition(" ")[0]
     if directive.values == _FLAG:
         return {"1": "true", "0": "false"}.get(word, word)
-    if directive.is_raised and directive.minimum is not None and _is_number(word):
+    if directive.is_raised and directive.minimum is not None and is_number(word, -NO_MAXIMUM):
         return str(max(directive.minimum, int(word)))
     return word
 
@@ -146,15 +169,10 @@ def problem_of(directive: Directive, value: str) -> str:
         value: the value, as `value_of` returns it.
     """
     if directive.minimum is not None:
-        if not _is_number(value) or not directive.minimum <= int(value) <= directive.maximum:
+        if not is_number(value, directive.minimum, directive.maximum):
             return f"a whole number from {directive.minimum} to {directive.maximum}"
     elif directive.values and value not in directive.values:
         return " or ".join(directive.values)
     elif not value:
         return "a value"
     return ""
-
-
-def _is_number(text: str) -> bool:
-    digits = text.removeprefix("-")
-    return digits.isascii() and digits.isdecimal()

@@ -14,15 +14,19 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from penstock.broker.errors import ConfigError, ConfigProblem
-from penstock.broker.import_mosquitto.conf_file import Line
+from penstock.broker.import_mosquitto.conf_file import Line, Settings
 from penstock.broker.import_mosquitto.directives import (
     DIRECTIVES,
+    NO_TLS_1_1,
+    TLS_VERSIONS,
     Directive,
     Loosens,
     Place,
     canonical,
     find,
+    is_number,
     is_secret,
+    loosening,
     problem_of,
     value_of,
 )
@@ -53,7 +57,6 @@ _DURATIONS: Final = {
 _DIRECTIVE: Final = re.compile("[A-Za-z0-9_.]{1,64}")
 
 _TLS_NAMES: Final = ("cafile", "capath", "crlfile", "certfile", "keyfile", "ciphers")
-_TLS_VERSIONS: Final = {"tlsv1.3": 1.3, "tlsv1.2": 1.2, "tlsv1.1": 1.2}
 
 _PERSIST_PLUGIN: Final = "mosquitto_persist_sqlite.so"
 """The file name of mosquitto's plugin that stores sessions; it decides nothing about clients."""
@@ -157,16 +160,9 @@ class _Listener:
     line: Line | None
     port: int | None = None
     host: str | None = None
-    set: dict[str, Line] = field(default_factory=dict)
+    set: Settings = field(default_factory=Settings)
     origins: list[str] = field(default_factory=list)
     plugins: list[_FilePlugin] = field(default_factory=list)
-
-    def text(self, name: str) -> str | None:
-        line = self.set.get(name)
-        return None if line is None else line.value
-
-    def flag(self, name: str) -> bool:
-        return self.text(name) == "true"
 
     @property
     def has_tls(self) -> bool:
@@ -175,7 +171,7 @@ class _Listener:
     @property
     def has_certificates(self) -> bool:
         """True if it learns clients' certificates, by TLS or from a load balancer."""
-        return self.has_tls or self.text("enable_proxy_protocol") == "2"
+        return self.has_tls or self.set.text("enable_proxy_protocol") == "2"
 
 
 def translate(lines: Iterable[Line], host: str) -> Translation:
@@ -200,7 +196,7 @@ class _Reading:
     def __init__(self) -> None:
         self.notes: list[Note] = []
         self._problems: dict[str, list[ConfigProblem]] = {}
-        self._set: dict[str, Line] = {}
+        self._set = Settings()
         self._default = _Listener(None)
         self._listeners: list[_Listener] = []
         self._bridges: list[Bridge] = []
@@ -282,7 +278,7 @@ class _Reading:
     def _keep_listener(self, line: Line) -> None:
         port, host = (*line.value.split(), "", "")[:2]
         host = "" if host.startswith("#") else host
-        if not (port.isascii() and port.isdecimal() and int(port) <= 65_535):
+        if not is_number(port, 0, 65_535):
             self._wrong(line, line.value, "a port from 0 to 65535, then perhaps an address")
         elif port == "0" and not host:
             self._wrong(line, line.value, "for port 0 the path of a Unix socket")
@@ -342,7 +338,7 @@ class _Reading:
             self._bridges[-1].topics.append(line)
         return name != "topic"
 
-    def _place_of(self, line: Line, directive: Directive) -> dict[str, Line]:
+    def _place_of(self, line: Line, directive: Directive) -> Settings:
         if directive.place is Place.BRIDGE:
             return self._bridges[-1].set
         current = self._listeners[-1] if self._listeners else self._default
@@ -364,15 +360,7 @@ class _Reading:
 
     @property
     def _is_per_listener(self) -> bool:
-        return self._text("per_listener_settings") == "true"
-
-    def _text(self, name: str) -> str | None:
-        line = self._set.get(name)
-        return None if line is None else line.value
-
-    def _number(self, name: str) -> int | None:
-        text = self._text(name)
-        return None if text is None else int(text)
+        return self._set.flag("per_listener_settings")
 
     def _note(self, line: Line, text: str) -> None:
         self.notes.append(Note(line, text))
@@ -396,13 +384,13 @@ class _Reading:
         policy["limits"] = limits = self._limits()
         if mqtt := self._mqtt([listener for listener, _ in kept.values()]):
             policy["mqtt"] = mqtt
-        if self._text("persistence") == "true" or self._persists:
-            folder = (self._text("persistence_location") or "").rstrip("/")
+        if self._set.flag("persistence") or self._persists:
+            folder = (self._set.text("persistence_location") or "").rstrip("/")
             path = f"{folder}/{SESSIONS_FILE}" if folder else SESSIONS_FILE
             policy["persistence"] = {"path": path, "durability": "normal"}
-        if self._text("sys_interval") is not None:
-            policy["sys_interval"] = self._number("sys_interval")
-        expiration = self._text("persistent_client_expiration")
+        if self._set.text("sys_interval") is not None:
+            policy["sys_interval"] = self._set.number("sys_interval")
+        expiration = self._set.text("persistent_client_expiration")
         if expiration is not None:
             policy["session_expiry_interval"] = _seconds(expiration)
         access = self._access({name: listener for name, (listener, _) in kept.items()})
@@ -443,8 +431,8 @@ class _Reading:
                     )
                 return self._listeners
         if default.set or not self._listeners:
-            default.port = int(default.text("port") or 1883)
-            default.host = default.text("bind_address")
+            default.port = int(default.set.text("port") or 1883)
+            default.host = default.set.text("bind_address")
             if not self._listeners and not default.set:
                 default.host = "localhost"  # without any listener, mosquitto serves its own machine
             return [default, *self._listeners]
@@ -471,12 +459,12 @@ class _Reading:
 
     def _listener_keys(self, listener: _Listener) -> dict[str, Any]:
         keys: dict[str, Any] = {}
-        if listener.text("protocol") == "websockets":
+        if listener.set.text("protocol") == "websockets":
             keys["type"] = "ws"
             if listener.origins:
                 keys["allowed_origins"] = listener.origins
         keys["bind"] = self._bind(listener)
-        connections = listener.text("max_connections")
+        connections = listener.set.text("max_connections")
         if connections is not None and int(connections) > 0:
             keys["max_connections"] = int(connections)
             keys["when_full"] = "refuse"
@@ -485,14 +473,16 @@ class _Reading:
         if not listener.has_tls:
             return keys
         keys["ssl"] = True
-        keys |= {name: value for name in _TLS_NAMES if (value := listener.text(name)) is not None}
-        if listener.flag("require_certificate"):
+        keys |= {
+            name: value for name in _TLS_NAMES if (value := listener.set.text(name)) is not None
+        }
+        if listener.set.flag("require_certificate"):
             keys["require_certificate"] = True
-        version = listener.text("tls_version")
+        version = listener.set.text("tls_version")
         if version is not None:
-            keys["tls_minimum_version"] = _TLS_VERSIONS[version]
+            keys["tls_minimum_version"] = TLS_VERSIONS[version]
             if version == "tlsv1.1":
-                self._note(listener.set["tls_version"], "TLS 1.1 is broken; 1.2 is the oldest")
+                self._note(listener.set["tls_version"], NO_TLS_1_1)
         return keys
 
     def _bind(self, listener: _Listener) -> str:
@@ -500,7 +490,7 @@ class _Reading:
         if port == 0 and host is not None and listener.line is not None:
             return f"unix:{host}"
         if host is None:
-            host = _EVERY_ADDRESS.get(listener.text("socket_domain") or "", "")
+            host = _EVERY_ADDRESS.get(listener.set.text("socket_domain") or "", "")
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     def _limits(self) -> dict[str, Any]:
@@ -508,7 +498,7 @@ class _Reading:
         self._packet_size(limits)
 
         def take(name: str, key: str, unbounded: int) -> None:
-            number = self._number(name)
+            number = self._set.number(name)
             if number is not None:
                 limits[key] = number or unbounded
                 if not number:
@@ -523,10 +513,10 @@ class _Reading:
             ("global_max_connections", ("connections",)),
             ("global_max_clients", ("sessions", "sessions_per_address")),
         ):
-            most = self._number(name) or 0
+            most = self._set.number(name) or 0
             if most > 0:
                 limits |= dict.fromkeys(own, most)
-        keep_alive = self._number("max_keepalive")
+        keep_alive = self._set.number("max_keepalive")
         if keep_alive:
             limits["maximum_keep_alive"] = keep_alive
             if keep_alive < 65_535:
@@ -538,8 +528,8 @@ class _Reading:
         return limits
 
     def _packet_size(self, limits: dict[str, int]) -> None:
-        size = self._number("max_packet_size")
-        payload = self._number("message_size_limit")
+        size = self._set.number("max_packet_size")
+        payload = self._set.number("message_size_limit")
         if payload:
             limits["payload_bytes"] = payload
         if size is None:
@@ -554,7 +544,7 @@ class _Reading:
 
     def _mqtt(self, listeners: list[_Listener]) -> dict[str, Any]:
         mqtt: dict[str, Any] = {}
-        if self._text("retain_available") == "false":
+        if not self._set.flag("retain_available", default=True):
             mqtt["retain_available"] = False
         for name, key, default, choose in (
             ("max_qos", "maximum_qos", 2, min),
@@ -597,7 +587,7 @@ class _Reading:
         lines = [listener.set[name] for listener in listeners if name in listener.set]
         if not lines:
             return
-        values = {int(listener.text(name) or default) for listener in listeners}
+        values = {int(listener.set.text(name) or default) for listener in listeners}
         mqtt[key] = choose(values)
         if len(values) > 1:
             for line in lines:
@@ -622,7 +612,7 @@ class _Reading:
         differing = {name: rules for name, rules in own.items() if rules != common}
         return common | ({"listeners": differing} if differing else {})
 
-    def _files(self, key: str, settings: dict[str, Line], listener: _Listener) -> list[Line]:
+    def _files(self, key: str, settings: Settings, listener: _Listener) -> list[Line]:
         """Return the lines that name a listener's files of users, or of topics."""
         plugins = (*self._plugins_of_all, *listener.plugins)
         lines = [plugin.option for plugin in plugins if plugin.key == key]
@@ -641,7 +631,7 @@ class _Reading:
                         self.notes.append(note)
                 self._is_closed = True
 
-    def _rules(self, settings: dict[str, Line], listener: _Listener) -> dict[str, Any]:
+    def _rules(self, settings: Settings, listener: _Listener) -> dict[str, Any]:
         rules: dict[str, Any] = {}
         anonymous = listener.set.get("listener_allow_anonymous", settings.get("allow_anonymous"))
         if anonymous.value == "true" if anonymous is not None else self._is_local_only:
@@ -650,46 +640,34 @@ class _Reading:
             for line in self._files(name, settings, listener):
                 rules[name] = line.value
         # Without certificates mosquitto ignores these two.
-        if listener.has_certificates and listener.flag("use_identity_as_username"):
+        if listener.has_certificates and listener.set.flag("use_identity_as_username"):
             rules["certificate_username"] = "cn"
-        elif listener.has_certificates and listener.flag("use_subject_as_username"):
+        elif listener.has_certificates and listener.set.flag("use_subject_as_username"):
             rules["certificate_username"] = "subject"
-        if listener.flag("use_username_as_clientid"):
+        if listener.set.flag("use_username_as_clientid"):
             rules["username_as_client_id"] = True
         return rules
 
 
 def _too_open(listener: _Listener) -> list[tuple[Line, str]]:
     """Return the directives for which a listener is left out, and why."""
-    by_name = [
-        (line, directive.note)
-        for line in listener.set.values()
-        if (directive := find(line.name)) is not None
-        and directive.loosens is Loosens.LISTENER
-        and line.value not in directive.same
-    ]
-    return by_name + _no_counterpart(listener)
+    return loosening(listener.set, Loosens.LISTENER) + _no_counterpart(listener)
 
 
 def _no_counterpart(listener: _Listener) -> list[tuple[Line, str]]:
     """Return values that leave a listener out, of directives that are otherwise translated."""
     found = []
-    if listener.text("protocol") == "http_api":
+    if listener.set.text("protocol") == "http_api":
         why = "no listener of MQTT; plugins.console.http and plugins.queue.http are Penstock's APIs"
         found.append((listener.set["protocol"], why))
     versions = listener.set.get("accept_protocol_versions")
     if versions is not None and not {"4", "5"} <= _versions(versions):
         why = "clients of MQTT 3.1.1 and 5 would both be accepted"
         found.append((versions, why))
-    demanded = listener.set.get("require_certificate")
-    if (
-        demanded is not None
-        and demanded.value == "true"
-        and "enable_proxy_protocol" in listener.set
-        and not listener.has_tls
-    ):
+    is_behind_balancer = "enable_proxy_protocol" in listener.set and not listener.has_tls
+    if is_behind_balancer and listener.set.flag("require_certificate"):
         why = "a certificate that a load balancer has seen cannot be required"
-        found.append((demanded, why))
+        found.append((listener.set["require_certificate"], why))
     return found
 
 
@@ -740,7 +718,7 @@ def _is_text(directive: Directive) -> bool:
 def _seconds(duration: str) -> int | None:
     """Return a duration such as ``14d`` in seconds; None if it is not valid."""
     number, unit = duration[:-1], duration[-1:]
-    if not (number.isascii() and number.isdecimal()) or unit not in _DURATIONS:
+    if not is_number(number) or unit not in _DURATIONS:
         return None
     return int(number) * _DURATIONS[unit]
 
@@ -749,7 +727,7 @@ def _names(listeners: list[_Listener]) -> dict[str, _Listener]:
     """Return the listeners by distinct names."""
     names: dict[str, _Listener] = {}
     for listener in listeners:
-        kind = "websockets" if listener.text("protocol") == "websockets" else "mqtt"
+        kind = "websockets" if listener.set.text("protocol") == "websockets" else "mqtt"
         base = f"{kind}-{listener.port}" if listener.port else f"{kind}-unix"
         names[_distinct(base, names)] = listener
     return names

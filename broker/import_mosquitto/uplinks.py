@@ -10,8 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from penstock.broker.errors import MalformedPacketError
-from penstock.broker.import_mosquitto.conf_file import Line
-from penstock.broker.import_mosquitto.directives import Loosens, find
+from penstock.broker.import_mosquitto.conf_file import Line, Settings
+from penstock.broker.import_mosquitto.directives import (
+    NO_TLS_1_1,
+    TLS_VERSIONS,
+    Loosens,
+    is_number,
+    loosening,
+)
 from penstock.broker.mqtt.topics import validate_topic, validate_topic_filter
 
 DEFAULT_PORT: Final = "1883"
@@ -26,7 +32,6 @@ _LEAST_PACKET_BYTES: Final = 20
 _LONGEST_SITE: Final = 64
 _STATE_TOPICS: Final = "$SYS/broker/connection/"
 _VERSIONS: Final = {"mqttv50": "5", "mqttv311": "3.1.1", "mqttv31": "3.1.1"}
-_TLS_VERSIONS: Final = {"tlsv1.3": 1.3, "tlsv1.2": 1.2, "tlsv1.1": 1.2}
 _TLS_FILES: Final = ("cafile", "capath", "certfile", "keyfile")
 _TLS_SIGNS: Final = ("bridge_cafile", "bridge_capath")
 _EMPTY: Final = '""'
@@ -112,8 +117,7 @@ def read_addresses(text: str) -> list[str]:
         if word.startswith("#"):
             break
         host, _, port = word.rpartition(":") if ":" in word else (word, "", DEFAULT_PORT)
-        is_number = port.isascii() and port.isdecimal()
-        if not host or not is_number or not 1 <= int(port) <= _MOST_PORT:
+        if not host or not is_number(port, 1, _MOST_PORT):
             raise ValueError(f"host or host:port with a port of 1 to {_MOST_PORT}")
         host = host.removeprefix("[").removesuffix("]")
         addresses.append(f"[{host}]:{int(port)}" if ":" in host else f"{host}:{int(port)}")
@@ -130,7 +134,7 @@ def read_restart(text: str) -> dict[str, int]:
         ValueError: with what is allowed.
     """
     words = text.split()[:3]
-    if not words or not all(word.isascii() and word.isdecimal() for word in words):
+    if not words or not all(map(is_number, words)):
         raise ValueError("whole numbers of seconds: a constant, or a base and a cap")
     base = min(max(int(words[0]), 1), LONGEST_BASE_SECONDS)
     cap = int(words[1]) if len(words) > 1 else base
@@ -172,7 +176,7 @@ class Bridge:
     """
 
     line: Line
-    set: dict[str, Line] = field(default_factory=dict)
+    set: Settings = field(default_factory=Settings)
     topics: list[Line] = field(default_factory=list)
     notes: list[tuple[Line, str]] = field(default_factory=list)
 
@@ -184,20 +188,7 @@ class Bridge:
     @property
     def is_left_out(self) -> bool:
         """True if its uplink would be less protected than the bridge was."""
-        return any(
-            (directive := find(line.name)) is not None
-            and directive.loosens is Loosens.BRIDGE
-            and line.value not in directive.same
-            for line in self.set.values()
-        )
-
-    def _text(self, name: str) -> str | None:
-        line = self.set.get(name)
-        return None if line is None else line.value
-
-    def _flag(self, name: str, *, default: bool) -> bool:
-        text = self._text(name)
-        return default if text is None else text == "true"
+        return bool(loosening(self.set, Loosens.BRIDGE))
 
     def keys(self, host: str, password_file: str) -> dict[str, Any] | None:
         """Return the keys of its uplink; None where nothing passes it.
@@ -209,21 +200,21 @@ class Bridge:
         if not self.topics:
             self.notes.append((self.line, "it has no topic, so nothing passes; it is left out"))
             return None
-        client_id = self._text("remote_clientid") or f"{host}.{self.name}"
+        client_id = self.set.text("remote_clientid") or f"{host}.{self.name}"
         keys: dict[str, Any] = {"upstream": self._upstream(), "client_id": client_id}
-        if not self._flag("cleansession", default=False):
+        if not self.set.flag("cleansession"):
             keys["adopts_session"] = True
             told = f"what waits for the client {client_id} in the cloud is taken over"
             self.notes.append((self.line, f"{told}; delete adopts_session after the move"))
         self._login(keys, password_file)
         self._version(keys)
-        if (interval := self._text("keepalive_interval")) is not None:
+        if (interval := self.set.text("keepalive_interval")) is not None:
             keys["keep_alive_seconds"] = int(interval)
-        if size := int(self._text("bridge_max_packet_size") or 0):
+        if size := int(self.set.text("bridge_max_packet_size") or 0):
             keys["maximum_packet_size"] = max(size, _LEAST_PACKET_BYTES)
-        if (restart := self._text("restart_timeout")) is not None:
+        if (restart := self.set.text("restart_timeout")) is not None:
             keys["reconnect"] = read_restart(restart)
-        if not self._flag("bridge_outgoing_retain", default=True):
+        if not self.set.flag("bridge_outgoing_retain", default=True):
             keys["outgoing_retain"] = False
         self._start(keys)
         for line in self.topics:
@@ -244,7 +235,7 @@ class Bridge:
             {"address": addresses[0]} if len(addresses) == 1 else {"addresses": addresses}
         )
         has_tls = any(name in self.set for name in _TLS_SIGNS)
-        if not has_tls and not self._flag("bridge_tls_use_os_certs", default=False):
+        if not has_tls and not self.set.flag("bridge_tls_use_os_certs"):
             for name in ("bridge_alpn", "bridge_certfile", "bridge_keyfile", "bridge_tls_version"):
                 if name in self.set:
                     why = "without bridge_cafile or bridge_capath, mosquitto has no TLS for it"
@@ -253,21 +244,20 @@ class Bridge:
         tls: dict[str, Any] = {
             name: value
             for name in _TLS_FILES
-            if (value := self._text(f"bridge_{name}")) is not None
+            if (value := self.set.text(f"bridge_{name}")) is not None
         }
-        if (protocol := self._text("bridge_alpn")) is not None:
+        if (protocol := self.set.text("bridge_alpn")) is not None:
             tls["alpn"] = [protocol]
-        version = self._text("bridge_tls_version")
+        version = self.set.text("bridge_tls_version")
         if version is not None:
-            tls["minimum_version"] = _TLS_VERSIONS[version]
+            tls["minimum_version"] = TLS_VERSIONS[version]
             if version == "tlsv1.1":
-                why = "TLS 1.1 is broken; 1.2 is the oldest"
-                self.notes.append((self.set["bridge_tls_version"], why))
+                self.notes.append((self.set["bridge_tls_version"], NO_TLS_1_1))
         keys["tls"] = tls
         return keys
 
     def _login(self, keys: dict[str, Any], password_file: str) -> None:
-        username = self._text("remote_username")
+        username = self.set.text("remote_username")
         if username is not None:
             keys["username"] = username
         if "remote_password" not in self.set:
@@ -279,18 +269,18 @@ class Bridge:
             keys["password_file"] = password_file
 
     def _version(self, keys: dict[str, Any]) -> None:
-        version = self._text("bridge_protocol_version") or "mqttv311"
+        version = self.set.text("bridge_protocol_version") or "mqttv311"
         keys["version"] = _VERSIONS[version]
         if version == "mqttv31":
             why = "version is 3.1.1; a broker that takes 3.1 alone refuses it"
             self.notes.append((self.set["bridge_protocol_version"], why))
         elif version == "mqttv50":
             keys["tells_publisher"] = False
-        if not self._flag("try_private", default=True):
+        if not self.set.flag("try_private", default=True):
             keys["bridge_bit"] = False
 
     def _start(self, keys: dict[str, Any]) -> None:
-        kind = self._text("start_type")
+        kind = self.set.text("start_type")
         if kind == "once":
             why = "an uplink that has ended connects again"
             self.notes.append((self.set["start_type"], why))
@@ -298,16 +288,16 @@ class Bridge:
             return
         keys["start"] = {
             "when": "on_demand",
-            "threshold_messages": int(self._text("threshold") or 10),
-            "idle_seconds": int(self._text("idle_timeout") or 60),
+            "threshold_messages": int(self.set.text("threshold") or 10),
+            "idle_seconds": int(self.set.text("idle_timeout") or 60),
         }
 
     def _notifications(self, keys: dict[str, Any]) -> None:
-        if not self._flag("notifications", default=True):
+        if not self.set.flag("notifications", default=True):
             keys["notifications"] = False
-        if self._flag("notifications_local_only", default=False):
+        if self.set.flag("notifications_local_only"):
             keys["notifications_local_only"] = True
-        topic = self._text("notification_topic")
+        topic = self.set.text("notification_topic")
         if topic is None:
             return
         try:
