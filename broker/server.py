@@ -245,7 +245,7 @@ class Server:
         """Restore what the last process has left, before any client connects.
 
         Raises:
-            DatabaseStartError: its database cannot be used.
+            DatabaseError: its database cannot be used.
         """
         config = self._policy.persistence
         if config is None or config.durability == "memory":

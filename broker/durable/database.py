@@ -22,7 +22,7 @@ import sqlite3
 import threading
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final
@@ -30,16 +30,15 @@ from typing import Any, Final
 from penstock.broker.durable.database_file import (
     CHECKPOINT_PAGES,
     PAGE_BYTES,
-    DatabaseFile,
     DatabaseFileError,
     Format,
-    connect,
+    behind_links,
     in_words,
     is_out_of_space,
-    set_up,
     transaction,
 )
 from penstock.broker.durable.disk_reserve import DiskReserve
+from penstock.broker.durable.locked_database import LockedDatabase
 from penstock.broker.durable.records import (
     Batch,
     DeliveryRow,
@@ -51,6 +50,7 @@ from penstock.broker.durable.records import (
     SubscriptionRow,
     WillRow,
 )
+from penstock.broker.durable.storage_clock import Clocks, StorageClock
 from penstock.broker.errors import PenstockError
 from penstock.broker.payload import PIECE_BYTES, Payload
 
@@ -113,12 +113,9 @@ _TABLES: Final[dict[str, tuple[str, type[Any], str]]] = {
 FORMAT: Final = Format(
     application_id=0x50455353,
     version=1,
-    schema=(
-        *(
-            f"CREATE TABLE {name} ({columns}){'' if 'row INTEGER' in columns else ' WITHOUT ROWID'}"
-            for name, _, columns in _TABLES.values()
-        ),
-        "CREATE TABLE clock (id INTEGER PRIMARY KEY CHECK (id = 0), text TEXT NOT NULL)",
+    schema=tuple(
+        f"CREATE TABLE {name} ({columns}){'' if 'row INTEGER' in columns else ' WITHOUT ROWID'}"
+        for name, _, columns in _TABLES.values()
     ),
 )
 
@@ -158,25 +155,36 @@ SPARE_PAGES: Final = 64
 """Messages leave so many free pages of the file to changes of stored rows."""
 
 _NO_ROOM_FOR_INDEX: Final = (sqlite3.SQLITE_IOERR_SHMSIZE, sqlite3.SQLITE_IOERR_SHMMAP)
+_EXCLUSIVE: Final = "locking_mode = EXCLUSIVE"
+"""With this setting, SQLite keeps the log's index in memory."""
 
 
-class DatabaseStartError(PenstockError):
-    """The database cannot be used; the program ends with status 2."""
+class DatabaseError(PenstockError):
+    """The database cannot be used: the program ends with status 2, or a batch is not written.
+
+    All of a batch is in the database, or nothing of it.
+    """
 
 
-class DatabaseWriteError(PenstockError):
-    """A batch was not reported as written; either all of it is in the database or nothing."""
-
-
-class SessionDatabase:
+class SessionDatabase(LockedDatabase):
     """One open database, for one thread at a time; any thread may call `read_payload`.
 
     Attributes:
-        path: the file's name.
         tightened: names of its files that other users could read until now.
         n_staying: payloads that `read` left in the database.
         room_bytes: bytes of messages for which there is room; `write` and `measure` set it.
     """
+
+    what = "persistence database"
+    allowed = (
+        "a database of this broker that can be written, or a path where nothing is and a file can "
+        "be made. To begin without what it holds, move the file away"
+    )
+    format = FORMAT
+    error = full_error = DatabaseError
+    pragmas = (f"cache_size = -{CACHE_KIB}",)
+
+    _reserve: DiskReserve
 
     def __init__(self, path: str, *, is_flushed: bool) -> None:
         """Open the file, or create it.
@@ -186,53 +194,49 @@ class SessionDatabase:
             is_flushed: whether each commit is on the disk before it is reported.
 
         Raises:
-            DatabaseStartError: the file is in use, not ours, damaged, or cannot be created.
+            DatabaseError: the file is in use, not ours, damaged, or cannot be created.
         """
-        self.path = path
+        reserve = DiskReserve(f"{behind_links(path)}.reserve", RESERVE_BYTES)
+        super().__init__(path, "FULL" if is_flushed else "NORMAL", reserve)
         self.n_staying = 0
         self._turn = threading.Lock()
+        self.tightened = self.open()
+        (self._page_bytes,) = self._opened()[0].execute("PRAGMA page_size").fetchone()
+        self.measure()
+
+    def _prepare(self) -> None:
         try:
-            with ExitStack() as undo:
-                self._file = DatabaseFile(path)
-                undo.callback(self._file.close)
-                self._reserve = DiskReserve(f"{self._file.path}.reserve", RESERVE_BYTES)
-                self._connection = self._open("FULL" if is_flushed else "NORMAL")
-                undo.callback(self._connection.close)
-                (self._page_bytes,) = self._connection.execute("PRAGMA page_size").fetchone()
-                self._reserve.hold()
-                self.measure()
-                undo.pop_all()
+            super()._prepare()
         except sqlite3.Error as error:
-            raise self._start_error(error) from error
-        except DatabaseFileError as error:
-            raise DatabaseStartError(f"persistence database {path}: {error}") from error
-        self.tightened = self._file.tightened
-        self._file.watch()
+            if error.sqlite_errorcode not in _NO_ROOM_FOR_INDEX or _EXCLUSIVE in self.pragmas:
+                raise
+            if not self._reserve.give_up():
+                self.pragmas = (_EXCLUSIVE, *self.pragmas)
+            self._prepare()
 
-    def _open(self, synchronous: str, locking_mode: str = "NORMAL") -> sqlite3.Connection:
-        """Open a connection. Set a new file up, or check that it is one of ours."""
-        connection = connect(self.path)
+    def _start_clock(self) -> None:
+        """Do nothing: `start_clock` needs the times of the rows."""
+
+    def start_clock(self, clocks: Clocks, newest: float) -> StorageClock:
+        """Start the clock of the database, and return it.
+
+        Args:
+            clocks: the clocks of the machine.
+            newest: the newest time of a row.
+
+        Raises:
+            DatabaseError: the file is damaged.
+        """
         try:
-            connection.execute(f"PRAGMA locking_mode = {locking_mode}")
-            set_up(connection, FORMAT)
-            connection.execute(f"PRAGMA synchronous = {synchronous}")
-            connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
-        except BaseException as error:
-            connection.close()
-            if isinstance(error, sqlite3.Error) and self._reserve.give_up():
-                return self._open(synchronous, locking_mode)  # to set a file up needs space, too
-            code = getattr(error, "sqlite_errorcode", 0)
-            if code in _NO_ROOM_FOR_INDEX and locking_mode == "NORMAL":
-                return self._open(synchronous, "EXCLUSIVE")  # the index is in memory
-            raise
-        return connection
+            self._clock = self._new_clock(clocks, newest)
+        except sqlite3.Error as error:
+            raise self._unusable(error) from error
+        return self._clock
 
-    def _start_error(self, error: sqlite3.Error) -> DatabaseStartError:
-        return DatabaseStartError(
-            f"persistence database {self.path}: read {in_words(error)}; allowed: a database of "
-            "this broker that can be written, or a path where nothing is and a file can be made. "
-            "To begin without what it holds, move the file away"
-        )
+    def store_clock(self) -> None:
+        """Store the clock, as far as the disk takes it: it is stored again and again."""
+        with self._turn:
+            self._store_clock()
 
     def read(self, keep: Callable[[bytes], Payload]) -> Stored:
         """Return everything that the file holds.
@@ -243,40 +247,23 @@ class SessionDatabase:
                 payload stays in the database.
 
         Raises:
-            DatabaseStartError: the file is damaged.
+            DatabaseError: the file is damaged.
         """
         stored = Stored()
+        connection, _ = self._opened()
         try:
             for name, (table, kind, _) in _TABLES.items():
                 order = " ORDER BY row" if table == "delivery" else ""
                 columns = ", ".join(kind._fields)
-                rows = self._connection.execute(f"SELECT {columns} FROM {table}{order}")  # noqa: S608 (names of ours)
+                rows = connection.execute(f"SELECT {columns} FROM {table}{order}")  # noqa: S608 (names of ours)
                 with closing(rows):
                     found: Iterator[Any] = map(kind._make, rows)
                     if kind is MessageRow:
                         found = (self._kept(row, keep) for row in found)
                     setattr(stored, name, list(found))
         except sqlite3.Error as error:
-            raise self._start_error(error) from error
+            raise self._unusable(error) from error
         return stored
-
-    def read_clock(self) -> str:
-        """Return what `write_clock` was given last; "" where it never was.
-
-        Raises:
-            DatabaseStartError: the file is damaged.
-        """
-        try:
-            row = self._connection.execute("SELECT text FROM clock").fetchone()
-        except sqlite3.Error as error:
-            raise self._start_error(error) from error
-        return "" if row is None else str(row[0])
-
-    def write_clock(self, text: str) -> None:
-        """Store the clock, as far as the disk takes it: it is stored again and again."""
-        with self._turn, suppress(sqlite3.Error, DatabaseWriteError):
-            self._check_there()
-            self._connection.execute("INSERT OR REPLACE INTO clock VALUES (0, ?)", (text,))
 
     def _kept(self, row: MessageRow, keep: Callable[[bytes], Payload]) -> MessageRow:
         """Return a message's row with what stands for its payload."""
@@ -295,10 +282,11 @@ class SessionDatabase:
         Raises:
             OSError: the row is gone, or SQLite cannot read it.
         """
+        connection, _ = self._opened()
         try:
             with (
                 self._turn,
-                self._connection.blobopen("message", "payload", row, readonly=True) as blob,
+                connection.blobopen("message", "payload", row, readonly=True) as blob,
             ):
                 blob.seek(start)
                 return blob.read(n_bytes)
@@ -309,37 +297,35 @@ class SessionDatabase:
         """Write a batch in one transaction; the same batch may be written again.
 
         Raises:
-            DatabaseWriteError: SQLite refused, or the file was deleted, replaced or emptied.
+            DatabaseError: SQLite refused, or the file was deleted, replaced or emptied.
         """
-        self._check_there()
+        connection, file = self._opened()
+        self._check_there(file)
         with self._turn:
             try:
-                self._write(batch)
+                self._write(connection, batch)
             except sqlite3.Error as error:
-                self._write_again(batch, error)
+                self._write_again(connection, batch, error)
             finally:
                 self._measure()
-        self._check_there()
+        self._check_there(file)
 
-    def _write_again(self, batch: Batch, error: sqlite3.Error) -> None:
+    def _write_again(
+        self, connection: sqlite3.Connection, batch: Batch, error: sqlite3.Error
+    ) -> None:
         """Write a batch that was refused, with the space of the reserve if that helps.
 
         Raises:
-            DatabaseWriteError: it is refused.
+            DatabaseError: it is refused.
         """
         is_spent = is_out_of_space(error) and self._reserve.spend()
-        self._empty_log()
+        _empty_log(connection)
         if is_spent:
             try:
-                return self._write(batch)
+                return self._write(connection, batch)
             except sqlite3.Error as again:
                 error = again
-        raise DatabaseWriteError(f"persistence database {self.path}: {in_words(error)}") from error
-
-    def _empty_log(self) -> None:
-        """Copy the log into the file and free its space: it may hold pages twice."""
-        with suppress(sqlite3.Error):
-            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        raise self._failed(in_words(error)) from error
 
     def measure(self) -> None:
         """Look how much room there is, and reserve space again where there is enough.
@@ -351,15 +337,16 @@ class SessionDatabase:
             self._measure()
 
     def _measure(self) -> None:
+        connection, file = self._opened()
         try:
-            (n_free,) = self._connection.execute("PRAGMA freelist_count").fetchone()
-            on_disk = self._left_on_disk()
+            (n_free,) = connection.execute("PRAGMA freelist_count").fetchone()
+            on_disk = _left_on_disk(file.path)
             if not self._reserve.is_held:
-                if on_disk < LEAST_BYTES and on_disk + self._file.log_bytes >= RESERVE_BYTES:
-                    self._empty_log()
-                    on_disk = self._left_on_disk()
+                if on_disk < LEAST_BYTES and on_disk + file.log_bytes >= RESERVE_BYTES:
+                    _empty_log(connection)
+                    on_disk = _left_on_disk(file.path)
                 if on_disk >= RESERVE_BYTES and self._reserve.hold():
-                    on_disk = self._left_on_disk()
+                    on_disk = _left_on_disk(file.path)
         except (OSError, sqlite3.Error, DatabaseFileError):
             self.room_bytes = 0
             return
@@ -370,21 +357,11 @@ class SessionDatabase:
         growth = on_disk if self._reserve.is_held or not self._reserve.is_possible else 0
         self.room_bytes = max(0, min(for_log, (for_log + in_file) // 2, in_file + growth))
 
-    def _left_on_disk(self) -> int:
-        status = os.statvfs(self._file.path)
-        return status.f_bavail * status.f_frsize
-
-    def _check_there(self) -> None:
-        lost = self._file.why_lost()
-        if lost:
-            raise DatabaseWriteError(f"persistence database {self.path}: {lost}")
-
-    def _write(self, batch: Batch) -> None:
-        connection = self._connection
+    def _write(self, connection: sqlite3.Connection, batch: Batch) -> None:
         with transaction(connection):
             # First, as new rows take the pages of deleted ones. No batch puts what it deletes.
             for name, statement in _GONE_ROWS:
-                self._delete_many(statement, getattr(batch, name))
+                _delete_many(connection, statement, getattr(batch, name))
             for name, statement in _GONE:
                 keys = getattr(batch, name)
                 if keys:
@@ -395,31 +372,39 @@ class SessionDatabase:
                     columns = ", ".join(kind._fields)
                     head = f"INSERT OR REPLACE INTO {table} ({columns}) VALUES "  # noqa: S608 (names of ours)
                     place = f"({', '.join('?' * len(kind._fields))})"
-                    n_done = self._write_many(head, place, rows) if name in _SMALL else 0
+                    n_done = _write_many(connection, head, place, rows) if name in _SMALL else 0
                     connection.executemany(head + place, rows[n_done:])
             moved = iter(batch.moved_deliveries)
             connection.executemany(_MOVED, zip(moved, moved, moved, moved, strict=True))
 
-    def _write_many(self, head: str, place: str, rows: Sequence[Sequence[object]]) -> int:
-        """Write whole groups of `ROWS_AT_A_TIME` rows; return how many rows were written."""
-        n_done = len(rows) - len(rows) % ROWS_AT_A_TIME
-        statement = head + ", ".join([place] * ROWS_AT_A_TIME)
-        for first in range(0, n_done, ROWS_AT_A_TIME):
-            values = chain.from_iterable(rows[first : first + ROWS_AT_A_TIME])
-            self._connection.execute(statement, list(values))
-        return n_done
 
-    def _delete_many(self, statement: str, keys: array[int]) -> None:
-        for first in range(0, len(keys), ROWS_AT_A_TIME):
-            some = keys[first : first + ROWS_AT_A_TIME].tolist()
-            self._connection.execute(f"{statement} ({', '.join('?' * len(some))})", some)
+def _write_many(
+    connection: sqlite3.Connection, head: str, place: str, rows: Sequence[Sequence[object]]
+) -> int:
+    """Write whole groups of `ROWS_AT_A_TIME` rows; return how many rows were written."""
+    n_done = len(rows) - len(rows) % ROWS_AT_A_TIME
+    statement = head + ", ".join([place] * ROWS_AT_A_TIME)
+    for first in range(0, n_done, ROWS_AT_A_TIME):
+        values = chain.from_iterable(rows[first : first + ROWS_AT_A_TIME])
+        connection.execute(statement, list(values))
+    return n_done
 
-    def close(self) -> None:
-        """Close the file and release its lock."""
-        # A last checkpoint may fail on a full disk; the log is read at the next start.
-        with suppress(sqlite3.Error):
-            self._connection.close()
-        self._file.close()
+
+def _delete_many(connection: sqlite3.Connection, statement: str, keys: array[int]) -> None:
+    for first in range(0, len(keys), ROWS_AT_A_TIME):
+        some = keys[first : first + ROWS_AT_A_TIME].tolist()
+        connection.execute(f"{statement} ({', '.join('?' * len(some))})", some)
+
+
+def _empty_log(connection: sqlite3.Connection) -> None:
+    """Copy the log into the file and free its space: it may hold pages twice."""
+    with suppress(sqlite3.Error):
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+
+def _left_on_disk(path: str) -> int:
+    status = os.statvfs(path)
+    return status.f_bavail * status.f_frsize
 
 
 @dataclass(eq=False, slots=True)

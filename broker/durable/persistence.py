@@ -23,14 +23,13 @@ from typing import TYPE_CHECKING, Final
 from penstock.broker.config.policy import Persistence
 from penstock.broker.durable.database import (
     RESERVE_BYTES,
-    DatabaseStartError,
-    DatabaseWriteError,
+    DatabaseError,
     SessionDatabase,
 )
 from penstock.broker.durable.journal import Journal
-from penstock.broker.durable.records import Batch, Stored
+from penstock.broker.durable.records import Batch
 from penstock.broker.durable.recovery import restore
-from penstock.broker.durable.storage_clock import Clocks, StorageClock
+from penstock.broker.durable.storage_clock import Clocks
 from penstock.broker.errors import PeerError
 
 if TYPE_CHECKING:
@@ -82,7 +81,7 @@ class PersistentState:
             logger: gets what was restored, and refusals of the disk.
 
         Raises:
-            DatabaseStartError: the database cannot be used.
+            DatabaseError: the database cannot be used.
         """
         self._config = config
         self._clock = clock
@@ -125,7 +124,9 @@ class PersistentState:
     def _restore(self, core: Core) -> None:
         try:
             stored = self._database.read(core.keep)
-            self._time = _clock_of(stored, self._database.read_clock(), self._clock)
+            # The clock has certainly reached the newest of the stored times.
+            newest = max((row.arrived_at for row in stored.messages), default=0.0)
+            self._time = self._database.start_clock(Clocks(self._clock), newest)
             restore(
                 core,
                 self.journal,
@@ -135,7 +136,7 @@ class PersistentState:
                 away=self._time.away,
             )
         except (PeerError, KeyError, ValueError, TypeError) as error:
-            raise DatabaseStartError(
+            raise DatabaseError(
                 f"persistence database {self._config.path}: read rows that do not fit together: "
                 f"{error!r}; allowed: what this broker has written. To begin without what it "
                 "holds, move the file away"
@@ -175,8 +176,7 @@ class PersistentState:
         if self._clock_timer is not None:
             self._clock_timer.cancel()
         self._epoch = self._time.epoch
-        text = self._time.stored_text()
-        self._loop.run_in_executor(self._writer, self._database.write_clock, text)
+        self._loop.run_in_executor(self._writer, self._database.store_clock)
         self._clock_timer = self._loop.call_later(CLOCK_SECONDS, self._store_clock)
 
     def _commit(self) -> None:
@@ -219,7 +219,7 @@ class PersistentState:
                 "persistence: %s; until it is written, publishes to persistent sessions are "
                 "refused",
                 error,
-                exc_info=None if isinstance(error, DatabaseWriteError) else error,
+                exc_info=None if isinstance(error, DatabaseError) else error,
             )
         self._timer = self._loop.call_later(RETRY_SECONDS, self._write, batch)
         self._settle(self.journal.failed)
@@ -287,7 +287,6 @@ class PersistentState:
                 "persistence: %s could not be written: unacknowledged messages are lost",
                 self._config.path,
             )
-        self._store_clock()
         self._end()
 
     def _end(self) -> None:
@@ -298,17 +297,3 @@ class PersistentState:
         self._timer = self._room_timer = self._clock_timer = None
         self._writer.shutdown(wait=True)
         self._database.close()
-
-
-def _clock_of(stored: Stored, text: str, monotonic: Callable[[], float]) -> StorageClock:
-    """Return the clock of a database.
-
-    Args:
-        stored: what the database holds. Its clock has reached the newest of the times there.
-        text: the stored clock; "" in a new database, whose clock begins at the wall time.
-        monotonic: returns monotonic seconds.
-    """
-    clocks = Clocks(monotonic)
-    newest = max((row.arrived_at for row in stored.messages), default=0.0)
-    at_least = newest if text else clocks.wall()
-    return StorageClock(clocks, text, at_least, is_off_counted=True)

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 from penstock.broker.durable.database_file import DatabaseFileError, Format, behind_links, in_words
 from penstock.broker.durable.disk_reserve import DiskReserve
-from penstock.broker.durable.plugin_database import PluginDatabase
+from penstock.broker.durable.locked_database import LockedDatabase
 from penstock.broker.errors import PenstockError
 from penstock.edge_proxy.parts.part_format import STREAM_BYTES, Part, Trailer
 from penstock.edge_proxy.parts.partial_message import PartialMessage, Span
@@ -116,7 +116,7 @@ class Piece(NamedTuple):
     data: bytes | memoryview
 
 
-class Spool(PluginDatabase):
+class Spool(LockedDatabase):
     """The SQLite file."""
 
     what = "spool"

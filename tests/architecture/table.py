@@ -61,7 +61,7 @@ DOES_IO: Final = (
     "durable.database",
     "durable.database_file",
     "durable.persistence",
-    "durable.plugin_database",
+    "durable.locked_database",
     "durable.storage_clock",
     "import_mosquitto",
     "network",
@@ -367,7 +367,7 @@ ABOVE_THE_CONTRACT: Final = {
     "edge_proxy.parts.spool": (
         "broker.durable.database_file",
         "broker.durable.disk_reserve",
-        "broker.durable.plugin_database",
+        "broker.durable.locked_database",
     ),
     # TLS and the options of TCP exist once.
     "edge_proxy.upstream": ("broker.network.tcp_options", "broker.network.tls"),
@@ -400,7 +400,7 @@ ABOVE_THE_CONTRACT: Final = {
     "plugins.queue.plugin": ("broker.durable.storage_clock",),
     "plugins.queue.publishing.stage_file": (
         "broker.durable.database_file",
-        "broker.durable.plugin_database",
+        "broker.durable.locked_database",
     ),
 }
 """Modules outside the broker that may import these of its I/O layer, and why."""

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from penstock.broker.durable.database_file import Format
-from penstock.broker.durable.plugin_database import PluginDatabase
+from penstock.broker.durable.locked_database import LockedDatabase
 from penstock.broker.errors import PenstockError
 
 FORMAT: Final = Format(
@@ -165,7 +165,7 @@ class Held(NamedTuple):
     publications: int
 
 
-class StageFile(PluginDatabase):
+class StageFile(LockedDatabase):
     """The file.
 
     Args:

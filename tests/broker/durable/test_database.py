@@ -19,8 +19,7 @@ from penstock.broker.durable.database import (
     DELETE_BYTES,
     RESERVE_BYTES,
     ROWS_AT_A_TIME,
-    DatabaseStartError,
-    DatabaseWriteError,
+    DatabaseError,
     SessionDatabase,
 )
 from penstock.broker.durable.records import (
@@ -162,7 +161,7 @@ def test_a_batch_is_written_whole_or_not(tmp_path: Path) -> None:
     """A row that SQLite does not take leaves nothing of its batch behind."""
     database = opened(tmp_path / "s.db")
     bad = Batch(sessions=[SESSION], retained=[RetainedRow("t", None)])  # type: ignore[arg-type]
-    with pytest.raises(DatabaseWriteError, match=r"s\.db"):
+    with pytest.raises(DatabaseError, match=r"s\.db"):
         database.write(bad)
     assert database.read(bytes) == Stored()
     database.write(Batch(sessions=[SESSION]))
@@ -172,7 +171,7 @@ def test_a_batch_is_written_whole_or_not(tmp_path: Path) -> None:
 
 def refused(path: Path) -> str:
     """Return why a file is refused."""
-    with pytest.raises(DatabaseStartError) as caught:
+    with pytest.raises(DatabaseError) as caught:
         opened(path).read(bytes)
     return str(caught.value)
 
@@ -225,7 +224,7 @@ def test_a_batch_is_not_stored_in_a_file_that_was_deleted(tmp_path: Path) -> Non
     with closing(opened(path)) as database:
         database.write(whole())
         path.rename(tmp_path / "away")
-        with pytest.raises(DatabaseWriteError, match=r"s\.db was deleted or replaced"):
+        with pytest.raises(DatabaseError, match=r"s\.db was deleted or replaced"):
             database.write(whole())
         (tmp_path / "away").rename(path)
         database.write(whole())
@@ -233,7 +232,7 @@ def test_a_batch_is_not_stored_in_a_file_that_was_deleted(tmp_path: Path) -> Non
 
 ON_A_FULL_DISK = """
 import resource, sys
-from penstock.broker.durable.database import DatabaseWriteError, SessionDatabase
+from penstock.broker.durable.database import DatabaseError, SessionDatabase
 from penstock.broker.durable.records import Batch, RetainedRow
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (1024, 1024))
@@ -241,7 +240,7 @@ database = SessionDatabase(sys.argv[1], is_flushed=False)
 print([row.client_id for row in database.read(bytes).sessions])
 try:
     database.write(Batch(retained=[RetainedRow("t/2", 3)]))
-except DatabaseWriteError as error:
+except DatabaseError as error:
     print(type(error).__name__)
 database.close()
 """
@@ -254,7 +253,7 @@ def test_a_full_disk_is_no_obstacle_to_a_start(tmp_path: Path) -> None:
         database.write(whole())
     command = [sys.executable, "-c", ON_A_FULL_DISK, str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.stdout.splitlines() == ["['c', 'é']", "DatabaseWriteError"], done.stderr
+    assert done.stdout.splitlines() == ["['c', 'é']", "DatabaseError"], done.stderr
 
 
 def test_space_is_reserved_beside_the_file(tmp_path: Path) -> None:
@@ -268,7 +267,7 @@ def test_space_is_reserved_beside_the_file(tmp_path: Path) -> None:
     assert reserve.stat().st_blocks * 512 >= RESERVE_BYTES
     reserve.unlink()
     reserve.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(DatabaseStartError, match=r"s\.db\.reserve: read a symbolic link"):
+    with pytest.raises(DatabaseError, match=r"s\.db\.reserve: read a symbolic link"):
         opened(tmp_path / "s.db")
     reserve.unlink()
     opened(tmp_path / "s.db").close()

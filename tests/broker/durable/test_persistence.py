@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from penstock.broker.durable import persistence as persistence_module
-from penstock.broker.durable.database import DatabaseStartError
+from penstock.broker.durable.database import DatabaseError
 from penstock.broker.mqtt.packets import PubAck, Publish
 from tests.broker.serving import make_server, port_of, serving, until
 from tests.helpers.wire import WireClient, connected
@@ -130,7 +130,7 @@ async def test_rows_that_do_not_fit_together_are_refused(tmp_path: Path) -> None
         other.execute("INSERT INTO delivery VALUES (99, 98, 97, 1, 0, NULL, 0, 0, '')")
         other.commit()
     server = make_server(persistence=persistence(tmp_path))
-    with pytest.raises(DatabaseStartError, match="move the file away"):
+    with pytest.raises(DatabaseError, match="move the file away"):
         await server.start()
     with closing(sqlite3.connect(tmp_path / "s.db")) as other:
         other.execute("DELETE FROM delivery")

@@ -1,4 +1,4 @@
-"""The SQLite file of a plugin, for one process, and for one thread at a time.
+"""An SQLite file that one process has at a time, and one thread at a time uses.
 
 Each transaction is on the disk when it returns, and the file is then still where it was: see
 `penstock.broker.durable.database_file`. The methods block, but for those that tell the time.
@@ -35,7 +35,7 @@ SPARE_PAGES: Final = 1_000
 """A file keeps so many unused pages, 8 MB."""
 
 
-class PluginDatabase:
+class LockedDatabase:
     """The file; a subclass has the tables and what is done with them.
 
     Attributes:
@@ -44,6 +44,7 @@ class PluginDatabase:
         format: the format of the file.
         error: raised where the file cannot be used or written; the message names it.
         full_error: the error that is raised where the disk is full, a subclass of `error`.
+        pragmas: settings of SQLite that a new file needs before its tables.
     """
 
     what: ClassVar[str]
@@ -51,6 +52,7 @@ class PluginDatabase:
     format: ClassVar[Format]
     error: ClassVar[type[PenstockError]]
     full_error: ClassVar[type[PenstockError]]
+    pragmas: ClassVar[tuple[str, ...]] = ("auto_vacuum = INCREMENTAL",)
 
     def __init__(
         self, path: str, synchronous: str = "FULL", reserve: DiskReserve | None = None
@@ -96,31 +98,44 @@ class PluginDatabase:
             raise self._failed(str(error)) from error
         except sqlite3.Error as error:
             self.close()
-            raise self._failed(f"{in_words(error)}; allowed: {self.allowed}") from error
+            raise self._unusable(error) from error
         return self._file.tightened
 
     def _failed(self, told: str) -> PenstockError:
         return self.error(f"{self.what} {self._path}: {told}")
 
+    def _unusable(self, error: sqlite3.Error) -> PenstockError:
+        return self._failed(f"read {in_words(error)}; allowed: {self.allowed}")
+
     def _prepare(self) -> None:
         if self._connection is not None:
             self._connection.close()
         self._connection = connection = connect(self._path)
-        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+        for pragma in self.pragmas:
+            connection.execute(f"PRAGMA {pragma}")
         set_up(connection, self.format)
         connection.execute(f"PRAGMA synchronous = {self._synchronous}")
 
     def _start_clock(self) -> None:
-        """Go on with the stored clock; a new one begins at the wall time."""
-        clocks = Clocks()
+        self._clock = self._new_clock(Clocks())
+        self._store_clock()
+
+    def _new_clock(self, clocks: Clocks, at_least: float = 0.0) -> StorageClock:
+        """Return a clock that goes on with the stored one; a new one begins at the wall time.
+
+        Args:
+            clocks: the clocks of the machine.
+            at_least: seconds that the clock has certainly reached.
+        """
         connection, _ = self._opened()
-        text = ""
         with suppress(sqlite3.Error):  # on a full disk
             connection.execute(_CLOCK_TABLE)
-            text = str((connection.execute("SELECT text FROM clock").fetchone() or [""])[0])
-        at_least = 0.0 if text else clocks.wall()
-        self._clock = StorageClock(clocks, text, at_least, is_off_counted=True)
-        self._store_clock()
+        try:
+            row = connection.execute("SELECT text FROM clock").fetchone()
+        except sqlite3.OperationalError:  # there was no room for the table
+            row = None
+        text = "" if row is None else str(row[0])
+        return StorageClock(clocks, text, at_least if text else clocks.wall(), is_off_counted=True)
 
     def _store_clock(self) -> None:
         """Store the clock, as far as the disk takes it."""

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.broker.durable import plugin_database
+from penstock.broker.durable import locked_database
 from penstock.broker.durable.database_file import Format
-from penstock.broker.durable.plugin_database import SPARE_PAGES, PluginDatabase
+from penstock.broker.durable.locked_database import SPARE_PAGES, LockedDatabase
 from penstock.broker.durable.storage_clock import Clocks, read_boot
 from penstock.broker.errors import PenstockError
 from tests.helpers.process import SECONDS
@@ -25,7 +25,7 @@ class NotesFullError(NotesError):
     """The disk is full."""
 
 
-class Notes(PluginDatabase):
+class Notes(LockedDatabase):
     """A table of notes."""
 
     what = "notes"
@@ -58,7 +58,7 @@ def test_its_clock_goes_on_over_restarts(tmp_path: Path, monkeypatch: pytest.Mon
     """Whatever the wall clock says; time without a program is known."""
     ahead = {"wall": 0.0, "boot": 0.0}
     monkeypatch.setattr(
-        plugin_database,
+        locked_database,
         "Clocks",
         lambda: Clocks(
             wall=lambda: time.time() + ahead["wall"],
