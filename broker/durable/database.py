@@ -182,7 +182,7 @@ class SessionDatabase(LockedDatabase):
     )
     format = FORMAT
     error = full_error = DatabaseError
-    pragmas = (f"cache_size = -{CACHE_KIB}",)
+    pragmas: tuple[str, ...] = (f"cache_size = -{CACHE_KIB}",)
 
     _reserve: DiskReserve
 

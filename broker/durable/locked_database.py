@@ -52,7 +52,7 @@ class LockedDatabase:
     format: ClassVar[Format]
     error: ClassVar[type[PenstockError]]
     full_error: ClassVar[type[PenstockError]]
-    pragmas: ClassVar[tuple[str, ...]] = ("auto_vacuum = INCREMENTAL",)
+    pragmas: tuple[str, ...] = ("auto_vacuum = INCREMENTAL",)
 
     def __init__(
         self, path: str, synchronous: str = "FULL", reserve: DiskReserve | None = None

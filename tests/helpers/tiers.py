@@ -128,7 +128,7 @@ MORE: Final = {
     "tests/system/test_memory.py::test_persistence_and_spill": "it stays within its limit",
     "tests/system/test_netem_scenarios.py": "test_netem_run runs a scenario",
     "tests/system/test_one_name.py": "the suite imports what is installed",
-    "tests/system/test_open_files.py": "tests/broker/network/test_open_files has the limit",
+    "tests/system/test_open_files.py": "tests/broker/network/test_new_connection has the limit",
     "tests/system/test_queue_durability.py": "engines/test_group_commit has a disk that refuses",
     "tests/system/test_queue_page.py": "tests/plugins/queue/http has each request",
     f"{_RESTART}_after_a_restart_of_the_broker[mqtt_js]": "other clients come back",

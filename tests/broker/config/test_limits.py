@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.broker.config.addresses import address_key
 from penstock.broker.config.limits import Limits
 from penstock.broker.config.policy import parse_policy
 from penstock.broker.errors import ConfigError
@@ -72,3 +73,18 @@ def test_what_the_file_leaves_open_is_a_share_of_the_memory() -> None:
 def test_plans_take_little_beside_what_they_are_for(limits: Limits, mib: int) -> None:
     """128 MiB of plans for as many topics came on top of 128 MiB that waited."""
     assert limits.plan_bytes == mib << 20
+
+
+@pytest.mark.parametrize(
+    ("address", "key"),
+    [
+        ("192.0.2.1", "192.0.2.1"),
+        ("::ffff:192.0.2.1", "192.0.2.1"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("elsewhere", "elsewhere"),
+    ],
+)
+def test_what_an_address_is_counted_by(address: str, key: str) -> None:
+    """A host with IPv6 has a whole network to choose from."""
+    assert address_key(address) == key

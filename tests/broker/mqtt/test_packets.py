@@ -12,6 +12,12 @@ from penstock.broker.mqtt.packets import (
     SubscriptionRequest,
     Will,
 )
+from penstock.broker.mqtt.reason_codes import (
+    CONNACK_RETURN_CODES,
+    SUBACK_FAILURE_3_1_1,
+    ReasonCode,
+    describe_reason_code,
+)
 
 
 def test_subscriptions_cannot_be_changed() -> None:
@@ -42,3 +48,24 @@ def test_reason_codes_of_each_packet_are_those_that_a_client_knows(packet_type: 
         # The Will Payload may be found not to have its format (Table 3-1); paho lacks it.
         known.add(0x99)
     assert REASON_CODES[packet_type] == known
+
+
+def test_codes_are_those_that_a_client_knows() -> None:
+    """Our list is the one that paho-mqtt, which is not ours, has of section 2.4."""
+    known = set(PahoReasonCode(PacketTypes.CONNACK).names)
+    assert {int(code) for code in ReasonCode} == known
+
+
+def test_description_names_the_code_in_words_and_hexadecimal() -> None:
+    """Logs are read by people."""
+    assert describe_reason_code(0x97) == "quota exceeded (0x97)"
+    assert describe_reason_code(0x7F) == "unknown (0x7F)"
+
+
+def test_return_codes_of_3_1_1_are_one_to_five_for_refusals() -> None:
+    """Every refusal that MQTT 3.1.1 can say is one of its five return codes (3.2.2.3)."""
+    refusals = {code: answer for code, answer in CONNACK_RETURN_CODES.items() if code}
+    assert set(refusals.values()) == {1, 2, 3, 4, 5}
+    assert all(code >= 0x80 for code in refusals)
+    assert CONNACK_RETURN_CODES[0] == 0
+    assert SUBACK_FAILURE_3_1_1 == 0x80

@@ -22,11 +22,13 @@ from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.receiving.connecting import close_if_revoked
 from penstock.broker.server import Server
 from penstock.plugins.access import control as control_module
-from penstock.plugins.access.config import AccessConfig
+from penstock.plugins.access.config import AccessConfig, Rules
 from penstock.plugins.access.control import MAX_COST_AT_ONCE, AccessPlugin
 from penstock.plugins.access.password_hash import Argon2Hash, make_hash
 from penstock.plugins.access.scram import METHOD, make_credentials
 from tests.broker.serving import port_of
+from tests.helpers.process import anonymous_policy, running_broker
+from tests.helpers.two_lanes import PICTURE, Application, wait_for
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 from tests.helpers.wire import WireClient, connected
 
@@ -601,3 +603,48 @@ async def test_files_of_passwords_that_everybody_can_read_are_told(
         ("plugins.access.listeners.default.scram_file", str(files.scram)),
     ]
     await plugin.close()
+
+
+def test_both_lanes_have_the_rights_of_the_first_client_id(tmp_path: Path) -> None:
+    """A rule with `%c` stands for it; what it denies is denied on the large lane, too."""
+    (tmp_path / "acl").write_text("topic read #\npattern write %c/#\n")
+    access = {"acl_file": str(tmp_path / "acl")}
+    with (
+        running_broker(anonymous_policy({"access": access}), tmp_path) as broker,
+        Application("cam", broker.port) as cam,
+        Application("dashboard", broker.port, topics="+/pictures") as dashboard,
+    ):
+        wait_for(lambda: cam.is_on_two_lanes)
+        cam.client.publish("other/pictures", PICTURE + b"denied", 1).wait_for_publish()
+        cam.client.publish("cam/pictures", PICTURE + b"1", 1)
+        cam.client.publish("cam/pictures", b"2", 1)
+        assert dashboard.payloads(2) == [b"1", b"2"]
+
+
+def read(**keys: Any) -> AccessConfig:
+    """Return the configuration that these keys of a policy file make."""
+    return validate_config(AccessConfig, keys, "policy.yaml", "plugins.access")
+
+
+def test_a_listeners_rules_stand_alone() -> None:
+    """Nothing is taken from the keys above."""
+    config = read(password_file="p", listeners={"inner": {"allow_anonymous": True}})
+    assert config.listeners == {"inner": Rules(allow_anonymous=True)}
+    assert [rules.password_file for rules in config.all_rules()] == ["p", None]
+
+
+@pytest.mark.parametrize(
+    ("keys", "path"),
+    [
+        ({"passwords": "p"}, "plugins.access.passwords"),
+        ({"password_file": ""}, "plugins.access.password_file"),
+        ({"certificate_username": "dn"}, "plugins.access.certificate_username"),
+        ({"listeners": {"a": {"acl": "x"}}}, "plugins.access.listeners.a.acl"),
+        ({"listeners": {"a": {"listeners": {}}}}, "plugins.access.listeners.a.listeners"),
+    ],
+)
+def test_wrong_keys_and_values_are_named(keys: dict[str, Any], path: str) -> None:
+    """By their place in the file."""
+    with pytest.raises(ConfigError) as caught:
+        read(**keys)
+    assert [problem.path for problem in caught.value.problems] == [path]

@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import stat
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -143,3 +144,11 @@ def test_a_file_that_cannot_be_used_is_named(run: Run) -> None:
     run.file.rmdir()
     run.file = run.file / "below" / "nothing"
     assert f"{run.file}: cannot be written" in run("ann")
+
+
+def test_the_package_runs_as_the_program(tmp_path: Path) -> None:
+    """``python -m penstock.plugins.access`` writes a user."""
+    file = tmp_path / "users"
+    command = [sys.executable, "-m", "penstock.plugins.access", str(file), "ann"]
+    subprocess.run(command, input="secret\n", text=True, check=True)
+    assert file.read_text().startswith("ann:$7$")

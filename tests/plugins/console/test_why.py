@@ -12,6 +12,7 @@ import pytest
 
 from penstock.netem.runs.broker_process import reserved_port
 from penstock.plugins.console.why import fetch, main
+from penstock.plugins.web.terminal_escape import printable
 from tests.helpers.paho_client import PahoClient
 from tests.helpers.process import anonymous_policy, running_broker
 from tests.helpers.virtual import VirtualBroker
@@ -164,3 +165,9 @@ def test_the_token_of_a_console_comes_from_a_file(
         assert "a client that has a session" in capsys.readouterr().err
         assert main(["c", *url, "--token-file", str(tmp_path / "none")]) == 2
         assert "none: file: read No such file" in capsys.readouterr().err
+
+
+def test_what_a_terminal_would_obey_is_escaped() -> None:
+    """A text of a client moves no cursor and begins no line; other texts stay as they are."""
+    assert printable("a\x1b[2J\nb\u202e") == "a\\x1b[2J\\nb\\u202e"
+    assert printable("ä €") == "ä €"

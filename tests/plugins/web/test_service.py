@@ -15,7 +15,9 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from penstock.broker.errors import PenstockError
+from penstock.broker.config.checked_yaml import validate_config
+from penstock.broker.errors import ConfigError, PenstockError
+from penstock.plugins.web.bind import is_loopback, split_bind
 from penstock.plugins.web.limits import HttpLimits
 from penstock.plugins.web.service import (
     PART_BYTES,
@@ -262,3 +264,51 @@ def test_pieces_are_written_in_parts(sizes: Sequence[int]) -> None:
     assert b"".join(parts) == b"".join(pieces)
     assert max(map(len, parts)) <= PART_BYTES
     assert all(len(one) + len(other) > PART_BYTES for one, other in pairwise(parts))
+
+
+@pytest.mark.parametrize(
+    ("bind", "host", "port"),
+    [
+        ("127.0.0.1:0", "127.0.0.1", 0),
+        ("[::1]:8080", "::1", 8080),
+        ("queue.local:1", "queue.local", 1),
+    ],
+)
+def test_bind_is_host_and_port(bind: str, host: str, port: int) -> None:
+    """Addresses of both families and names are read."""
+    assert split_bind(bind) == (host, port)
+
+
+@pytest.mark.parametrize("bind", ["8080", "::1:80", "localhost:70000", "a b:1", "[x]:1", ":80", ""])
+def test_anything_else_is_refused(bind: str) -> None:
+    """What is allowed is said; the key and what was read are its reader's to say."""
+    with pytest.raises(ValueError, match=r"^HOST:PORT, with a port of 0 to 65535$"):
+        split_bind(bind)
+
+
+@pytest.mark.parametrize(
+    ("binds", "ours"),
+    [
+        (("127.9.9.9:1", "[::1]:80", "localhost:80"), True),
+        (("0.0.0.0:80", "[::]:80", "10.0.0.1:80", "localhost.example:80"), False),
+    ],
+)
+def test_loopback_is_reached_from_this_machine_alone(binds: tuple[str, ...], ours: object) -> None:
+    """A name may have any address, except for the one that every machine has for itself."""
+    assert {is_loopback(bind) for bind in binds} == {ours}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("connections", 0),
+        ("connections", "many"),
+        ("header_timeout_seconds", 0),
+        ("idle_timeout_seconds", float("inf")),
+        ("body_bytes", 1),
+    ],
+)
+def test_a_limit_that_cannot_be_kept_is_refused(key: str, value: Any) -> None:
+    """With the key that names it; keys of bodies are the queue's."""
+    with pytest.raises(ConfigError, match=rf"http_limits\.{key}"):
+        validate_config(HttpLimits, {key: value}, "policy.yaml", "http_limits")
