@@ -630,13 +630,11 @@ async def test_clients_are_told_of_another_server() -> None:
     """Unless a client takes no packet as large as that."""
     async with running("server_reference: other.example") as (proxy, upstream):
         address = proxy.addresses["default"]
-        clients = [
-            await open_client(address, client_id="a"),
-            await open_client(address, client_id="b", properties={"maximum_packet_size": 16}),
-        ]
-        for client in clients:
+        clients = []
+        for properties in ({}, {"maximum_packet_size": 16}):
+            clients.append(await open_client(address, properties=properties))
             await upstream.accepted()
-            assert await client.receive() == ConnAck()
+            assert await clients[-1].receive() == ConnAck()
         await proxy.stop()
         reference = {"server_reference": "other.example"}
         assert await clients[0].receive() == Disconnect(ReasonCode.USE_ANOTHER_SERVER, reference)

@@ -289,6 +289,7 @@ async def test_a_server_that_comes_back_with_older_data_gives_its_queues_another
                 process.process.kill()
                 process.process.wait()
                 shutil.copytree(tmp_path / "redis", tmp_path / "older")
+            await until(lambda: engine.failure() is not None)
             with running_redis(tmp_path / "redis", *durable, port=port):
                 await until(lambda: engine.failure() is None)
                 await store(engine, *(b"lost" for _ in range(10)))
