@@ -22,7 +22,7 @@ from penstock.broker.mqtt.enums import MQTT_5, PUBLISH
 from penstock.broker.mqtt.publish_head import read_publish_head
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.mqtt.receive_buffer import packet_too_large, read_remaining_length
-from penstock.broker.receiving.connection import receive_packet
+from penstock.broker.receiving.connection import receive_packet, receive_packets
 from penstock.broker.receiving.publishing import new_message
 
 if TYPE_CHECKING:
@@ -35,8 +35,10 @@ def receive_in_runs(  # noqa: PLR0915 (hot: one loop)
 ) -> int:
     """Handle each whole packet in `data`, as far as the steps go, in runs where that is possible.
 
-    It is `penstock.broker.receiving.connection.receive_packets` for an accepted client.
+    It does for an accepted client what `penstock.broker.receiving.connection.receive_packets` does.
     """
+    if not client.is_open:
+        return receive_packets(client, data, now)
     core = client.core
     counters = core.counters
     version = client.version

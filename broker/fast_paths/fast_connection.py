@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.broker.fast_paths.copied_runs import receive_in_runs
 from penstock.broker.fast_paths.single_packet import LEAST_BYTES, take_single
 from penstock.broker.payload import JOIN_BELOW_BYTES
-from penstock.broker.receiving.connection import Connection, receive_packets
+from penstock.broker.receiving.connection import Connection
 from penstock.broker.sessions.client import Client
 
 if TYPE_CHECKING:
@@ -70,9 +70,6 @@ class FastConnection(Connection):
         ):
             client.last_received = now
         else:
-            super().receive_data(chunk, now)
+            Connection.receive_data(self, chunk, now)  # `super()` takes 0.1 us more
 
-    def _receive_packets(self, data: bytes, now: float) -> int:
-        client = self.client
-        receive = receive_in_runs if client.is_open else receive_packets
-        return receive(client, data, now)
+    _receive_packets = staticmethod(receive_in_runs)

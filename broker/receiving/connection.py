@@ -379,7 +379,7 @@ class Connection:
         Raises:
             PeerError: for a packet that is malformed or not allowed.
         """
-        position = self._receive_packets(data, now)
+        position = self._receive_packets(client, data, now)
         if client.suspended is not None:
             client.put_off(data[position:])
         elif client.is_closing:
@@ -389,8 +389,10 @@ class Connection:
         else:
             self._buffer.unread(data, position)
 
-    def _receive_packets(self, data: bytes, now: float) -> int:
-        return receive_packets(self.client, data, now)
+    @staticmethod
+    def _receive_packets(client: Any, data: bytes, now: float) -> int:
+        """Handle each whole packet in `data`; see `receive_packets`."""
+        return receive_packets(client, data, now)
 
 
 def receive_packets(client: Client, data: bytes, now: float) -> int:
