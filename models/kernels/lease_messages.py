@@ -7,7 +7,7 @@ from typing import Protocol
 
 from penstock.models.kernels.lease_setting import Order
 from penstock.plugins.queue.engines.contract import GroupSpec
-from penstock.plugins.queue.engines.leases import LocalGroup, LocalPlace, Take
+from penstock.plugins.queue.engines.leases import LeaseRequest, LocalGroup, LocalPlace
 from penstock.plugins.queue.engines.partition import PhysicalQueue
 from penstock.plugins.queue.engines.receipts import Receipts
 from penstock.plugins.queue.engines.segments import Decoded
@@ -123,7 +123,7 @@ class LeasedMessages:
     def take(self, now: float, deadline: float) -> int:
         """Receive a message until a deadline; -1 where none is visible."""
         self._n_received += 1
-        take = Take(now, deadline, 1, 1, self._n_received % 65_536)
+        take = LeaseRequest(now, deadline, 1, 1, self._n_received % 65_536)
         missing = self._place.take(take, lambda _, first: self._segments.get(first))
         if missing or not take.received:
             return -1

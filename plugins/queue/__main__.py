@@ -19,7 +19,7 @@ from penstock.broker.process.program import (
 from penstock.plugins.queue.client import QueueError
 from penstock.plugins.queue.commands import app
 from penstock.plugins.queue.plugin import QueuePlugin
-from penstock.plugins.queue.standalone_server import Gateway, read_config
+from penstock.plugins.queue.standalone_server import StandaloneServer, read_config
 from penstock.plugins.web.terminal_escape import printable
 
 PROGRAM = "penstock queue"
@@ -49,7 +49,7 @@ def serve(
         )
         raise ConfigError(config, [problem])
     plugin = QueuePlugin.alone(read, logging.getLogger("penstock.queue"), config)
-    run_until_stopped(Gateway(plugin))
+    run_until_stopped(StandaloneServer(plugin))
 
 
 def main(argv: list[str] | None = None) -> int:

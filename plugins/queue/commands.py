@@ -35,7 +35,7 @@ from penstock.plugins.queue.config import QueueConfig
 from penstock.plugins.queue.engines import sqlite_copies
 from penstock.plugins.queue.plugin import QueuePlugin
 from penstock.plugins.queue.report import peek_lines, stats_lines
-from penstock.plugins.queue.standalone_server import Gateway, read_config
+from penstock.plugins.queue.standalone_server import StandaloneServer, read_config
 from penstock.plugins.web.bind import split_bind
 
 T = TypeVar("T")
@@ -165,7 +165,7 @@ async def _with_file(config: QueueConfig, policy_file: str, work: Callable[[Queu
         file.write_text(yaml.safe_dump({"tokens": tokens}))
         own = replace(config, http="127.0.0.1:0", http_tls=None, sqs=None, tokens=str(file))
         plugin = QueuePlugin.alone(own, logging.getLogger("penstock.queue"), policy_file)
-        gateway = Gateway(plugin)
+        gateway = StandaloneServer(plugin)
         await gateway.start()
         try:
             client = QueueClient(str(plugin.http_url), token=token)

@@ -13,7 +13,7 @@ from penstock.plugins.queue.config import QueueConfig
 from penstock.plugins.queue.plugin import QueuePlugin
 
 
-class Gateway:
+class StandaloneServer:
     """The queue plugin as a program of its own."""
 
     def __init__(self, plugin: QueuePlugin) -> None:

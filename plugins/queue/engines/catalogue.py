@@ -15,7 +15,7 @@ from penstock.plugins.queue.engines.contract import (
     QueueSnapshot,
     QueueSpec,
 )
-from penstock.plugins.queue.engines.engine_context import State
+from penstock.plugins.queue.engines.engine_context import EngineContext
 from penstock.plugins.queue.engines.leases import LocalGroup, LocalPlace
 from penstock.plugins.queue.engines.partition import PhysicalQueue
 from penstock.plugins.queue.engines.queues import (
@@ -53,7 +53,7 @@ class Catalogue:
         reader: finds where a group begins.
     """
 
-    def __init__(self, state: State, reader: SegmentReader) -> None:
+    def __init__(self, state: EngineContext, reader: SegmentReader) -> None:
         self._state = state
         self._reader = reader
         self._secret = b""

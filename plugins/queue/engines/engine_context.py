@@ -28,7 +28,7 @@ from penstock.plugins.queue.engines.transaction import Surroundings, Transaction
 from penstock.plugins.queue.engines.waiting import Arrivals
 
 
-class State:
+class EngineContext:
     """The logical queues, and the ways to read the clock and to write.
 
     Args:

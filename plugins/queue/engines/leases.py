@@ -9,7 +9,7 @@ of: leased, delayed, visible again, or about to be settled. So after a restart, 
 the floor, all that is not settled is visible. The messages of one call and one segment share a
 `LeaseBatch` with one deadline, and offsets are all that is kept of a message.
 
-`Visible` has those that became visible again, and keeps the order of keys.
+`RedeliveryIndex` has those that became visible again, and keeps the order of keys.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from penstock.plugins.queue.engines.contract import GroupSpec
 from penstock.plugins.queue.engines.logical import StoredGroup
 from penstock.plugins.queue.engines.partition import PhysicalQueue, bits_below, each_bit, repeats_in
 from penstock.plugins.queue.engines.receipts import Receipts, Receive
-from penstock.plugins.queue.engines.redelivery_index import Visible
+from penstock.plugins.queue.engines.redelivery_index import RedeliveryIndex
 from penstock.plugins.queue.engines.segments import Decoded, count_down
 from penstock.plugins.queue.engines.store import GroupRow, Segment
 from penstock.plugins.queue.strategies.message_key import StoredKeyReader
@@ -205,7 +205,7 @@ class LocalGroup(StoredGroup["LocalPlace"]):
 
 
 @dataclass(slots=True)
-class Take:
+class LeaseRequest:
     """One call of `lease` on one physical queue.
 
     Attributes:
@@ -288,7 +288,7 @@ class LocalPlace:
         self.settling: set[int] = set()
         self.is_ordered = group.spec.kind == "lease" and group.spec.order == "key"
         self._settling_ahead: set[int] = set()
-        self._visible = Visible()
+        self._visible = RedeliveryIndex()
         self._due_at = -1.0
 
     def note_waiting(self, n_messages: int) -> None:
@@ -365,7 +365,7 @@ class LocalPlace:
 
     # Receiving.
 
-    def take(self, take: Take, find: Find) -> list[int]:
+    def take(self, take: LeaseRequest, find: Find) -> list[int]:
         """Receive messages.
 
         Args:
@@ -413,7 +413,7 @@ class LocalPlace:
                 break
         return page
 
-    def _take_again(self, take: Take, find: Find) -> list[int]:
+    def _take_again(self, take: LeaseRequest, find: Find) -> list[int]:
         """Receive what became visible again, the oldest first."""
         visible = self._visible
         first_of = self.physical.index.first_of
@@ -434,7 +434,7 @@ class LocalPlace:
                 visible.drop_candidate()
         return []
 
-    def _take_segment(self, decoded: Decoded, take: Take) -> bool:
+    def _take_segment(self, decoded: Decoded, take: LeaseRequest) -> bool:
         """Receive messages of a segment from the cursor on; say whether to go on behind it."""
         first, n = decoded.first_offset, decoded.n_messages
         if self._is_plain_rest(decoded):
@@ -461,7 +461,7 @@ class LocalPlace:
         counts = self.counts.get(first)
         return counts is None or not any(counts[index:])
 
-    def _take_run(self, decoded: Decoded, take: Take) -> None:
+    def _take_run(self, decoded: Decoded, take: LeaseRequest) -> None:
         """Receive a run of messages of which none was received before."""
         first = decoded.first_offset
         start = self.cursor - first
@@ -494,7 +494,9 @@ class LocalPlace:
         self.cursor = first + stop
 
     @staticmethod
-    def _fitting(decoded: Decoded, start: int, stop: int, room: int, take: Take) -> tuple[int, int]:
+    def _fitting(
+        decoded: Decoded, start: int, stop: int, room: int, take: LeaseRequest
+    ) -> tuple[int, int]:
         """Return the end of the run that fits into the room, and its bytes."""
         n_bytes = 0
         for index in range(start, stop):
@@ -504,7 +506,7 @@ class LocalPlace:
             n_bytes += size
         return stop, n_bytes
 
-    def _consider(self, decoded: Decoded, index: int, take: Take) -> bool:
+    def _consider(self, decoded: Decoded, index: int, take: LeaseRequest) -> bool:
         """Look at one message: receive it, or do whatever is due.
 
         Returns:
@@ -549,7 +551,7 @@ class LocalPlace:
         return True
 
     def _delivery(
-        self, decoded: Decoded, index: int, count: int, take: Take, expires_at: float | None
+        self, decoded: Decoded, index: int, count: int, take: LeaseRequest, expires_at: float | None
     ) -> ReceivedMessage:
         offset, topic, payload, qos, publisher, enqueued_at, properties = decoded.row(index)
         if expires_at is not None:
@@ -584,7 +586,7 @@ class LocalPlace:
         self.group.n_leased += 1
         self.group.wait_until(batch)
 
-    def _leave(self, take: Take, reason: str, decoded: Decoded, index: int) -> None:
+    def _leave(self, take: LeaseRequest, reason: str, decoded: Decoded, index: int) -> None:
         """Have a message settled unseen."""
         offset = decoded.first_offset + index
         self._forget(offset)
@@ -618,7 +620,7 @@ class LocalPlace:
 
     # Order by key.
 
-    def _joins_lane(self, decoded: Decoded, index: int, take: Take) -> bool:
+    def _joins_lane(self, decoded: Decoded, index: int, take: LeaseRequest) -> bool:
         """Say whether a message may be received, as to its key; else it waits in its lane."""
         offset = decoded.first_offset + index
         visible = self._visible

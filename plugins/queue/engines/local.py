@@ -37,9 +37,9 @@ from penstock.plugins.queue.engines.contract import (
     Start,
     StorageError,
 )
-from penstock.plugins.queue.engines.engine_context import State
+from penstock.plugins.queue.engines.engine_context import EngineContext
 from penstock.plugins.queue.engines.leases import LocalGroup
-from penstock.plugins.queue.engines.maintenance import Upkeep
+from penstock.plugins.queue.engines.maintenance import Maintenance
 from penstock.plugins.queue.engines.planning import plan_end
 from penstock.plugins.queue.engines.reading import SegmentReader
 from penstock.plugins.queue.engines.receiving import Receiving
@@ -81,11 +81,11 @@ class LocalEngine:
         logger: Logger,
         read_ahead_bytes: int = 64 * 1024 * 1024,
     ) -> None:
-        self._state = State(store, clocks or Clocks(clock), read_ahead_bytes, logger)
+        self._state = EngineContext(store, clocks or Clocks(clock), read_ahead_bytes, logger)
         self._reader = SegmentReader(self._state)
         self._catalogue = Catalogue(self._state, self._reader)
         self._receiving = Receiving(self._state, self._reader)
-        self._upkeep = Upkeep(self._state, self._reader, self._catalogue)
+        self._upkeep = Maintenance(self._state, self._reader, self._catalogue)
         self._commit_max_messages = commit_max_messages
         # These methods of the contract are done whole by a part of the engine.
         self.create_queue = self._catalogue.create_queue

@@ -14,7 +14,7 @@ from penstock.plugins.queue.engines.contract import (
     UnknownQueueError,
 )
 from penstock.plugins.queue.engines.dead_letters import redriven
-from penstock.plugins.queue.engines.engine_context import State
+from penstock.plugins.queue.engines.engine_context import EngineContext
 from penstock.plugins.queue.engines.partition import PhysicalQueue, each_bit
 from penstock.plugins.queue.engines.queues import (
     LocalQueue,
@@ -45,7 +45,7 @@ TRIM_STEPS: Final = 32
 """How often one call gives space back, 16 MB in SQLite. Other requests are written in between."""
 
 
-class Upkeep:
+class Maintenance:
     """Maintenance, and what operators ask for.
 
     Args:
@@ -54,7 +54,7 @@ class Upkeep:
         catalogue: deletes groups.
     """
 
-    def __init__(self, state: State, reader: SegmentReader, catalogue: Catalogue) -> None:
+    def __init__(self, state: EngineContext, reader: SegmentReader, catalogue: Catalogue) -> None:
         self._state = state
         self._reader = reader
         self._catalogue = catalogue

@@ -12,7 +12,7 @@ from penstock.plugins.queue.engines.contract import (
     Start,
     StorageError,
 )
-from penstock.plugins.queue.engines.engine_context import State
+from penstock.plugins.queue.engines.engine_context import EngineContext
 from penstock.plugins.queue.engines.logical import check_range
 from penstock.plugins.queue.engines.partition import PhysicalQueue, bits_below
 from penstock.plugins.queue.engines.queues import (
@@ -45,7 +45,7 @@ class SegmentReader:
         failures: why a physical queue could not be read when that was last tried, by row number.
     """
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: EngineContext) -> None:
         self._state = state
         self.failures: dict[int, str] = {}
         self._readers = ThreadPoolExecutor(2, thread_name_prefix="penstock-queue-reader")

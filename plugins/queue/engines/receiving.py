@@ -13,8 +13,8 @@ from penstock.plugins.queue.engines.contract import (
     StorageError,
 )
 from penstock.plugins.queue.engines.dead_letters import letter_row
-from penstock.plugins.queue.engines.engine_context import State
-from penstock.plugins.queue.engines.leases import LocalGroup, LocalPlace, Take
+from penstock.plugins.queue.engines.engine_context import EngineContext
+from penstock.plugins.queue.engines.leases import LeaseRequest, LocalGroup, LocalPlace
 from penstock.plugins.queue.engines.partition import PhysicalQueue, each_bit
 from penstock.plugins.queue.engines.queues import (
     LocalQueue,
@@ -47,7 +47,7 @@ class Receiving:
         reader: reads segments.
     """
 
-    def __init__(self, state: State, reader: SegmentReader) -> None:
+    def __init__(self, state: EngineContext, reader: SegmentReader) -> None:
         self._state = state
         self._reader = reader
         self._locks: WeakKeyDictionary[LocalPlace, asyncio.Lock] = WeakKeyDictionary()
@@ -88,7 +88,7 @@ class Receiving:
             if visibility_timeout is not None:
                 seconds = visibility_timeout
             self._nonce = (self._nonce + 1) % N_NONCES
-            take = Take(now, now + seconds, max_messages, max_bytes, self._nonce)
+            take = LeaseRequest(now, now + seconds, max_messages, max_bytes, self._nonce)
             await self._fill(found, receivers, place, take)
         receivers.received += len(take.received)
         try:
@@ -105,7 +105,7 @@ class Receiving:
         return take.received
 
     async def _fill(
-        self, queue: LocalQueue, group: LocalGroup, place: LocalPlace, take: Take
+        self, queue: LocalQueue, group: LocalGroup, place: LocalPlace, take: LeaseRequest
     ) -> None:
         """Receive messages, in steps between which the loop goes on."""
         held: dict[int, Decoded] = {}
@@ -142,7 +142,7 @@ class Receiving:
             raise
 
     async def _settle_unseen(
-        self, queue: LocalQueue, group: LocalGroup, place: LocalPlace, take: Take
+        self, queue: LocalQueue, group: LocalGroup, place: LocalPlace, take: LeaseRequest
     ) -> None:
         """Settle what expired or is filtered out, and bury what was received too often.
 

@@ -55,7 +55,7 @@ class _Lane:
             self._start = 0
 
 
-class Visible:
+class RedeliveryIndex:
     """Messages of one place that are visible below its cursor.
 
     Attributes:

@@ -30,7 +30,7 @@ from penstock.broker.mqtt.enums import MAX_PACKET_ID
 from penstock.broker.mqtt.reason_codes import ReasonCode, describe_reason_code
 from penstock.broker.plugin_guard import is_logged
 from penstock.plugins.queue.config import PublishingConfig
-from penstock.plugins.queue.publishing.row_publisher import Relay, RelayLostError, relay_id
+from penstock.plugins.queue.publishing.row_publisher import RelayLostError, RowPublisher, relay_id
 from penstock.plugins.queue.publishing.rows import StagedRow, read_rows, write_rows
 from penstock.plugins.queue.publishing.stage_file import (
     BatchKey,
@@ -135,7 +135,7 @@ class Batches:
         self._thread: ThreadPoolExecutor | None = None
         self._has_begun = False
         self._rows = self._bytes = self._stages = 0
-        self._relays: dict[str, Relay] = {}
+        self._relays: dict[str, RowPublisher] = {}
         self._connecting: dict[str, asyncio.Lock] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._sweeper: asyncio.Task[None] | None = None
@@ -322,7 +322,7 @@ class Batches:
 
     # -- publishing ----------------------------------------------------------------------------
 
-    async def _relay(self, owner: str) -> Relay:
+    async def _relay(self, owner: str) -> RowPublisher:
         """Return a connection of an owner's relay.
 
         Raises:
@@ -335,7 +335,7 @@ class Batches:
             if relay is not None and not relay.is_lost:
                 return relay
             next_row = await self._in_thread(self._file.next_row, owner)
-            relay = Relay(owner)
+            relay = RowPublisher(owner)
             # A session that this file does not know may know packet identifiers of another one.
             await relay.connect(clients, clean_start=next_row is None)
             if next_row:
@@ -411,7 +411,7 @@ class Batches:
         self._news = asyncio.Event()
 
     async def _publish_window(
-        self, relay: Relay, one: Publication, chunk: Chunk, window: Sequence[StagedRow]
+        self, relay: RowPublisher, one: Publication, chunk: Chunk, window: Sequence[StagedRow]
     ) -> Publication:
         """Publish the next rows of a batch, and note it."""
         key = one.key

@@ -31,7 +31,7 @@ def relay_id(owner: str) -> str:
     return f"{RELAY_CLIENT_PREFIX}{f'token/{owner}' if owner else 'anybody'}"
 
 
-class Relay(LocalProtocol):
+class RowPublisher(LocalProtocol):
     """One connection of a relay."""
 
     lost_error = RelayLostError

@@ -31,7 +31,7 @@ from penstock.edge_proxy.uplink.plugin import UplinkPlugin
 from penstock.edge_proxy.uplink.receivers import DownReceiver
 from penstock.edge_proxy.uplink.uplink import Uplink
 from penstock.netem.runs.broker_process import reserved_port
-from penstock.plugins.queue.publishing.row_publisher import Relay, relay_id
+from penstock.plugins.queue.publishing.row_publisher import RowPublisher, relay_id
 from tests.broker.network.test_in_process import local_clients
 from tests.broker.serving import make_server, port_of, serving, until
 from tests.helpers.certificates import Authority
@@ -330,7 +330,7 @@ async def test_local_clients_of_other_plugins_stay(tmp_path: Path) -> None:
     async with serving() as cloud:
         async with site(port_of(cloud), policy=keys) as edge:
             await stands(edge)
-            await Relay("").connect(local_clients(edge), clean_start=True)
+            await RowPublisher("").connect(local_clients(edge), clean_start=True)
         async with site(port_of(cloud), policy=keys) as edge:
             assert edge.core.sessions.get(relay_id("")) is not None
 

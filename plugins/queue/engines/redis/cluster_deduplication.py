@@ -70,7 +70,7 @@ class _Pending(NamedTuple):
     stored: asyncio.Future[Claimed]
 
 
-class Claiming:
+class ClusterDeduplication:
     """Stores messages in two steps where that is needed.
 
     Args:

@@ -34,7 +34,7 @@ _LETTERS: Final = 500
 """How many dead letters are moved at a time."""
 
 
-class Burying:
+class DeadLetters:
     """Moves dead letters.
 
     Args:

@@ -46,7 +46,7 @@ from penstock.plugins.queue.engines.planning import shares_of
 from penstock.plugins.queue.engines.reading import RANGE_BYTES
 from penstock.plugins.queue.engines.redis.cached_state import RedisGroup, RedisQueue
 from penstock.plugins.queue.engines.redis.catalogue import Catalogue
-from penstock.plugins.queue.engines.redis.dead_letters import Burying
+from penstock.plugins.queue.engines.redis.dead_letters import DeadLetters
 from penstock.plugins.queue.engines.redis.discovery import RedisSentinels
 from penstock.plugins.queue.engines.redis.functions import (
     Functions,
@@ -104,7 +104,7 @@ class RedisEngine:
         self._attended = 0.0, 0.0
         self._was_away = False
         self._storing = Storing(self._functions, self._clocks, logger)
-        self._burying = Burying(self._functions, self._catalogue, self._storing)
+        self._burying = DeadLetters(self._functions, self._catalogue, self._storing)
         self._routes.on_return = self._returned
         self._receiving = Receiving(self._functions, self._catalogue, self._burying, logger)
         self._routes.on_away = self._receiving.give_up_away

@@ -23,7 +23,7 @@ from penstock.plugins.queue.engines.receipts import Receive
 from penstock.plugins.queue.engines.receiving import RETRY_SECONDS
 from penstock.plugins.queue.engines.redis.cached_state import RedisGroup, RedisPart, RedisQueue
 from penstock.plugins.queue.engines.redis.catalogue import Catalogue
-from penstock.plugins.queue.engines.redis.dead_letters import Burying
+from penstock.plugins.queue.engines.redis.dead_letters import DeadLetters
 from penstock.plugins.queue.engines.redis.functions import (
     Functions,
     plain,
@@ -66,7 +66,7 @@ class Receiving:
     """
 
     def __init__(
-        self, functions: Functions, catalogue: Catalogue, burying: Burying, logger: Logger
+        self, functions: Functions, catalogue: Catalogue, burying: DeadLetters, logger: Logger
     ) -> None:
         self._functions = functions
         self._catalogue = catalogue

@@ -19,7 +19,11 @@ from penstock.plugins.queue.engines.contract import (
     drop_reason,
 )
 from penstock.plugins.queue.engines.redis.cached_state import RedisPart, RedisQueue, Told
-from penstock.plugins.queue.engines.redis.cluster_deduplication import Claimed, Claiming, has_order
+from penstock.plugins.queue.engines.redis.cluster_deduplication import (
+    Claimed,
+    ClusterDeduplication,
+    has_order,
+)
 from penstock.plugins.queue.engines.redis.functions import (
     Functions,
     refusal,
@@ -47,7 +51,7 @@ class Storing:
         self._functions = functions
         self._clocks = clocks
         self._logger = logger
-        self._claiming = Claiming(functions, self._send)
+        self._claiming = ClusterDeduplication(functions, self._send)
         self._tasks: set[asyncio.Task[None]] = set()
         self._cutting: set[RedisPart] = set()
         """Physical queues whose oldest messages are being dropped."""

@@ -10,7 +10,6 @@ from penstock.plugins.queue.engines.incoming import Incoming, stored_properties
 from penstock.plugins.queue.engines.partition import PhysicalQueue
 from penstock.plugins.queue.engines.queues import LocalQueue
 from penstock.plugins.queue.engines.store import DELAYED, EXPIRES, PhysicalRow, QueueRow
-from penstock.plugins.queue.wire.frames import read_batch
 from tests.plugins.queue.running import LostPayload
 
 
@@ -18,43 +17,6 @@ def incoming() -> Incoming:
     """Return what comes to a physical queue whose next offset is 7."""
     queue = LocalQueue(QueueRow(1, "q", "i", ""), QueueSpec())
     return Incoming(queue, PhysicalQueue(PhysicalRow(1, 1, 0, 0, 7, 0, 0, 0)))
-
-
-def test_messages_become_segments_with_their_facts() -> None:
-    """Offsets go on, and time is told on both clocks."""
-    coming = incoming()
-    for n in range(300):
-        assert coming.add(NewMessage(Message("t", b"%d" % n, arrived_at=float(n))), 1e9) == 7 + n
-    made = list(coming.encode(-1e9))
-    assert [(facts.first_offset, facts.n_messages) for facts, _, _ in made] == [(7, 256), (263, 44)]
-    for facts, frame, decoded in made:
-        batch = read_batch(frame)
-        assert batch == decoded.batch
-        assert facts.stored_bytes == len(frame)
-        assert facts.payload_bytes == sum(map(len, batch.payload))
-        assert facts.newest_at == batch.enqueued_at[-1]
-        assert facts.newest_clock == facts.newest_at - 1e9
-        assert facts.flags == 0
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
-        Message("t", b"x", properties={"user_property": [("a", "\ud800")]}),
-        Message("t", b"x", properties={"content_type": object()}),
-        Message("t", b"x", publisher="\ud800"),
-        Message("\ud800", b"x", topic_bytes=b"?"),
-        Message("t", LostPayload()),  # type: ignore[arg-type]
-    ],
-)
-def test_a_message_that_cannot_be_stored_leaves_no_trace(message: Message) -> None:
-    """A lone surrogate, what is no JSON, a payload that is lost: others are stored."""
-    coming = incoming()
-    with pytest.raises((ValueError, TypeError, OSError)):
-        coming.add(NewMessage(message), 0.0)
-    assert coming.add(NewMessage(Message("t", b"good")), 0.0) == 7
-    ((facts, _, _),) = coming.encode(0.0)
-    assert facts.n_messages == 1
 
 
 def test_messages_that_need_no_look_of_their_own_are_added_together() -> None:

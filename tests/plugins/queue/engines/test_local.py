@@ -21,7 +21,7 @@ from penstock.plugins.queue.engines.contract import (
     StorageError,
     StorageFullError,
 )
-from penstock.plugins.queue.engines.leases import MAX_LOOKED, LocalPlace, Take
+from penstock.plugins.queue.engines.leases import MAX_LOOKED, LeaseRequest, LocalPlace
 from penstock.plugins.queue.engines.local import LocalEngine
 from penstock.plugins.queue.engines.maintenance import TRIM_STEPS
 from penstock.plugins.queue.engines.memory import MemoryStore
@@ -203,7 +203,7 @@ async def test_a_group_passes_over_many_messages_in_steps(
     looked, longest = 0, 0
     consider = LocalPlace._consider
 
-    def counting(place: LocalPlace, decoded: Decoded, index: int, take: Take) -> bool:
+    def counting(place: LocalPlace, decoded: Decoded, index: int, take: LeaseRequest) -> bool:
         nonlocal looked, longest
         looked += 1
         longest = max(longest, looked)

@@ -24,7 +24,7 @@ from penstock.plugins.queue.publishing.batches import (
     StageFullError,
     end_relays,
 )
-from penstock.plugins.queue.publishing.row_publisher import Relay, relay_id
+from penstock.plugins.queue.publishing.row_publisher import RowPublisher, relay_id
 from penstock.plugins.queue.publishing.rows import StagedRow, new_row
 from penstock.plugins.queue.publishing.stage_file import (
     BatchKey,
@@ -237,7 +237,7 @@ async def test_a_window_that_was_not_released_is_released_by_the_next_start(
 
     async with serving() as server, publishing(server, tmp_path) as batches:
         with monkeypatch.context() as patched:
-            patched.setattr(Relay, "release", killed)
+            patched.setattr(RowPublisher, "release", killed)
             await stage(batches, row("1"), row("2"))
             await batches.commit(BATCH, "w", [("a", 2)])
             async with asyncio.timeout(SECONDS):

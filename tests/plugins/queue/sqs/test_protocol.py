@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from penstock.plugins.queue.sqs import protocol
 from penstock.plugins.queue.sqs.errors import (
-    QUEUE_DOES_NOT_EXIST,
     SERIALIZATION,
     STORAGE_FULL,
     UNKNOWN_ACTION,
@@ -23,10 +22,8 @@ from penstock.plugins.queue.sqs.errors import (
 from penstock.plugins.queue.sqs.protocol import (
     MAX_FORM_FIELDS,
     is_xml_text,
-    read_json_call,
     read_query_call,
     write_json_answer,
-    write_json_error,
     write_query_error_header,
     write_xml_answer,
     write_xml_error,
@@ -47,31 +44,6 @@ def fault_of(query: str = "", body: bytes = b"") -> Fault:
     with pytest.raises(SqsError) as refused:
         result_of(read_query_call(query, body))
     return refused.value.fault
-
-
-def test_json_requests_are_read() -> None:
-    """The target names the action; null is as good as nothing."""
-    call = result_of(
-        read_json_call("AmazonSQS.SendMessage", b'{"QueueUrl": "u", "DelaySeconds": null}')
-    )
-    assert call == ("SendMessage", {"QueueUrl": "u"})
-    assert result_of(read_json_call("AmazonSQS.ListQueues", b"")) == ("ListQueues", {})
-
-
-@pytest.mark.parametrize("body", [b"{", b"[]", b"1", b"\xff", b"[" * 100_000])
-def test_a_body_that_is_no_json_object_is_refused(body: bytes) -> None:
-    """Whatever it is."""
-    with pytest.raises(SqsError) as refused:
-        result_of(read_json_call("AmazonSQS.SendMessage", body))
-    assert refused.value.fault == SERIALIZATION
-
-
-@pytest.mark.parametrize("target", ["", "SendMessage", "DynamoDB_20120810.PutItem"])
-def test_a_target_of_another_service_is_refused(target: str) -> None:
-    """The error names what was read."""
-    with pytest.raises(SqsError, match="AmazonSQS") as refused:
-        result_of(read_json_call(target, b"{}"))
-    assert refused.value.fault == UNKNOWN_ACTION
 
 
 @pytest.mark.parametrize(
@@ -190,41 +162,6 @@ def test_no_form_gets_anything_but_an_error_of_the_protocol(body: bytes) -> None
         result_of(read_query_call("", b"Action=A&" + body))
 
 
-def test_xml_has_the_names_of_the_query_protocol() -> None:
-    """Lists and maps are rows of elements."""
-    result = {
-        "Messages": [
-            {
-                "Body": "<a> & b",
-                "Attributes": {"SenderId": "s"},
-                "MessageAttributes": {"n": {"DataType": "Number", "StringValue": "1"}},
-            }
-        ]
-    }
-    root = parsed(result_of(write_xml_answer("ReceiveMessage", result, "id-1")))
-    assert root.tag == f"{SPACE}ReceiveMessageResponse"
-    assert root.findtext(f"{SPACE}ResponseMetadata/{SPACE}RequestId") == "id-1"
-    message = root.find(f"{SPACE}ReceiveMessageResult/{SPACE}Message")
-    assert message is not None
-    assert message.findtext(f"{SPACE}Body") == "<a> & b"
-    assert message.findtext(f"{SPACE}Attribute/{SPACE}Name") == "SenderId"
-    assert message.findtext(f"{SPACE}Attribute/{SPACE}Value") == "s"
-    value = f"{SPACE}MessageAttribute/{SPACE}Value/{SPACE}StringValue"
-    assert message.findtext(value) == "1"
-
-
-def test_xml_of_a_batch_names_its_action() -> None:
-    """Each batch has elements of its own name."""
-    result = {
-        "Successful": [{"Id": "a"}],
-        "Failed": [{"Id": "b", "SenderFault": True, "Code": "c"}],
-    }
-    root = parsed(result_of(write_xml_answer("DeleteMessageBatch", result, "id")))
-    inner = f"{SPACE}DeleteMessageBatchResult"
-    assert root.findtext(f"{inner}/{SPACE}DeleteMessageBatchResultEntry/{SPACE}Id") == "a"
-    assert root.findtext(f"{inner}/{SPACE}BatchResultErrorEntry/{SPACE}SenderFault") == "true"
-
-
 @given(text=st.text(st.characters(exclude_categories=["Cs"])))
 def test_xml_carries_every_allowed_text(text: str) -> None:
     """Also a carriage return, which XML would read as a line feed."""
@@ -247,19 +184,6 @@ def test_what_xml_allows(text: str) -> None:
 def test_what_xml_does_not_allow(code: int) -> None:
     """The characters beside them."""
     assert not is_xml_text(f"a{chr(code)}")
-
-
-def test_errors_have_both_names() -> None:
-    """SDKs of the JSON protocol show the older name from the header."""
-    error = SqsError(QUEUE_DOES_NOT_EXIST, "no <q>")
-    told = json.loads(write_json_error(error))
-    assert told == {"__type": "com.amazonaws.sqs#QueueDoesNotExist", "message": "no <q>"}
-    assert write_query_error_header(error) == "AWS.SimpleQueueService.NonExistentQueue;Sender"
-    root = parsed(write_xml_error(error, "id-2"))
-    assert root.findtext(f".//{SPACE}Code") == "AWS.SimpleQueueService.NonExistentQueue"
-    assert root.findtext(f".//{SPACE}Type") == "Sender"
-    assert root.findtext(f".//{SPACE}Message") == "no <q>"
-    assert root.findtext(f"{SPACE}RequestId") == "id-2"
 
 
 def test_an_error_of_the_server_says_so() -> None:
