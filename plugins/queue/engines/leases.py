@@ -19,7 +19,7 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, repeat
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from penstock.broker.mqtt.topics import matches
 from penstock.plugins.queue.engines.contract import GroupSpec
@@ -553,24 +553,15 @@ class LocalPlace:
     def _delivery(
         self, decoded: Decoded, index: int, count: int, take: LeaseRequest, expires_at: float | None
     ) -> ReceivedMessage:
-        offset, topic, payload, qos, publisher, enqueued_at, properties = decoded.row(index)
+        row: tuple[Any, ...] = decoded.row(index)
+        properties = row[-1]
         if expires_at is not None:
             properties = count_down(properties, expires_at, take.now)
         group, number = self.group, self.physical.number
         receive = Receive(number, count, take.nonce, group.epoch)
+        offset = decoded.first_offset + index
         (handle,) = group.receipts.handles(receive, range(offset, offset + 1))
-        return ReceivedMessage(
-            handle,
-            count,
-            number,
-            offset,
-            topic,
-            payload,
-            qos,
-            publisher,
-            enqueued_at,
-            properties,
-        )
+        return ReceivedMessage._make((handle, count, number, *row[:-1], properties))
 
     def _lease(
         self,
