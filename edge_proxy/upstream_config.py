@@ -96,12 +96,11 @@ class UpstreamTlsKeys:
         capath: folder of such, named by their hashes as `openssl rehash` does, or None.
         certfile: PEM file of the certificate that is shown to the broker, or None for none.
         keyfile: PEM file of its private key, without a passphrase.
-        server_name: the name that the broker's certificate must have, and that is asked for by SNI;
-            None for the host of the address.
+        server_name: the name that the broker's certificate must have, which SNI asks for; None for
+            the host of the address.
         minimum_version: 1.2 or 1.3.
-        alpn: protocol names that are offered by ALPN, the preferred one first; none: no ALPN. A
-            server that speaks several protocols on one port chooses by it.
-        verify: False accepts any certificate: whoever is on the path can read and change
+        alpn: protocol names that are offered by ALPN, the preferred one first; none: no ALPN.
+        verify: False accepts any certificate, so that whoever is on the path can read and change
             everything. For tests.
     """
 
@@ -160,24 +159,18 @@ class UpstreamKeys:
         address: host:port, host alone for port 1883 (8883 with `tls`), or unix:/path.
         addresses: several in place of `address`: new connections go to the first that is up.
         tls: TLS toward the broker, on every address; None for none.
-        connect_timeout_seconds: time to establish a connection to one address, TLS included. A
-            broker beside the proxy answers in a millisecond, one in the cloud in less than a
-            second.
+        connect_timeout_seconds: time to establish a connection to one address, TLS included.
         connack_timeout_seconds: time from a CONNECT to the broker's CONNACK. A broker that asks a
-            directory for the password, or delays its answer to a wrong one, takes seconds; most
-            clients give up within half a minute.
-        health_check_seconds: seconds between two checks of each of several addresses; a check is a
+            directory for the password takes seconds.
+        health_check_seconds: seconds between two checks of each of several addresses, by a
             connection that is closed at once. None: no checks; each new connection tries the
-            addresses from the first. So often a broker that has gone costs few clients a wait, and
-            one that is back is used soon.
+            addresses from the first.
         rto_max_seconds: as of a listener: the longest retransmission timeout (TCP_RTO_MAX_MS); None
             for the system's.
-        tcp_user_timeout_seconds: a connection with data under way is lost after so long without an
-            acknowledgement, and also after so long in which the broker reads nothing
-            (TCP_USER_TIMEOUT). None: as the system does, which ends one to a machine that has gone
-            after a quarter of an hour, and never one to a broker that reads nothing; with
-            `rto_max_seconds` both after a quarter of an hour, as on a listener. The default is as
-            long as TCP keepalive takes on an idle connection.
+        tcp_user_timeout_seconds: a connection is lost after so long without an acknowledgement of
+            data under way, or in which the broker reads nothing (TCP_USER_TIMEOUT). None: the
+            system decides; it gives up after a quarter of an hour, and never while the broker's
+            machine answers.
     """
 
     address: Address | None = None

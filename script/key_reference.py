@@ -137,16 +137,25 @@ def shown(field: Field[Any]) -> str:
     return f"`{text.removesuffix('...').strip()}`"
 
 
-def table(cls: type[Any]) -> Iterator[str]:
-    """Yield the lines of one section's table.
+def table(cls: type[Any], known: Mapping[type[Any], str]) -> Iterator[str]:
+    """Yield the lines of one section's table, without the keys of a section that it extends.
+
+    Args:
+        cls: the class that reads the section.
+        known: the classes of the sections before it, to their places.
 
     Raises:
         KeyError: a key has no line under ``Attributes``.
     """
+    extended = next((one for one in cls.__mro__[1:] if one in known), None)
+    if extended is not None:
+        yield from (f"The keys of `{known[extended]}`, and:", "")
     yield "| Key | Default | |"
     yield "| --- | --- | --- |"
     meanings = attributes(cls)
     for field in fields(cls):
+        if extended is not None and field.name in {one.name for one in fields(extended)}:
+            continue
         meaning = meanings[field.name].replace("``", "`").replace("|", "\\|")
         meaning = meaning.replace(" (None in Python)", "").replace("None", "null")
         yield f"| `{field.name}` | {shown(field)} | {meaning[0].upper()}{meaning[1:]} |"
@@ -157,10 +166,12 @@ def page() -> str:
     lines = [_HEAD]
     for title, sections in (("A policy file", POLICY), ("A proxy's file", PROXY)):
         lines += [f"## {title}", ""]
+        known: dict[type[Any], str] = {}
         for place, cls in sections.items():
             if place:
                 lines += [f"### `{place}`", ""]
-            lines += [*table(cls), ""]
+            lines += [*table(cls, known), ""]
+            known[cls] = place
     return "\n".join(lines)
 
 

@@ -116,7 +116,7 @@ class Limits:
         receive_maximum: QoS 1 and 2 messages that an MQTT 5 client may have unacknowledged towards
             the broker.
         inflight_messages: QoS 1 and 2 messages that one subscriber may leave unacknowledged, unless
-            it asks for fewer. At an RTT of half a second the default allows 2,000 messages/s.
+            it asks for fewer.
         inflight_bytes: payload bytes of such messages, above which no further one is sent; a single
             message may have any size.
         queued_messages: messages that may wait for one session.
@@ -152,8 +152,8 @@ class Limits:
         connect_timeout_seconds: time from the network connection to a complete CONNECT.
         login_failures: wrong passwords that an address may try for one user before it has to wait:
             1 s at first, and twice as long after each further one. None: no limit.
-        login_failures_per_address: the same for all users of an address together; it regains one
-            attempt each second. None: no limit.
+        login_failures_per_address: the same for all users of an address together; one attempt comes
+            back each second. None: no limit.
         login_failures_per_user: the same for a user from all addresses together; above it, a new
             address has one attempt. None: no limit.
         login_backoff_seconds: the longest of these waits.

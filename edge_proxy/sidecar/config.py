@@ -34,39 +34,30 @@ class ProxyLimits:
     """What clients may take of the proxy; the keys under `limits`.
 
     Attributes:
-        connections: clients at a time. None: half of the files that the process may have open, less
-            some for everything else, as each client takes two: its own connection and the one to
-            the broker.
-        connections_per_address: the same from one address. The network of an IPv6 address counts as
-            one address. None: no limit, as many clients may share one behind a router.
-        maximum_packet_size: bytes of the largest packet that passes, either way. The format's own
-            limit by default, so that the proxy accepts whatever the broker accepts.
-        connect_bytes: of the largest CONNECT, which is collected whole, from a client that is not
-            authenticated yet. The same as Penstock's default, and more than mosquitto's.
-        properties: User Properties of one packet that the proxy reads: a client is refused for more
-            in its CONNECT; a PUBLISH with more is not delivered but refused to the broker. The same
-            as Penstock's default.
-        properties_bytes: limit of the bytes of a PUBLISH's properties.
+        connections: clients at a time, each of which takes two files. None: half of the files that
+            the process may have open, less a reserve.
+        connections_per_address: connections from one address at a time; the network of an IPv6
+            address counts as one. None: no limit.
+        maximum_packet_size: bytes of the largest packet that passes, either way. The default is the
+            maximum of the format.
+        connect_bytes: bytes of the largest CONNECT, whose sender is not authenticated yet.
+        properties: User Properties of one packet that the proxy reads. A CONNECT with more is
+            refused; a PUBLISH with more is refused to the broker.
+        properties_bytes: bytes of the properties of a PUBLISH.
         upstream_receive_maximum: QoS 1 and 2 messages that the broker may send for one client
-            before it has an acknowledgement of the first: the Receive Maximum in the CONNECT of an
-            MQTT 5 client, in place of the client's own, which bounds what the client gets. As many
-            as `queued_messages`, so that withheld messages leave room for small ones; with 65,535
-            payloads of 4 KiB, which no payload store takes out of memory, one client could take
-            300 MB.
+            unacknowledged: the Receive Maximum in the CONNECT of an MQTT 5 client, in place of the
+            client's own, which limits what the client gets. As many as `queued_messages`, so that
+            withheld messages leave room for small ones.
         queued_messages: QoS 0 messages that may wait for one client. At the limit the proxy stops
-            reading from the broker; while something is withheld it reads on and drops them. A
-            second of the fastest stream to one client.
-        queued_bytes: the same in payload bytes. Sixteen pictures of 1 MB.
-        connect_timeout_seconds: time from the network connection to a whole CONNECT. Ten seconds
-            are enough on any link that can carry MQTT.
-        broker_silence_seconds: how long the proxy answers PINGREQ in place of a broker that answers
-            none and says nothing else, as one that is frozen; then the client's connections end.
-            None: it does not answer, and each client leaves by its own Keep Alive. As long as
-            `tcp_user_timeout_seconds` of the upstream, by which a broker that takes no more bytes
-            is given up.
-        write_high_bytes: unsent bytes of a client's connection above which nothing leaves its
-            outbox. Small by default, as a small message has to wait for these bytes.
-        write_low_bytes: unsent bytes below which messages leave again.
+            reading from the broker; while something is withheld it reads on and drops them.
+        queued_bytes: payload bytes of these messages.
+        connect_timeout_seconds: time from the network connection to a complete CONNECT.
+        broker_silence_seconds: how long the proxy answers PINGREQ in place of a broker that says
+            nothing; then the client's connections end. None: it does not answer, and each client
+            leaves by its own Keep Alive.
+        write_high_bytes: unsent bytes of a client's connection above which no more messages are
+            moved to it.
+        write_low_bytes: unsent bytes below which messages are moved to the connection again.
     """
 
     connections: Positive | None = None
@@ -96,16 +87,15 @@ class ProxyKeys:
     Attributes:
         upstream: the broker behind the proxy.
         listener: the keys of the only listener, in place of `listeners`.
-        listeners: where clients connect: name of a listener to its keys, which are those of the
-            broker's policy file but `sizes`. Port 1883 of all interfaces by default, so that
-            clients need no change when the proxy is put before their broker.
+        listeners: name of a listener to its keys, which are those of the broker's policy file but
+            `sizes`. None: port 1883 of all interfaces.
         identity: how the broker is told who a client is: `none`; `proxy_v2`, a header of the PROXY
             protocol before the connection's first byte; or `user_property`, two user properties of
             an MQTT 5 CONNECT.
         drain_seconds: how long a stop waits until withheld messages have left and were
-            acknowledged. As long as systemd and container runtimes leave a service of theirs.
-        server_reference: another server, which MQTT 5 clients are told at a stop (Server Reference,
-            MQTT 5.0, 4.11); None for none.
+            acknowledged.
+        server_reference: another server, which MQTT 5 clients are told at a stop (MQTT 5.0, 4.11);
+            null for none.
         limits: for clients.
         plugins: short name of a plugin to its keys.
     """

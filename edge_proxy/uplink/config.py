@@ -42,10 +42,9 @@ class ReconnectKeys:
 
     Attributes:
         min_seconds: the first wait.
-        max_seconds: the longest wait. A minute is short beside an outage that has lasted so long.
+        max_seconds: the longest wait.
         stable_seconds: after a connection of this length, or on which a message has passed, the
-            first wait applies again. A connection that another client takes over again and again
-            is shorter.
+            first wait applies again.
     """
 
     min_seconds: Seconds = 1.0
@@ -67,9 +66,8 @@ class BacklogKeys:
         bytes: how many payload bytes may wait; None for `limits.queued_bytes`.
         max_age_seconds: messages that have waited for longer are dropped; None for no such limit.
         when_full: what is dropped at a limit, the oldest message or the new one; publishers notice
-            nothing. Or ``refuse``: the publisher of a new message is refused, with MQTT 3.1.1 not
-            acknowledged until there is room. Then nothing is lost, and publishers wait for as long
-            as the cloud is away.
+            nothing. `refuse`: the publisher of a new message is refused, or not acknowledged until
+            there is room (MQTT 3.1.1), and nothing is lost.
     """
 
     messages: Positive | None = None
@@ -83,24 +81,23 @@ class UplinkKeys:
     """One uplink; the keys under its name.
 
     Attributes:
-        upstream: the cloud's broker. Each of several addresses may be a broker with packet
-            identifiers of its own, so that the uplink has a session *down* for each.
+        upstream: the cloud's broker. The uplink has a session *down* for each of several addresses.
         client_id: Client Identifier in the cloud, of this client alone; None for ``SITE-NAME``.
-        adopts_session: the cloud's session of this Client Identifier is kept with what waits in it,
-            although the site's sessions are new: for the move from another client, which must have
-            had no message of QoS 2 on its way up. False ends it first.
+        adopts_session: keep the cloud's session of this Client Identifier with what waits in it,
+            for the move from another client, which must have had no message of QoS 2 on its way up.
+            False ends it first.
         username: user name in the cloud, or None.
         password: password there, or None; it is better kept in a file.
         password_file: file whose first line is the password, or None.
         version: protocol version. 3.1.1 has no User Properties: neither publishers nor sites are
             named, and loops are not recognised.
         bridge_bit: with 3.1.1, CONNECT says that the client is a bridge. mosquitto and Penstock
-            then do not send it its own messages, and keep the RETAIN flag. A broker that refuses
-            that by return code 1 gets a CONNECT without it.
+            then do not send it its own messages, and keep the RETAIN flag. A broker that refuses it
+            gets a CONNECT without it.
         keep_alive_seconds: Keep Alive. A link that is lost silently is noticed after 1.5 times as
             long at most.
         maximum_packet_size: bytes of the largest packet that the cloud's broker takes; a larger
-            message does not go up. None for what its CONNACK says, which MQTT 3.1.1 has not.
+            message does not go up. None: what its CONNACK says.
         reconnect: waits between attempts.
         start: what makes it connect.
         times: times of the day at which it may be connected, and how fast it sends.
@@ -108,18 +105,18 @@ class UplinkKeys:
         up: rules of what goes up.
         down: rules of what comes down.
         lanes: two connections, or ``auto`` for the defaults; None for one connection.
-        filters_per_subscribe: topic filters of one SUBSCRIBE or UNSUBSCRIBE. AWS IoT ends the
-            connection at more than 8; other brokers take more.
-        linger_seconds: how long a subscription in the cloud is kept after the last client of the
-            site has unsubscribed, under a rule with ``when: subscribed``.
+        filters_per_subscribe: topic filters of one SUBSCRIBE or UNSUBSCRIBE. AWS IoT accepts no
+            more than 8.
+        linger_seconds: under a rule with `when: subscribed`, how long a subscription in the cloud
+            outlives the site's last one.
         outgoing_retain: retained messages that go up are retained in the cloud. False is for a
-            broker of MQTT 3.1.1 that refuses them; one of MQTT 5 says so itself.
-        clear_retained: when retained messages are asked for again, those that the cloud's broker
-            has no more are cleared at the site. That takes a topic of the uplink's own in the
-            cloud, and a broker that sends retained messages in the order of the filters.
+            broker of MQTT 3.1.1 that refuses them.
+        clear_retained: when retained messages are asked for again, clear at the site those that the
+            cloud has no more. This takes a topic of the uplink's own, and a broker that sends
+            retained messages in the order of the filters.
         marker_topic: that topic; None for ``penstock/uplink/CLIENT_ID``.
         refresh_retained_seconds: after an outage of this length, retained messages are asked for
-            again although the cloud has the session, as changes of QoS 0 are lost. None for never.
+            again, as changes of QoS 0 are lost. None for never.
         max_hops: how many uplinks a message may go up, one after another.
         tells_publisher: a message that goes up names the Client Identifier of its publisher in the
             User Property ``penstock-publisher``.
@@ -127,8 +124,8 @@ class UplinkKeys:
             0 while it is not, at the site and in the cloud.
         notifications_local_only: the state is published at the site alone.
         notification_topic: None for mosquitto's, ``$SYS/broker/connection/CLIENT_ID/state``.
-        leaves: the uplink is to end. Nothing new passes. What is left in its sessions passes, then
-            they end and the state topic is cleared, at the site and in the cloud.
+        leaves: end the uplink: nothing new passes; what is left in its sessions passes, then they
+            end and the state topic is cleared.
         parts_prefix: first level of the topics of parts, as in the plugin ``parts`` at both ends.
     """
 

@@ -73,13 +73,10 @@ class LanesKeys:
         large: with ``by: topic``: topic filters of the site. A rule belongs to the lane of large
             messages if one of them holds all of its topics.
         takeover_seconds: when a lane could not connect for so long while the other one was
-            connected, what waits on it goes by the other one. Shorter outages cost less than the
-            change: what is unacknowledged has to wait for the session anyway.
+            connected, what waits on it goes by the other one.
         give_up_seconds: when a lane was disconnected for so long, later messages no longer wait for
             its unacknowledged ones of the same topics. Their order is lost then.
-        yields: large messages are sent at a pace at which small ones find a short queue
-            (`penstock.broker.network.pacing`). Penstock in the cloud does the same with what comes
-            down.
+        yields: large messages are sent at a pace at which small ones find a short queue.
     """
 
     by: Literal["auto", "size", "topic"] = "auto"

@@ -96,8 +96,7 @@ class GroupConfig:
     Attributes:
         kind: `lease` for receivers that settle single messages, `offsets` for readers that read
             ranges and commit positions, such as Spark.
-        visibility_timeout: seconds for which a received message is invisible to others
-            (paper 004). Long enough for a back end that writes a batch to a database.
+        visibility_timeout: seconds for which a received message is invisible to others (paper 004).
         order: `key` delivers the messages of a key in the order in which they were stored, a later
             one in the answer of the earlier or after it is settled; `any` does not wait. The queue
             needs a `key`.
@@ -105,13 +104,12 @@ class GroupConfig:
             number.
         dead_letter_queue: queue that dead letters go to; None to drop and count them.
         max_leased_messages: messages that may be leased at a time; at the limit, a receive is
-            refused. Bounds the memory of leases.
+            refused.
         topics: MQTT topic filters; what matches none of them is not for the group. None for all.
         start: where a new group begins: at the `earliest` message, behind the `latest`, or at the
             first that arrived at or after a time, in seconds since the Unix epoch.
-        group_expiry_seconds: time without any request after which the group is deleted, so that it
-            holds no messages any more; None for never. Time for which no program ran does not
-            count.
+        group_expiry_seconds: time without any request after which the group is deleted; null for
+            never. Time for which no program ran does not count.
     """
 
     kind: Literal["lease", "offsets"] = "lease"
@@ -145,8 +143,8 @@ class LogicalQueueConfig:
             requests only.
         sizes: size class of the messages that it takes, ``small`` or ``large``; None for both.
         physical_queues: number of queues over which the messages are spread. Readers of an offsets
-            group, such as Spark, read them in parallel. When the number is reduced, the surplus
-            ones are still read until they are empty.
+            group, such as Spark, read them in parallel. When it is reduced, the surplus ones are
+            read until they are empty.
         key: the key of a message: ``topic`` for its whole topic, ``topic:N`` for its level N from
             0, ``publisher`` for the Client Identifier, ``property:NAME`` for a user property. User
             property ``penstock-key`` goes before it. The messages of a key are in one physical
@@ -159,7 +157,7 @@ class LogicalQueueConfig:
         retention_seconds: age at which a message is removed, read or not; None for never.
         delay_seconds: time from the arrival of a message until it can be received.
         deduplication_seconds: window in which a message with the same deduplication identifier is
-            not stored again; five minutes, as with Amazon SQS.
+            not stored again.
         keeps_last: of each key, only the newest message is kept. The queue needs a `key`.
         sqs_body: how Amazon SQS clients see payloads: as `text`, or in `base64` where they are no
             text.
@@ -170,10 +168,8 @@ class LogicalQueueConfig:
         groups: the groups by name.
         dequeue: for experiments, as the two keys below: how a receive is answered where nothing is
             there. `rds+wake` holds it until messages arrive; `rds` holds and retries it; `pms`
-            polls the lengths of the physical queues and tries the longest; `conventional` answers
-            at once (papers 000 and 001).
-        sleep_time: seconds between two retries of `rds`, or two polls of `pms`; 0.1 to 0.5 served
-            best on real servers (paper 000).
+            tries the longest physical queue; `conventional` answers at once (papers 000 and 001).
+        sleep_time: seconds between two retries of `rds`, or two polls of `pms`.
         max_queues_per_dequeue: physical queues that one request tries in a round; 3 in the papers.
     """
 
@@ -230,10 +226,9 @@ class QueueHttpLimits(HttpLimits):
     """What clients of the HTTP API may take; the keys under `plugins.queue.http_limits`.
 
     Attributes:
-        body_timeout_seconds: time for the whole body of a request, from its header on. The largest
-            body takes half of it over 1 Mbit/s.
-        body_bytes: bytes of all bodies that are being received; above it clients are not read from
-            until other requests are handled, and get 503 after the timeout. Sixteen of the largest.
+        body_timeout_seconds: time for the whole body of a request, from its header on.
+        body_bytes: bytes of all bodies that are being received. Above it clients are not read from
+            until other requests are handled, and get 503 after the timeout.
     """
 
     body_timeout_seconds: Seconds = 60.0
@@ -305,9 +300,8 @@ class RedisConfig:
             ``127.0.0.1:6379``.
         sentinel: the sentinels that say which server is the master; None for none.
         cluster: ``HOST:PORT`` of some nodes of a cluster, which know the others; empty for none.
-        local_nodes: ``HOST:PORT``, as the cluster has them, of the nodes on this machine: receives
-            prefer physical queues whose master is one of them (paper 001, 3.3.1.1); empty to prefer
-            none.
+        local_nodes: `HOST:PORT` of the cluster's nodes on this machine: receives prefer physical
+            queues whose master is one of them (paper 001, 3.3.1.1); empty to prefer none.
         db: number of the database.
         prefix: begins the name of each key, so that several installations share a server.
         user: ACL user; None for `default`.
@@ -317,9 +311,9 @@ class RedisConfig:
         replication_seconds: how long replicas are waited for; then the message is refused.
         timeout_seconds: how long an answer is waited for; then the server counts as lost.
         retry_seconds: how long a call waits for a server, such as the next master; then it fails.
-        slowdown_detection_time: seconds after which a physical queue of a cluster that has not
-            stored what it got is left out, until it is quick again (paper 001, chapter 3), and a
-            node that has not answered is left out of receives; None to leave none out.
+        slowdown_detection_time: seconds after which a physical queue that has not stored what it
+            got is left out until it is quick again, and a node that has not answered is left out of
+            receives (paper 001, chapter 3); null to leave none out.
     """
 
     server: _Server | None = None
@@ -392,28 +386,27 @@ class QueueConfig:
         engine: `sqlite` keeps messages in a file, `memory` until the program ends, `redis` on a
             server that other programs may share.
         path: the file of `sqlite`, created where it is missing; relative to the directory in which
-            the program was started. Beside it lie ``PATH-wal``, ``PATH-shm``, ``PATH.lock`` and
-            ``PATH.reserve``, which reserves space so that a queue on a full disk can be drained.
+            the program was started. `PATH-wal`, `PATH-shm`, `PATH.lock` and `PATH.reserve` lie
+            beside it.
         durability: `full` acknowledges messages that are on the disk; `normal` those that the
             operating system has, which survive the program but not a power cut.
         http: ``HOST:PORT`` of the HTTP API, port 0 for any free one; null for none.
         http_limits: limits for clients of the HTTP API and of Amazon SQS.
         http_tls: TLS of both; None for plain connections.
         sqs: ``HOST:PORT`` of the Amazon SQS protocols; null for none.
-        sqs_unsupported: what is done with attributes of queues that would have no effect here, such
-            as `Policy` and those of encryption: `refuse`, or `ignore`, by which they are kept and
-            shown again.
+        sqs_unsupported: what is done with attributes of queues that have no effect here, such as
+            `Policy`: `refuse`, or `ignore`, by which they are kept and shown again.
         tokens: file of the tokens of both; None: no token is needed, and the addresses of both must
             be of this machine alone.
-        max_request_bytes: largest body of a request. A picture of 1 MB in base64 fits, and
-            reading one body does not block the broker for long.
+        max_request_bytes: largest body of a request. A picture of 1 MB in base64 fits.
         commit_wait_seconds: how long the first message of a group waits for others before the
-            commit. What comes during a commit shares the next one all the same: a wait saves
-            flushes of the disk where few messages come, and delays each of them.
-        commit_max_messages: messages of one commit at most.
+            commit. A wait saves flushes of the disk where few messages come, and delays each of
+            them.
+        commit_max_messages: messages of one commit.
         max_pending_messages: messages that may wait for their commit, over all queues;
             further ones are refused.
-        max_pending_bytes: the most payload bytes that wait. One message alone may be larger.
+        max_pending_bytes: payload bytes that may wait for their commit; one message alone may be
+            larger.
         read_ahead_bytes: payload bytes that are read ahead for receivers, over all queues.
         redis: the server of the engine `redis`.
         publishing: batches that requests stage and the broker publishes; None for none.

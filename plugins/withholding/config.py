@@ -95,9 +95,9 @@ class WithholdingConfig:
     """How large messages are held back.
 
     Attributes:
-        policy: ``none`` (deliver always), ``conservative``, ``probabilistic``, ``historic`` or
-            ``adaptive``. Adaptive by default: it goes by what large messages took on the way to
-            this subscriber, and needs to be told nothing of the network.
+        policy: `none` (deliver always), `conservative`, `probabilistic`, `historic` or `adaptive`,
+            which goes by what large messages took on the way to this subscriber and needs to be
+            told nothing of the network.
         threshold_s: payload bytes above which, strictly, a message is large.
         threshold_s_by_topic: topic filter to threshold_s; the first filter that matches
             decides, over `listeners` and `threshold_s`; null means never large.
@@ -108,9 +108,8 @@ class WithholdingConfig:
             itself, in the user property ``threshold_l`` of its CONNECT.
         listeners: name of a listener to values for its subscribers, before `threshold_s` and
             `threshold_l`.
-        learned_from: what ``auto`` learns from: ``minimum``, the least recent RTT, or ``average``,
-            the moving average of paper 002. The minimum by default: a minute of congestion does not
-            raise it.
+        learned_from: what `auto` learns from: `minimum`, the least recent RTT, which a minute of
+            congestion does not raise, or `average`, the moving average of paper 002.
         max_withhold: D in seconds, for `conservative`, `probabilistic` and `adaptive`. For the
             paper's policies it is also the most that one overdue acknowledgement can say of the
             RTT.
@@ -123,8 +122,7 @@ class WithholdingConfig:
             and are not withheld.
         ordering: ``topic``: messages after a withheld one on the same topic wait behind it, as MQTT
             requires; ``none``: small messages pass it.
-        supersede: a large message of QoS 0 that waits is dropped when the next one of its topic
-            arrives. Off by default: messages are lost only on request.
+        supersede: drop a large message of QoS 0 that waits when the next one of its topic arrives.
     """
 
     policy: PolicyName = "adaptive"
