@@ -122,7 +122,7 @@ class RedisKeys:
 
 
 class MemcachedKeys:
-    """The same of a memcached server."""
+    """A memcached server as a process."""
 
     def __init__(self, port: int) -> None:
         self._port = port

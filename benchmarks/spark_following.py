@@ -102,7 +102,7 @@ class Outcome:
 
 
 class Place:
-    """Where a way runs.
+    """The surroundings in which a way of following runs.
 
     Attributes:
         mqtt_port: of the broker.

@@ -81,10 +81,10 @@ POLICY: Final[Mapping[str, type[Any]]] = {
     f"{_UPLINK}.up, each rule": Rule,
     f"{_UPLINK}.down, each rule": DownRule,
 }
-"""Where the keys of each class stand in a policy file, in the order of the page."""
+"""The place of the keys of each class in a policy file, in the order of the page."""
 
 PROXY: Final[Mapping[str, type[Any]]] = {"": ProxyKeys, "limits": ProxyLimits}
-"""The same of a proxy's file; its listeners, upstream and plugins are those above."""
+"""The places in a proxy's file; its listeners, upstream and plugins have the keys above."""
 
 _HEAD: Final = """\
 # Keys

@@ -59,7 +59,7 @@ class RedisServer:
 
     @property
     def pid(self) -> int:
-        """Of its process."""
+        """The identifier of its process."""
         return 0 if self._running is None else self._running.process.pid
 
     def ask(self, command: str) -> str:

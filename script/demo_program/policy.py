@@ -17,7 +17,7 @@ SYS_INTERVAL_SECONDS: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where one broker of the demo is.
+    """The addresses and files of one broker of the demo.
 
     Attributes:
         policy_file: what it is started with.
@@ -35,7 +35,7 @@ class Places:
 
     @property
     def queue_url(self) -> str:
-        """Where the HTTP API answers."""
+        """The URL of the HTTP API."""
         return f"http://127.0.0.1:{self.http_port}"
 
 

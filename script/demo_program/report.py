@@ -29,8 +29,9 @@ MARKS: Final[dict[str, dict[str, Any]]] = {
 """How the picture shows them; the second is a ring round the third, as both are often the same."""
 
 MOST_RATIO: Final = 0.5
-"""Of the p90 of `WITHOUT`, what each other side's may be for small messages on the bad link. A run
-has 0.13: the bound is for slow machines, not for a policy that does little."""
+"""The most that the p90 of small messages on the bad link may be on the other sides, as a share of
+that of `WITHOUT`. A run has 0.13: the bound allows for slow machines, not for a policy that does
+little."""
 
 
 @dataclass(frozen=True, slots=True)

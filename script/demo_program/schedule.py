@@ -20,10 +20,10 @@ overtaken: a picture that the turn catches halfway, or that leaves before any me
 bad link, would tell of chance alone."""
 
 GOOD_SHARE: Final = 0.3
-"""Of the time, before and after the link is bad."""
+"""The share of the time for which the link is good, before it is bad and again afterwards."""
 
 MIN_SECONDS: Final = 10.0
-"""Of a shorter one, the bad time would be over before a picture held anything up."""
+"""The shortest demo. In a shorter one the bad time ends before a picture holds anything up."""
 
 MAX_SECONDS: Final = 600.0
 

@@ -79,7 +79,7 @@ class Side:
 
     @property
     def subscribers(self) -> dict[str, Subscriber]:
-        """Those that get everything, by the name of their link."""
+        """The subscribers that get everything, by the name of their link."""
         return {"direct": self.direct, "slow link": self.slow}
 
     @property

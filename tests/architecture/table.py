@@ -82,7 +82,7 @@ DO_IO: Final = frozenset({"asyncio", "random", "selectors", "socket", "ssl", "th
 """What a pure module never imports: time and chance are arguments, bytes are handed over."""
 
 FOR_TYPING: Final = frozenset({"asyncio", "random"})
-"""Of those, what may stand under TYPE_CHECKING: the type of an argument."""
+"""The I/O modules that may stand under TYPE_CHECKING, for the type of an argument."""
 
 PACKAGE_ARROWS: Final = {
     "broker": ("broker",),
@@ -296,7 +296,8 @@ DRIVEN_BY_MODELS: Final = {
     "plugins.queue.engines.segments",
     "plugins.queue.engines.store",
 }
-"""Of those, what the models may use: its plugin reads a file at the start, the gate none."""
+"""The modules of plugins that are not pure and that the models may use all the same: a plugin
+reads a file at its start, its gate does not."""
 
 SHARED_BY_PLUGINS: Final = ("plugins.web",)
 """Folders of plugins/ that are no plugin, and on which several stand."""
@@ -317,7 +318,7 @@ CONFIG_IMPORTS: Final = (
     "broker.config.checked_yaml",
     "broker.config.key_types",
 )
-"""The same for a plugin's ``config.py``, and for ``limits.py`` of what several share."""
+"""What a plugin's ``config.py`` may import, and ``limits.py`` of what several share."""
 
 EDGE_PROXY_PURE: Final = frozenset(
     {

@@ -13,10 +13,10 @@ MALFORMED: Final = 0x81
 PROTOCOL: Final = 0x82
 
 CLOSED: Final = -1
-"""In place of a reason code: the connection closes without a word."""
+"""This stands for a reason code where the connection closes without a word."""
 
 TAKEN: Final = 0
-"""In place of a reason code: the packet is right after all."""
+"""This stands for a reason code where the packet is right after all."""
 
 BAD_UTF8: Final = {
     "a byte that never occurs": b"\xff",
@@ -201,7 +201,7 @@ def _shapes_of(version: int) -> Iterator[Shape]:
 SHAPES: Final = tuple(_shapes())
 
 VERSION_KNOWN_BYTES: Final = 7
-"""Of a CONNECT's body: with fewer nobody can know in which version to answer."""
+"""The bytes of a CONNECT's body from which the version of the answer is known."""
 
 VALUES: Final[dict[int, bytes]] = {
     0x01: b"\x01",

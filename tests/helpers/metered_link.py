@@ -14,7 +14,7 @@ from tests.helpers.frames import frames_of
 PUBACK = 0x40
 SUBACK = 0x90
 BUFFER_BYTES = 8_192
-"""Of each socket: what is on its way is little."""
+"""The size of each socket's buffers, so small that little is on its way."""
 
 
 class MeteredLink:

@@ -188,14 +188,14 @@ class BrokerProcess(Program):
 
     @property
     def queue_url(self) -> str:
-        """Where the queue's HTTP API listens."""
+        """The URL of the queue's HTTP API."""
         found = _QUEUE_API.search(self.log)
         assert found, f"no queue API:\n{self.log}"
         return found[1]
 
     @property
     def console_url(self) -> str:
-        """Where the console's HTTP API listens."""
+        """The URL of the console's HTTP API."""
         found = _CONSOLE_API.search(self.log)
         assert found, f"no console API:\n{self.log}"
         return found[1]

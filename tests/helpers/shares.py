@@ -36,7 +36,7 @@ class Closed(DeliveryGate):
         self.held = client_ids
 
     def threshold_s(self, topic: str) -> int | None:
-        """The same for every topic."""
+        """Return the same size for every topic."""
         del topic
         return 10
 

@@ -44,7 +44,7 @@ class SidecarProcess(Program):
 
     @property
     def port(self) -> int:
-        """That of the listener `default`."""
+        """The port of the listener `default`."""
         return self.ports["default"]
 
     def wait_for_account(self, client_id: str) -> str:

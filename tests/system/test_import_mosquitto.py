@@ -42,7 +42,7 @@ pattern read end
 """
 
 PASSWORDS: Final = {"ann": "a", "bob": "b"}
-"""Of users that mosquitto_passwd makes; penstock passwd makes ``admin``."""
+"""The passwords of users that mosquitto_passwd makes; penstock passwd makes ``admin``."""
 
 TOPICS: Final = (
     "public",

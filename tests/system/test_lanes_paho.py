@@ -21,7 +21,7 @@ IMPORTS = {
 }
 
 TESTS = ("tests/test_client.py", "tests/test_websocket_integration.py")
-"""Those of the client with servers of their own, but for those that take minutes."""
+"""paho's tests of its client with servers of their own, without those that take minutes."""
 
 OTHER_CONNECT = "--deselect=tests/test_client.py::TestMalformedPacket::test_malformed_connack"
 """Its server compares the CONNECT of MQTT 5, which has user properties here."""

@@ -21,7 +21,7 @@ PAGE = (ROOT / "docs" / "how-to" / "lanes.md").read_text()
 PROGRAMS = dict(
     zip(("paho", "aiomqtt"), re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL), strict=True)
 )
-"""Those of the page, by the client that they use."""
+"""The programs of the page, by the client that they use."""
 
 PICTURE = bytes(400_000)
 LINES = (f"{len(PICTURE)} bytes on cam/1", "4 bytes on alarms/door")

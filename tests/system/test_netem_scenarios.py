@@ -34,15 +34,15 @@ WITH_PEERS = "transient-congestion"
 little from scenario to scenario; its copy of clients and links takes as long as Penstock's."""
 
 MOST_SECONDS = 300.0
-"""Of a run, on a machine that has other things to do as well."""
+"""The longest run, on a machine that has other things to do as well."""
 
 ENOUGH_BYTES = 24_000_000
 """Beside one copy of all that is published: what an allocator takes more than it needs, and the
 pages of its parent that a fork writes to."""
 
 EARLY_SECONDS = 5.0
-"""Of withholding before any link is bad, of all subscribers together: a slow large message is
-followed by a pause of 5 s at most."""
+"""The most that may be withheld before any link is bad, for all subscribers together: a slow large
+message is followed by a pause of 5 s at most."""
 
 
 NAMES = [name for name in names() if name != "links-cut"]

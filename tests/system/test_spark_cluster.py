@@ -49,10 +49,10 @@ MESSAGES: Final = 2_000
 PATIENCE_SECONDS: Final = 600.0
 LOOK_SECONDS: Final = 0.05
 QUEUE: Final = '.option("queue", "telemetry")'
-"""As the page has it."""
+"""The option that names the queue, as the page has it."""
 
 SMALL: Final = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
-"""Of the Java that makes the command of another one."""
+"""The options of the Java that makes the command of another one."""
 
 AT_START: Final = """
 import os, sys

@@ -29,7 +29,7 @@ STUBS = {
     "python3": '[ "$*" = "-m venv .venv" ] && mkdir -p .venv/bin && touch .venv/bin/activate',
     "pip": '[ "$*" = "install .[lanes]" ]',
 }
-"""In place of the programs that install: what the tests run is installed already."""
+"""Stand-ins for the programs that install: what the tests run is installed already."""
 
 ALARM = "alarms/door 6 bytes"
 PICTURE = "pictures/gate 1000000 bytes"
