@@ -43,9 +43,7 @@ from penstock.broker.network.tcp_info import (
 )
 from penstock.plugins.probing.config import ProbingConfig
 from penstock.plugins.probing.estimators import SourceEstimates
-from penstock.plugins.probing.probe import ProbeTimer
-from penstock.plugins.probing.puback import PubackTimer
-from penstock.plugins.probing.stall import StallDetector
+from penstock.plugins.probing.rtt_sources import ProbeTimer, PubackTimer, StallDetector
 
 KERNEL = "tcp_info"
 """The name of the source whose RTTs come smoothed."""

@@ -13,9 +13,14 @@ from penstock.plugins.probing.estimators import (
     SourceEstimates,
     WindowedMinimum,
 )
-from penstock.plugins.probing.probe import PACKET_IDS, ProbeTimer
-from penstock.plugins.probing.puback import SPACING_SECONDS, PubackSample, PubackTimer
-from penstock.plugins.probing.stall import StallDetector
+from penstock.plugins.probing.rtt_sources import (
+    PACKET_IDS,
+    SPACING_SECONDS,
+    ProbeTimer,
+    PubackSample,
+    PubackTimer,
+    StallDetector,
+)
 
 rtts = st.floats(1e-6, 100)
 timed_rtts = st.lists(st.tuples(st.floats(0, 50), rtts), min_size=1, max_size=60)

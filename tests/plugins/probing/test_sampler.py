@@ -17,7 +17,7 @@ from penstock.broker.link import Link
 from penstock.broker.network import tcp_info
 from penstock.broker.network.tcp_info import TcpInfo
 from penstock.plugins.probing.config import ProbingConfig
-from penstock.plugins.probing.puback import PubackTimer
+from penstock.plugins.probing.rtt_sources import PubackTimer
 from penstock.plugins.probing.sampler import KERNEL, ProbingPlugin, RttSampler, SubscriberPath
 from tests.helpers.loopback import Loopback
 
