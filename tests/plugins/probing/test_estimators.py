@@ -92,7 +92,7 @@ def test_pure_modules_load_without_clock_chance_and_io() -> None:
     blocked = ["asyncio", "selectors", "socket", "ssl", "threading", "time", "random"]
     program = (
         f"import sys\nfor name in {blocked}:\n    sys.modules[name] = None\n"
-        "from penstock.plugins.probing import estimators, puback, stall\n"
+        "from penstock.plugins.probing import estimators, rtt_sources\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
 
