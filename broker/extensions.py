@@ -100,7 +100,7 @@ class Decision(NamedTuple):
 
 
 class DeliveryGate:
-    """Says when a large message may go to one subscriber. As it is, no message is large.
+    """Decides when a large message may go to one subscriber. As it is, no message is large.
 
     A gate that raises is logged and counted, and the message is delivered.
 
@@ -154,11 +154,10 @@ class DeliveryGate:
 
         Args:
             link: the link of the subscriber.
-            user_properties: the user properties of its CONNECT, in their order; none before MQTT
-                5.0.
+            user_properties: those of its CONNECT, in their order; none before MQTT 5.0.
 
         Returns:
-            What of them is ignored and why, to be logged and counted; "" for nothing.
+            The properties that are ignored, and why, for log and counters; "" for none.
         """
         return ""
 
@@ -547,13 +546,11 @@ class LocalClients(Protocol):
     Such a client speaks MQTT on a transport in memory, and is a client as any other: it has a
     session, limits of its outbox, a report. But it is not authenticated, access control judges only
     relays (`RELAY_CLIENT_PREFIX`), its session never expires, and it counts for no limit of
-    connections or sessions.
-
-    A plugin that connects any has `Plugin.has_local_clients`.
+    connections or sessions. A plugin that connects any sets `Plugin.has_local_clients`.
 
     Attributes:
         receive_maximum: QoS 1 and 2 messages that a client may have unacknowledged.
-        maximum_packet_size: bytes of the largest packet that it may send.
+        maximum_packet_size: bytes of the largest packet that a client may send.
     """
 
     @property
@@ -563,10 +560,7 @@ class LocalClients(Protocol):
     def maximum_packet_size(self) -> int: ...  # noqa: D102 (above)
 
     def subscriptions(self, client_id: str) -> Sequence[str] | None:
-        """Return the topic filters of a client's session; None where it has none.
-
-        It is known from `Plugin.restored` on.
-        """
+        """Return the topic filters of a client's session, from `Plugin.restored` on; or None."""
 
     def connect(
         self,
@@ -578,14 +572,13 @@ class LocalClients(Protocol):
     ) -> asyncio.Transport:
         """Connect a client; `protocol.connection_made` is called before this returns.
 
-        Flow control is asyncio's, both ways. What is written is handed over later, by the loop.
+        Flow control is asyncio's, both ways. The loop hands over later what is written.
 
         Args:
-            protocol: the protocol of the client; its CONNECT names a client id below
-                `LOCAL_CLIENT_PREFIX`.
+            protocol: the client's, whose CONNECT names a client id below `LOCAL_CLIENT_PREFIX`.
             tells_publisher: messages for it carry `PUBLISHER_PROPERTY`, behind all others.
             is_patient: what it publishes at QoS 1 and 2 waits for room and for the disk, and is
-                refused for neither: for one that forwards what others were told is safe.
+                never refused: for a client that forwards what others were told is safe.
             extra: what `get_extra_info` returns on the broker's side; with ``socket``, samplers
                 look at that socket for the path to the subscriber.
         """
@@ -593,17 +586,16 @@ class LocalClients(Protocol):
     async def publish_problem(
         self, client_id: str, first_byte: int, topic: str, properties: bytes, payload: bytes
     ) -> str:
-        """Say why the broker would refuse a PUBLISH of a relay at this moment, or "".
+        """Return why the broker would refuse a PUBLISH of a relay at this moment, or "".
 
-        Room is not looked at.
+        Room is not checked.
 
         Args:
             client_id: the Client Identifier of a relay that has a session.
-            first_byte: the first byte of the PUBLISH, with the QoS that the message has for
-                everybody else.
-            topic: Topic Name, valid.
-            properties: encoded, with their length before them.
-            payload: payload bytes.
+            first_byte: that of the PUBLISH, with the QoS that the message has for other clients.
+            topic: a valid Topic Name.
+            properties: the encoded properties, with their length before them.
+            payload: the payload.
         """
 
     def limit(
@@ -615,92 +607,85 @@ class LocalClients(Protocol):
         drops_oldest: bool,
         refuses: bool,
     ) -> None:
-        """Give the outbox of a client's session limits of its own, until the broker ends.
-
-        At them, messages are dropped and counted, or their publishers are refused or wait.
+        """Give the outbox of a client's session its own limits, until the broker ends.
 
         Args:
-            client_id: the Client Identifier of a client that has a session.
-            messages: the messages that may wait; None for the limit of all clients.
-            n_bytes: payload bytes that may wait; None for the same.
-            drops_oldest: what has waited longest is dropped, and not what comes.
-            refuses: publishers of what comes are refused, or wait; also while the client is away.
+            client_id: the Client Identifier; the client must have a session.
+            messages: messages that may wait; None for the limit of all clients.
+            n_bytes: payload bytes that may wait; None for the limit of all clients.
+            drops_oldest: the message that has waited longest is dropped, not the new one.
+            refuses: publishers of new messages are refused, or wait; also while the client is away.
 
         Raises:
             PenstockError: `refuses` does not go with the broker's own `limits.queue_full`.
         """
 
     def explain(self, client_id: str, why: Callable[[], str]) -> None:
-        """Have reports say of a client why it is not connected, or what else it is to be told of.
+        """Add an explanation to each report of a client, such as why it is not connected.
 
         Args:
-            client_id: the Client Identifier of the client.
-            why: returns it in words, "" for nothing; called at each report.
+            client_id: the Client Identifier.
+            why: returns the explanation, "" for none; called for each report.
         """
 
     def name_site(self, site: str) -> None:
         """Tell uplinks that connect to this broker to which site it belongs."""
 
     def keep_order(self, one: str, other: str) -> None:
-        """Have two clients get the messages of each topic in one order, until the broker ends.
+        """Send two clients the messages of each topic in one order, until the broker ends.
 
         A message does not leave for one of them while an earlier one of its topic waits for the
-        other, or is unacknowledged by it; without an order of topics (`DeliveryGate.keeps_topics`)
-        it does. May be repeated. Nothing happens while one of them has no session. Sessions that
-        were restored are to be told of before one of the clients connects: a message that has been
-        sent does not wait.
+        other or is unacknowledged by it, unless `DeliveryGate.keeps_topics` is False. The call may
+        be repeated; it has no effect while one of the clients has no session. For restored sessions
+        it must come before one of the clients connects: a message that was sent does not wait.
 
         Args:
-            one: Client Identifier of a client.
-            other: another one, which no message comes to by the same subscription.
+            one: the Client Identifier of a client.
+            other: that of another client, which gets no message by the same subscription.
         """
 
     def take_over(self, client_id: str, *, is_away: bool) -> None:
-        """Let one of two clients of `keep_order` have what waits for the other, or comes for it.
+        """Redirect the messages of one client of `keep_order` to the other one.
 
         Args:
-            client_id: the Client Identifier of the other, which has no connection.
-            is_away: False: from now on it gets again what comes for it.
+            client_id: the client without a connection.
+            is_away: True redirects waiting and later messages; False ends that.
         """
 
     def give_up_order(self, client_id: str) -> int:
-        """Let what a client has not acknowledged hold back nothing for the other, until it is back.
+        """Let a client's unacknowledged messages hold back nothing until it is back.
 
         Args:
             client_id: one of two clients of `keep_order`, which `take_over` has said is away.
 
         Returns:
-            How many messages it has not acknowledged.
+            The number of messages that it has not acknowledged.
         """
 
     def hand_over(self, client_id: str, packet_id: int | None = None) -> int:
-        """Let the other of two clients have what one was sent, and what waits for it.
+        """Give the other client of `keep_order` what was sent to one, and what waits for it.
 
         Args:
             client_id: one of two clients of `keep_order`.
-            packet_id: the Packet Identifier of a message that it has not acknowledged, and which
-                was not taken; None for all of them. Then the client is not connected. What it has
-                acknowledged by PUBREC counts as delivered.
+            packet_id: one message that it has not acknowledged and that was not taken. None for all
+                messages of a client that is not connected; those that it has acknowledged by PUBREC
+                count as delivered.
 
         Returns:
-            How many messages the other one has got that may have been taken before.
+            The number of messages for the other client that may have been taken before.
         """
 
     def drop_older(self, client_id: str, seconds: float) -> None:
         """Drop what has waited for a client for longer, as ``too_old``."""
 
     def note_clears(self, n_topics: int) -> None:
-        """Keep in mind for `cleared_retained` which topics were cleared last, so many at most."""
+        """Remember for `cleared_retained` which topics were cleared last, at most so many."""
 
     def retained_number(self, client_id: str) -> int | None:
-        """Return the number of the last change of what is retained.
+        """Return the number of the last change of retained messages.
 
-        Args:
-            client_id: the Client Identifier of a client.
-
-        Returns:
-            The number, where nothing waits that the client has not read; what it is sent may be
-            unacknowledged. Else None.
+        None while anything waits for the client that it has not read; what it was sent may be
+        unacknowledged.
         """
 
     def cleared_retained(
@@ -710,8 +695,8 @@ class LocalClients(Protocol):
 
         Args:
             filters: valid topic filters, to their QoS.
-            after: a `retained_number`; what was cleared or has expired later counts.
-            except_of: what the Client Identifiers begin with of who does not count.
+            after: a `retained_number`; only later clears and expiries count.
+            except_of: clears by Client Identifiers that begin so do not count.
         """
 
     def lacking_retained(
@@ -722,67 +707,57 @@ class LocalClients(Protocol):
         after: int,
         except_of: str,
     ) -> dict[str, int]:
-        """Return topics whose retained messages some clients do not have, and do not get.
+        """Return topics whose retained messages some clients neither have nor will get.
 
         Args:
-            client_ids: the Client Identifiers of clients for which a message may wait, or be
-                unacknowledged.
+            client_ids: the clients; a message may wait for them or be unacknowledged.
             filters: valid topic filters, to their QoS.
-            after: a `retained_number`; messages that were set later count.
-            except_of: what the Client Identifiers begin with of publishers that do not count.
+            after: a `retained_number`; only messages that were set later count.
+            except_of: messages of publishers whose Client Identifiers begin so do not count.
         """
 
     def repeat_retained(
         self, client_id: str, topic: str, qos: int, sizes: SizeClass | None
     ) -> bool | None:
-        """Send a client what is retained of a topic, or a clear, as if it had just been published.
+        """Send a client the retained message of a topic, or its clear, as if just published.
 
         Args:
-            client_id: the Client Identifier of the client.
-            topic: the topic of the message.
+            client_id: the Client Identifier.
+            topic: the Topic Name.
             qos: the maximum QoS.
-            sizes: size class of what the client takes; None for both.
+            sizes: the size class that the client takes; None for both.
 
         Returns:
-            Whether it was sent, or is of the other class; None where the client is away or has
-            enough that waits, so that it is to be called again later.
+            Whether it was sent; False where it is of the other class. None where the client is away
+            or has enough that waits, so that the call must be repeated later.
         """
 
     def waiting(self, client_id: str) -> int:
         """Return how many messages wait for a client, or are unacknowledged by it."""
 
     def retained(self, topic_filter: str, publisher: str) -> Sequence[tuple[str, int]]:
-        """Return what is retained of a client's: the topics that match, with their payload bytes.
-
-        Args:
-            topic_filter: valid.
-            publisher: Client Identifier of who published them.
-        """
+        """Return (topic, payload bytes) of a publisher's retained messages that match a filter."""
 
     def show_retained(self, prefix: str, show: Callable[[Message, int], Iterator[Message]]) -> None:
         """Send new subscriptions below a prefix other forms of what is retained.
 
-        To a filter ``PREFIX F`` go, as retained messages go to a new subscription, the messages
-        that `show` returns for each retained message of ``F``. They are read one by one, as the
-        client takes them, and no further ones once another message is retained in the topic. The
-        size class of each is set by the broker. To be called in `Plugin.start`.
+        A subscription to ``PREFIX F`` gets, as retained messages, what `show` returns for each
+        retained message of ``F``. These are read one by one as the client takes them, until another
+        message is retained in the topic. The broker sets the size class of each. Call this in
+        `Plugin.start`.
 
         Args:
             prefix: topic levels, with a ``/`` at the end.
-            show: is called with a retained message and its number, which no other message has that
-                is retained while the broker runs. It must not raise, nor the iterator. What it
-                returns is not retained, and its topics are below the prefix.
+            show: gets a retained message and its number, which is unique while the broker runs.
+                Neither it nor its iterator may raise. The messages that it returns are not
+                retained, and their topics are below the prefix.
         """
 
     def subscriptions_of_others(self) -> Iterable[tuple[str, str, int]]:
         """Return (client id, topic filter, QoS) of every subscription of other clients."""
 
     def end_sessions(self, is_wanted: Callable[[str], bool]) -> Sequence[str]:
-        """End sessions of local clients, and return their ids.
-
-        Args:
-            is_wanted: says of a client id whether its session is to end.
-        """
+        """End the sessions of those local clients whose ids are wanted, and return the ids."""
 
 
 class PluginContext(NamedTuple):
