@@ -42,7 +42,8 @@ class ConnectAttempt(NamedTuple):
         listener: name of the listener in the policy file.
         ssl_object: the TLS connection, or None.
         certificate_name: common name of its verified certificate, as TLS or a proxy says; or None.
-        is_wanted: to be asked before what takes long; False: answer `NOT_JUDGED`. None: wanted.
+        is_wanted: says before long work whether the answer is still wanted; else it is
+            `NOT_JUDGED`. None: it is wanted.
     """
 
     client_id: str
@@ -66,7 +67,7 @@ class Accepted(NamedTuple):
     Attributes:
         username: the user name that it has from now on, such as that of its certificate; None
             leaves the one that CONNECT brought.
-        client_id: the same for the Client Identifier.
+        client_id: the Client Identifier that it has from now on, or None.
         data: last Authentication Data of an exchange, for the client to check the server by.
         holds: says whether the client would still be let in for the same reason; asked after each
             reload of files, to disconnect it else. None where no reload changes anything.
@@ -82,7 +83,7 @@ class Refused(NamedTuple):
     """A client is not let in; it is false, so that no test of truth lets the client in.
 
     Attributes:
-        reason_code: told to the client, where its packet may say it.
+        reason_code: the reason code for the client, where a packet may have it.
         why: the reason, for the log alone, such as ``wrong password``; never a part of a secret.
         username: whom the client has claimed to be in an exchange; None for what CONNECT says.
     """
@@ -120,7 +121,7 @@ class SessionView(Protocol):
 
     @property
     def is_connected(self) -> bool:
-        """Whether the client has a network connection now."""
+        """True if the client has a network connection now."""
 
 
 class AccessControl:
@@ -132,8 +133,8 @@ class AccessControl:
 
     Attributes:
         checks_publish: whether `authorize` must be asked for each PUBLISH, if it is overridden.
-        checks_subscribe: the same for each topic filter of a SUBSCRIBE.
-        checks_receive: the same for each delivery.
+        checks_subscribe: whether it must be asked for each topic filter of a SUBSCRIBE.
+        checks_receive: whether it must be asked for each delivery.
     """
 
     checks_publish: bool = True

@@ -19,7 +19,7 @@ class TcpFigures(NamedTuple):
     Attributes:
         age_seconds: seconds since the kernel was asked.
         rtt: smoothed RTT.
-        rttvar: its mean deviation.
+        rttvar: mean deviation of the RTT.
         delivery_rate_bytes_per_second: the rate at which data was lately acknowledged.
         is_app_limited: the rate was measured while there was too little to send.
         unsent_bytes: bytes that the kernel has taken and never sent.
@@ -59,7 +59,7 @@ class LinkFigures(NamedTuple):
         outstanding_age_seconds: seconds since the oldest timed and unanswered packet was sent on
             this connection.
         outstanding_bytes: payload bytes of that packet.
-        tcp: what the kernel reported of the connection; None while the client is away.
+        tcp: the kernel's report of the connection; None while the client is away.
         is_connected: whether the client has a network connection.
     """
 
@@ -82,11 +82,11 @@ class DecisionFigures(NamedTuple):
     Attributes:
         outcome: ``sent``; ``held``, which still waits; or ``gone``, which was held and left unsent:
             it expired, was dropped or went to another member of its shared subscription.
-        reason: what the gate compared with what.
+        reason: the comparison that decided, in words.
         cause: one word for it, of `penstock.broker.outbox.large_messages.CAUSES`.
         topic: Topic Name of the message.
         payload_bytes: the payload bytes of the message.
-        withheld_seconds: how long it has been held; for a client that is away, how long until the
+        withheld_seconds: time for which it has been held; for a client that is away, time until the
             decision, as waiting time stops meanwhile.
         age_seconds: seconds since the decision.
     """
@@ -119,9 +119,9 @@ class PassageFigures(NamedTuple):
     """The passage of the client's large messages of QoS 1 and 2, as far as the gate notes it.
 
     Attributes:
-        last_seconds: what the newest of them took, from when it was sent, or the one before it was
+        last_seconds: time that the newest took, from when it was sent, or the one before it was
             acknowledged, until its acknowledgement; None before the first.
-        bytes_per_second: the same as a rate, without the round trip.
+        bytes_per_second: the rate at which it passed, without the round trip.
         bad_bytes_per_second: the rate of the newest that passed a bad path; None before the first.
         pause_seconds: seconds for which the next one waits because the last one was slow; 0 for
             none.
@@ -143,14 +143,14 @@ class WithholdingFigures(NamedTuple):
     Attributes:
         withheld: messages held now, those behind a held one on its topic included.
         withheld_total: messages that were held.
-        released_total: those of them that were sent afterwards.
+        released_total: held messages that were sent afterwards.
         look_again_in_seconds: the gate is asked again after this time at the latest.
         last_decision: None before the first large message.
         recent: the last decisions by which a message began to be held (``held``) or was sent after
             a hold (``sent``), oldest first.
         small_waits: None where no small message has waited lately; where the client has lanes, as
             these have no connection in common; and in a proxy.
-        passage: how they pass; None where the gate notes nothing.
+        passage: the passage of these messages; None where the gate notes nothing.
     """
 
     withheld: int
@@ -199,8 +199,8 @@ class SubscriptionFigures(NamedTuple):
 
     Attributes:
         total: subscriptions.
-        small: those of them that take small messages alone.
-        large: those of them that take large messages alone.
+        small: subscriptions that take small messages alone.
+        large: subscriptions that take large messages alone.
         filters: topic filters of the first, as many as `MOST_FILTER_CHARACTERS` have room for.
     """
 
@@ -222,10 +222,10 @@ class ClientReport(NamedTuple):
         listener: the listener of its newest connection; "" before its first.
         why_away: for a client of a plugin such as an uplink: why it is not connected, or why it is
             by one connection in place of two; else "".
-        subscriptions: how many, and of which size class; None where that is not known, as in a
+        subscriptions: their number by size class; None where that is not known, as in a
             proxy and of a client that has gone.
-        link: its path.
-        withholding: its large messages.
+        link: the path to the client.
+        withholding: the gate's effect on its large messages.
         ledger: all of its messages.
     """
 

@@ -76,7 +76,7 @@ class Histogram:
 
     Attributes:
         bounds: ascending; in the unit of the values.
-        counts: how many values were above the bound before and not above this one; the last item
+        counts: the number of values above the bound before and not above this one; the last item
             is that of values above all bounds.
         total: sum of all values.
     """
@@ -120,7 +120,7 @@ class Metric(NamedTuple):
     Attributes:
         name: ends in its unit, or in ``_total``.
         type: the metric's type, as Prometheus names it.
-        help: what it counts, one sentence.
+        help: one sentence about what it counts.
         samples: each with other labels.
     """
 

@@ -16,7 +16,7 @@ class PeerError(PenstockError):
 
     Attributes:
         reason_code: MQTT 5 reason code, 0x80 or above.
-        detail: what was read and what is allowed.
+        detail: the text about what was read and what is allowed.
     """
 
     reason_code = ReasonCode.UNSPECIFIED_ERROR

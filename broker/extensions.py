@@ -231,7 +231,7 @@ class LinkSampler:
         Args:
             link: the link of the subscriber.
             first_packet_id: the Packet Identifier of the oldest one; those of the others follow.
-            n_packets: how many.
+            n_packets: the number of packets.
             payload_bytes: the payload bytes of each.
             now: monotonic seconds.
         """
@@ -296,7 +296,7 @@ class Receipt(Protocol):
 
     @property
     def deduplication_id(self) -> bytes:
-        """What the message has in common with its repeats alone, or b"" for nothing.
+        """The bytes that identify the message and its repeats, or b"" for none.
 
         It is the same when the client sends the message again after the broker was killed, if the
         session outlives that. A message of QoS 2 has one, and one of QoS 1 that is a repeat itself.
@@ -353,7 +353,7 @@ class MessageSink(ABC):
     Attributes:
         name: unique among the broker's sinks.
         topic_filters: MQTT topic filters; a message that matches several is offered once.
-        counts: its side of the ledger.
+        counts: the sink's side of the ledger.
         sizes: the size class of the messages that it is offered; None for both.
         on_room: set by the broker. A sink calls it when it has room again after `reserve` has
             refused; without the call, publishers that wait try again twice a second.
@@ -796,7 +796,7 @@ class Plugin:
     Attributes:
         Config: a frozen dataclass that checks itself; its fields are the keys under the name.
         config: an instance of that, from the policy file.
-        context: what the plugin is given of the broker.
+        context: the parts of the broker that the plugin is given.
         gate: a delivery gate; a broker has one.
         sampler: a link sampler, which is told of every subscriber.
         payload_store: a payload store; a broker has one.
@@ -806,7 +806,7 @@ class Plugin:
         authenticators: authenticators, whose methods are unique in the broker.
         callbacks: the callbacks of events.
         open_files: file descriptors that the plugin needs, which MQTT clients do not get.
-        has_local_clients: it connects clients by `PluginContext.local_clients`.
+        has_local_clients: whether it connects clients by `PluginContext.local_clients`.
     """
 
     Config: ClassVar[type]

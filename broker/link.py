@@ -14,7 +14,7 @@ class TcpLook:
     Attributes:
         looked_at: monotonic seconds of that look.
         rtt: smoothed RTT, seconds; None before the first sample of the connection.
-        rttvar: its mean deviation, seconds; None before the first sample.
+        rttvar: mean deviation of the RTT, seconds; None before the first sample.
         delivery_rate: bytes per second at which data was lately acknowledged; None before the first
             acknowledgement.
         is_app_limited: `delivery_rate` was measured while there was too little to send: the path
@@ -61,7 +61,7 @@ class Link:
         rtt_min: least RTT in the sampler's window, seconds, or None.
         threshold_l: RTT of the uncongested path, seconds, as a moving average of recent RTTs, or
             None before the first (paper 002).
-        asked_threshold_l: the same as given by the subscriber's CONNECT, or None where it gave
+        asked_threshold_l: the threshold that the subscriber's CONNECT gave, or None where it gave
             none.
         unsent_bytes: bytes that the connection has taken and the kernel has not.
         gets_small: whether its subscriptions can bring small messages; False where all that it made
@@ -71,7 +71,7 @@ class Link:
         outstanding_bytes: payload bytes of that packet; 0 for a bare acknowledgement.
         quiet_until: monotonic seconds before which a sparing sampler (`LinkSampler`) ignores sent
             packets.
-        tcp: what the kernel reported of the present connection; None before the first look, or
+        tcp: the kernel's last report of the present connection; None before the first look, or
             where the kernel has no answer.
     """
 

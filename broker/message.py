@@ -73,7 +73,7 @@ class Storable:
 
     Attributes:
         row_start: number of the first row of its block; 0 while it has no row.
-        row_index: its place in the block, below `ROWS_OF_A_BLOCK`.
+        row_index: the place of its row in the block, below `ROWS_OF_A_BLOCK`.
     """
 
     __slots__ = ("row_index", "row_start")
@@ -100,7 +100,7 @@ class Message(Storable):
 
     Attributes:
         topic: Topic Name.
-        topic_bytes: the same, UTF-8 encoded.
+        topic_bytes: the Topic Name in UTF-8.
         payload: bytes, or a handle from a `PayloadStore`.
         qos: QoS it was published with.
         retain: RETAIN flag it was published with.
@@ -114,7 +114,7 @@ class Message(Storable):
             their length before them; set when the message is first sent with properties; see
             `penstock.broker.sending.outgoing_properties`.
         publisher: Client Identifier of the publisher; "" for the broker itself.
-        more_bytes: what counts towards limits of bytes besides the payload: properties that are not
+        more_bytes: bytes that count towards limits besides the payload: properties that are not
             small.
         n_references: owned by the journal: stored deliveries and retained messages that refer to
             it.

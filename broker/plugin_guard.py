@@ -22,7 +22,7 @@ def is_logged(number: int, *, first: int = 1) -> bool:
 
     Args:
         number: the number of the case, from 1.
-        first: how many are logged one by one.
+        first: the number of cases that are logged one by one.
     """
     return number <= first or not number & (number - 1)
 
@@ -67,7 +67,7 @@ class Guard:
         """Begin without faults.
 
         Args:
-            logger: told of each fault, as by `note_fault`.
+            logger: gets a line for each fault, as by `note_fault`.
             errors: counts them, by the name of the plugin.
         """
         self._logger = logger
@@ -86,7 +86,7 @@ class Guard:
         Args:
             plugin: object or name that a fault is counted by.
             ask: the plugin's function.
-            args: its arguments.
+            args: the arguments of the function.
             otherwise: the answer where it raises.
         """
         try:

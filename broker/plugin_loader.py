@@ -126,7 +126,7 @@ class LoadedPlugins:
         """Let every plugin read its files again, and log what was read and what was not.
 
         Args:
-            logger: told why a plugin's files could not be used; it goes on with what it has.
+            logger: gets the reasons why a plugin's files could not be used.
             guard: the guard for each call.
             at_start_alone: what the program reads at its start and not here, for the log.
             read: what the program itself has read again, as `Plugin.reload` names it.

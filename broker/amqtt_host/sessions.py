@@ -58,15 +58,15 @@ class SessionState:
         self.state = "disconnected"
 
     def is_new(self) -> bool:
-        """Whether the client was never connected."""
+        """Say whether the client was never connected."""
         return self.state == "new"
 
     def is_connected(self) -> bool:
-        """Whether the client is connected."""
+        """Say whether the client is connected."""
         return self.state == "connected"
 
     def is_disconnected(self) -> bool:
-        """Whether the client was connected and is no longer."""
+        """Say whether the client was connected and is no longer."""
         return self.state == "disconnected"
 
 
@@ -144,7 +144,7 @@ def session_of_attempt(attempt: ConnectAttempt, keep_alive_grace: int) -> Hosted
     """Return the session that aMQTT's authentication plugins get.
 
     Args:
-        attempt: what the client sent.
+        attempt: the client's CONNECT.
         keep_alive_grace: aMQTT's `timeout_disconnect_delay`, seconds.
     """
     session = HostedSession(attempt.client_id)

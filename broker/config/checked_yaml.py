@@ -90,7 +90,7 @@ def read_text(
 
     Args:
         path: the path of the file.
-        form: what it is to hold, for errors.
+        form: the form of the text, for errors.
         named_by: the key that names it: the file must then be a regular one, and an error that
             it cannot be read names the key. None for a file that a command line names, which may
             be a pipe.
@@ -276,7 +276,7 @@ def validate_config(cls: type[T], mapping: Mapping[str, Any], file: str, path: s
 
     Args:
         cls: a `pydantic.dataclasses.dataclass` that forbids extra keys.
-        mapping: what the file holds for it.
+        mapping: its part of the file.
         file: name of the file, for errors.
         path: keys from the root to `mapping`, joined by dots; "" for the root.
 
@@ -345,7 +345,7 @@ def fit(cls: type[T], value: Any) -> T:
 
     Args:
         cls: a dataclass whose pydantic configuration is `key_types.STRICT`.
-        value: what YAML has read.
+        value: the value that YAML has read.
 
     Raises:
         MisfitError: with each wrong key or value.

@@ -89,7 +89,7 @@ class ClientCertificates:
 
 @dataclass(frozen=True)
 class Tls(ClientCertificates):
-    """How a listener speaks TLS.
+    """The TLS settings of a listener.
 
     Attributes:
         certfile: PEM file of the certificate, then those between it and its root.
@@ -145,7 +145,7 @@ class Listener(ConnectionOptions):
     """One address on which clients connect.
 
     Attributes:
-        name: its key under `listeners`.
+        name: the listener's key under `listeners`.
         host: address or name to bind; None for all interfaces.
         is_loopback: a `host` of None stands for the addresses of loopback instead.
         port: TCP port; 0 lets the kernel choose.
@@ -206,7 +206,7 @@ class ListenersRead(NamedTuple):
 
     Attributes:
         keys: name to keys, those of `default` included.
-        listeners: those that have a `bind`, by name, in the order of the file.
+        listeners: the listeners with a `bind`, by name, in the order of the file.
     """
 
     keys: dict[str, ListenerKeys]
@@ -414,8 +414,8 @@ def split_bind(bind: str, default_port: int = DEFAULT_PORT) -> tuple[str | None,
     no host means all interfaces.
 
     Args:
-        bind: as it stands in the file.
-        default_port: where it names none.
+        bind: the value in the file.
+        default_port: the port where it names none.
 
     Raises:
         ValueError: with what is allowed.

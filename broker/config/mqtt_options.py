@@ -105,7 +105,7 @@ class MqttOptions:
         """Return the size class that a client subscribes to where its SUBSCRIBE names none.
 
         Args:
-            client_id: of the client.
+            client_id: the Client Identifier.
             of_listener: `sizes` of the listener that it has connected to.
         """
         for pattern, sizes in self.sizes_by_client.items():

@@ -44,7 +44,7 @@ _AMQTT_PERSISTENCE = {"amqtt.contrib.persistence.SessionDBPlugin"}
 
 @checked_dataclass(frozen=True, slots=True, config=STRICT)
 class Persistence:
-    """How sessions, messages and wills are stored on the disk; the keys under `persistence`.
+    """The storage of sessions, messages and wills on the disk; the keys under `persistence`.
 
     Attributes:
         path: file of the database, from the directory the broker started in.

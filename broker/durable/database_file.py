@@ -166,7 +166,7 @@ class DatabaseFile:
         """Log that nothing is restored: the start may be in another folder, or a copy has failed.
 
         Args:
-            was_used: its lock file was there before.
+            was_used: whether its lock file was there before.
         """
         place = os.path.abspath(self.path)  # noqa: PTH100
         if not os.path.lexists(self.path):
@@ -261,7 +261,7 @@ def connect(path: str, busy_seconds: float = BUSY_SECONDS) -> sqlite3.Connection
 
     Args:
         path: name of the database.
-        busy_seconds: how long to wait for another program that writes to it.
+        busy_seconds: seconds to wait for another program that writes to it.
 
     Raises:
         sqlite3.Error: it cannot be opened.

@@ -205,8 +205,8 @@ class Journal:
         """A session has ended.
 
         Args:
-            own: its side of the journal.
-            stored: its deliveries that are stored.
+            own: the session's part of the journal.
+            stored: those of its deliveries that are stored.
             has_expired: whether its expiry interval has passed. If its stored row says so, a
                 restart would end it at once. Then it may be deleted in a commit that no client
                 waits for, or together with others, as their rows lie on the same pages.

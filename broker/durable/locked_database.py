@@ -40,7 +40,7 @@ class LockedDatabase:
 
     Attributes:
         what: the word for the file in errors, such as ``spool``.
-        allowed: what an error says that the path may be.
+        allowed: the paths that are allowed, for errors.
         format: the format of the file.
         error: raised where the file cannot be used or written; the message names it.
         full_error: the error that is raised where the disk is full, a subclass of `error`.

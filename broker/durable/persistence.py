@@ -59,7 +59,7 @@ class PersistentState:
     """The journal of one broker on its database.
 
     Attributes:
-        journal: what has changed and what waits for the commit.
+        journal: the changes, and who waits for the commit.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class PersistentState:
             core: without clients; its plugins have started.
             clock: returns monotonic seconds, as every `now` of the core.
             settle: runs a call into the core as a turn of the driver.
-            logger: gets what was restored, and refusals of the disk.
+            logger: the log of what was restored, and of refusals of the disk.
 
         Raises:
             DatabaseError: the database cannot be used.

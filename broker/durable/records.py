@@ -94,14 +94,14 @@ class DeliveryRow(NamedTuple):
     """One message on its way to one session.
 
     Attributes:
-        row: its number; the order of arrival within a session.
+        row: the row's number, in the order of arrival within a session.
         session: row of the session; 0 for a delivery of a share that no durable session holds.
         message: row of the message.
         qos: the QoS of the delivery.
         retain: RETAIN flag of the delivery.
         subscription_ids: numbers with a comma between them, or None for none.
         packet_id: Packet Identifier while it is inflight, otherwise 0.
-        is_released: its PUBREC has come.
+        is_released: whether its PUBREC has come.
         share: topic filter of the shared subscription by which it came, or "".
     """
 

@@ -34,7 +34,7 @@ def restore(
     decided again.
 
     Args:
-        core: its plugins have started; no client is connected.
+        core: the broker, whose plugins have started and which has no clients.
         journal: the journal of the core.
         stored: read from the database.
         epoch: seconds of the database's clock at which the monotonic clock was 0.

@@ -32,7 +32,7 @@ class Place(Enum):
 
 
 class Loosens(Enum):
-    """What the importer closes because it would be more open without the directive."""
+    """The part that the importer closes, as it would be more open without the directive."""
 
     NOTHING = "nothing"
     LISTENER = "the listener is left out"
@@ -45,7 +45,7 @@ class Directive:
     """One directive.
 
     Attributes:
-        place: what it applies to.
+        place: the scope of the directive.
         values: the allowed words; () for any text.
         minimum: the least number that is allowed; None where the value is no number.
         maximum: the greatest number that is allowed.
@@ -54,7 +54,7 @@ class Directive:
             the last one takes effect.
         note: why it has no counterpart and what comes nearest; "" where it is carried over.
         same: values with which Penstock does the same anyway, so that no note is needed.
-        loosens: what is closed because the directive has no counterpart.
+        loosens: the part that is closed because the directive has no counterpart.
     """
 
     place: Place

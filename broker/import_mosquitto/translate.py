@@ -92,7 +92,7 @@ class Note(NamedTuple):
         line: the directive.
         text: why, and what comes nearest.
         more: further lines of the same file to which the text applies.
-        closed: what is closed because of one of the lines.
+        closed: the part that is closed because of one of the lines.
     """
 
     line: Line
@@ -152,7 +152,7 @@ class _Listener:
         line: the line with ``listener``; None for the default listener.
         port: None where none is given.
         host: address, name or path of a Unix socket; None for all interfaces.
-        set: its other directives, by name.
+        set: the other directives, by name.
         origins: web sites whose pages may connect; empty for any.
         plugins: the plugins that are used on it alone.
     """

@@ -170,7 +170,7 @@ class Bridge:
 
     Attributes:
         line: the line with ``connection``.
-        set: its other directives by name, without ``topic``.
+        set: the other directives by name, without ``topic``.
         topics: lines with ``topic``.
         notes: (line, what is not as it was), once `keys` was called.
     """

@@ -229,7 +229,7 @@ def _read_user_properties(
         data: bytes of the packet.
         start: position of the first identifier.
         end: position after the properties.
-        pairs: gets name and value of each.
+        pairs: the list to which (name, value) of each is appended.
         most: reading stops once `pairs` has more.
 
     Returns:

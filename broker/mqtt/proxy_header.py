@@ -57,7 +57,7 @@ class ProxyHeader(NamedTuple):
     """A whole header.
 
     Attributes:
-        n_bytes: its length; the bytes after it are the client's.
+        n_bytes: the length of the header; the bytes after it are the client's.
         address: the client's address; "" where the proxy does not know it or sends the header for
             itself.
         port: the port of the client, or 0.

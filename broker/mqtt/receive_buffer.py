@@ -120,7 +120,7 @@ class ReceiveBuffer:
         """Keep the end of scanned bytes, beginning with an incomplete frame.
 
         Args:
-            data: what `receive_data` returned last.
+            data: the bytes that `receive_data` returned last.
             position: the position where the incomplete frame begins; `len(data)` if there is none.
 
         Raises:

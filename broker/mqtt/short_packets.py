@@ -40,7 +40,7 @@ def packets_from(packets: bytes, first_packet_id: int, n_packets: int) -> bytes:
     Args:
         packets: one of the `ALL_...`.
         first_packet_id: the Packet Identifier of the first one.
-        n_packets: how many; the last identifier is at most 65,535.
+        n_packets: the number of packets; the last identifier is at most 65,535.
     """
     start = first_packet_id * PACKET_BYTES
     return packets[start : start + n_packets * PACKET_BYTES]
@@ -54,7 +54,7 @@ def n_equal_packets(
     Args:
         packets: one of the `ALL_...`.
         first_packet_id: the Packet Identifier of the expected packets.
-        n_packets: how many are expected, at most.
+        n_packets: the number of packets that are expected at most.
         data: received bytes.
         position: the position where the first packet may begin.
     """
@@ -113,7 +113,7 @@ def end_of_like(
         position: the position where the packet begins.
         stop: the position where it ends.
         topic_end: the position where its topic ends.
-        between: what stands between its Packet Identifier and its payload.
+        between: the bytes between its Packet Identifier and its payload.
         last: the position where the last of them may begin.
     """
     packet_bytes = stop - position

@@ -56,8 +56,8 @@ class MemoryTransport(asyncio.Transport):
     Attributes:
         protocol: the protocol of this end.
         other: the other end.
-        unread: what was written at the other end and has not been received at this one.
-        unread_bytes: what it sums up to.
+        unread: the bytes that were written at the other end and not received at this one.
+        unread_bytes: the number of these bytes.
         is_writer_paused: the protocol of this end was told to write no more.
         low_bytes: unread bytes at the other end from which on it may write again.
         is_ending: this end was closed, or both were aborted.

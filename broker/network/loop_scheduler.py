@@ -210,7 +210,8 @@ class Driver:
 
         Args:
             now: monotonic seconds.
-            is_more_to_come: what touched them is soon handled further, and may touch them again.
+            is_more_to_come: whether more input of the same kind follows soon, and may touch them
+                again.
         """
         core = self.core
         turn = core.turn

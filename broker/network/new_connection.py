@@ -29,7 +29,7 @@ class Speaker(Protocol):
 
     @property
     def is_known(self) -> bool:
-        """Whether its CONNECT was accepted, which gives it higher limits."""
+        """True if its CONNECT was accepted, which gives it higher limits."""
 
     def held_in_layer(self, n_bytes: int) -> None:
         """Take note of the received bytes that a layer below holds.
@@ -92,7 +92,7 @@ class AcceptedConnection:
         remote_port: the remote port of the client, or 0.
         ssl_object: the TLS connection, or None.
         certificate_name: common name of the client's verified certificate, or None.
-        connection: what speaks MQTT on it once its layers are ready; before that None.
+        connection: the MQTT side of it, once its layers are ready; before that None.
     """
 
     reception: Reception
@@ -113,7 +113,7 @@ class AcceptedConnection:
 
     @property
     def is_known(self) -> bool:
-        """Whether its CONNECT was accepted, which gives it higher limits."""
+        """True if its CONNECT was accepted, which gives it higher limits."""
         return self.connection is not None and self.connection.is_known
 
     def accept(self, transport: asyncio.Transport) -> bool:
@@ -177,7 +177,7 @@ class AcceptedConnection:
 
         Args:
             reason: one word to count it by.
-            detail: what to log.
+            detail: the text for the log.
             is_loud: False for what happens all day, such as a health check.
         """
         self.note(reason, detail, is_loud=is_loud)

@@ -86,7 +86,7 @@ class Pacing:
 
     Attributes:
         pace: bytes per second at which it may send; None for full rate.
-        has_yielded: since the last `rest`.
+        has_yielded: whether the lane has yielded since the last `rest`.
     """
 
     def __init__(self) -> None:

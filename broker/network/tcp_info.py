@@ -41,7 +41,7 @@ class TcpInfo(NamedTuple):
 
     Attributes:
         rtt: smoothed RTT, seconds; 0 before the first sample.
-        rttvar: its mean deviation, seconds.
+        rttvar: mean deviation of the RTT, seconds.
         mss: bytes of payload in a full segment.
         unacked: segments sent and not acknowledged.
         total_retrans: retransmissions since the connection began.

@@ -59,9 +59,9 @@ class MqttProtocol(asyncio.Protocol):
         is_in_line: it has a turn to come.
         is_reading: the transport reads from the client.
         written_at: monotonic seconds of the last write of what was ready to be sent.
-        judging: what answers its CONNECT, where that takes a wait; or None. A stranger that has
-            left is not judged any further: it could make the broker work and remember for it
-            as often as it connects.
+        judging: the task that answers its CONNECT, where that takes a wait; or None. A stranger
+            that has left is not judged any further: it could make the broker work and remember for
+            it as often as it connects.
     """
 
     __slots__ = (
@@ -391,7 +391,7 @@ class MqttProtocol(asyncio.Protocol):
 
     @property
     def is_closing(self) -> bool:
-        """Whether the transport closes; its descriptor may then be another connection's."""
+        """True if the transport closes; its descriptor may then be another connection's."""
         return self.transport.is_closing()
 
     def peer_hung_up(self) -> None:

@@ -77,7 +77,7 @@ class WebSocketLayer(Layer):
             above: the protocol that speaks MQTT.
             arrival: the connection as it was accepted.
             listener: the listener that accepted it.
-            max_bytes: of the largest packet that a client may send.
+            max_bytes: bytes of the largest packet that a client may send.
         """
         super().__init__(above, arrival)
         origins = listener.allowed_origins

@@ -81,9 +81,9 @@ class Subject(NamedTuple):
         is_connected: whether it has a network connection.
         username: the username of its newest connection, or None.
         listener: the listener of its newest connection; "" before its first.
-        link: its path.
-        outbox: what waits for it.
-        ledger: its account.
+        link: the path to the client.
+        outbox: the messages that wait for it.
+        ledger: the client's ledger.
         n_inflight: messages that were sent and are not acknowledged.
         threshold_l: returns the threshold that the gate compares its RTT with; None where that is
             not known.
@@ -94,7 +94,8 @@ class Subject(NamedTuple):
             proxy.
         apart_bytes: the payload bytes of these messages.
         why_away: see `ClientReport`.
-        large_ahead: what its small messages have waited for; None where that is not known.
+        large_ahead: the waits of its small messages behind large ones; None where that is not
+            known.
     """
 
     client_id: str

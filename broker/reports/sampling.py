@@ -31,7 +31,7 @@ class Sampling:
         """Prepare the sampling; `start` starts it.
 
         Args:
-            core: its subscribers are sampled.
+            core: the broker whose subscribers are sampled.
             sampler: the sampler to be called.
             period: seconds from one sample of a subscriber to its next.
         """

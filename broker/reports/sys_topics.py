@@ -109,7 +109,7 @@ class SysTopics:
         """Prepare the publisher; `start` starts it.
 
         Args:
-            core: its figures are published.
+            core: the broker whose figures are published.
             version: the version of Penstock.
             started_at: monotonic seconds at which the broker started.
             has_common: False where aMQTT's own plugin publishes the names that it shares with

@@ -27,7 +27,7 @@ class FairQueue:
         """Begin with every place free.
 
         Args:
-            n_places: how many callers may work at a time.
+            n_places: the number of callers that may work at a time.
         """
         self._n_free = n_places
         self._queues: OrderedDict[str, _Queue] = OrderedDict()

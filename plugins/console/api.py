@@ -65,7 +65,7 @@ class ConsoleApi:
 
     Args:
         clients: the clients of the broker.
-        logger: gets what should not happen.
+        logger: gets unexpected errors.
 
     Attributes:
         token: the token that requests must carry; None for none.

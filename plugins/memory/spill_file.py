@@ -44,7 +44,7 @@ class Segment:
     """One file without a name; dropping the last reference closes it.
 
     Attributes:
-        fileno: its descriptor.
+        fileno: the file descriptor.
         end_bytes: the position where the next payload begins.
         n_payloads: the number of payloads that it holds.
     """

@@ -59,7 +59,7 @@ class SubscriberPath:
 
     Attributes:
         timer: the timer of normal deliveries.
-        sources: those that have had a sample.
+        sources: the sources that have had a sample.
         probe: the timer of probes.
         stall: the stall detector of the connection.
         totals: data segments and retransmissions of the connection at its last look, or None.

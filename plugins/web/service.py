@@ -342,7 +342,7 @@ def answering_errors(
 
     Args:
         name: the name of the API, for the log.
-        logger: gets what should not happen.
+        logger: gets unexpected errors.
         statuses: HTTP status by class of error; the first match decides.
     """
 
