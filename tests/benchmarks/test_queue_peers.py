@@ -114,7 +114,7 @@ class Said:
 def test_a_repeated_or_lost_message_ends_the_measurement(
     monkeypatch: pytest.MonkeyPatch, numbers: list[int], told: str
 ) -> None:
-    """Of three messages, each has to come once."""
+    """Each of the three messages has to come once."""
     batch = {"messages": len(numbers), "sum": sum(numbers), "at": 1.0, "late": [0.0] * len(numbers)}
     monkeypatch.setattr(queue_peers, "Side", lambda *_: Said(batch))
     monkeypatch.setattr(queue_peers, "CONSUMERS", 1)

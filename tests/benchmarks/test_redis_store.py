@@ -52,7 +52,7 @@ def test_the_cost_model_stands_beside_each_rate() -> None:
 
 
 def test_a_ratio_is_that_of_each_repetition() -> None:
-    """Of the engine in the form of the way."""
+    """The ratio is the engine's, in the form that the way has."""
     found = {ENGINE: [8.0] * 9, RUNS: [9.0] * 9, KEYS: [2.0] * 9, PIPELINED: [9.0] * 9}
     rows = to_table({1: found}).rows
     assert rows[2][3:] == (f"4.00 (4.00 to 4.00) of {ENGINE}", "at least 3.8", "met")

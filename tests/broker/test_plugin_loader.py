@@ -79,7 +79,7 @@ class Alarm(Plugin):
 
 
 class Bell(Alarm):
-    """The same again under another name."""
+    """The plugin again, under another name."""
 
 
 class Shelf(Plugin):
@@ -122,7 +122,7 @@ class Door(Plugin):
 
 
 class Gate(Door):
-    """The same again under another name."""
+    """The plugin again, under another name."""
 
 
 @pytest.fixture

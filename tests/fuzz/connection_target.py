@@ -36,7 +36,7 @@ from tests.helpers.durable import DurableBroker
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
 MAX_STEPS: Final = 200
-"""Of one input: what takes longer finds little more."""
+"""Most steps of one input: longer inputs find little more."""
 
 TOPICS: Final = ("a", "a/b", "big", "$SYS/x", "c/" * 8, "ä")
 FILTERS: Final = ("a", "a/+", "#", "+/b", "$share/g/a/#", "$SYS/#", "c/" * 8, "big")

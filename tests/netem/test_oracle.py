@@ -157,7 +157,7 @@ GOOD, BAD = State(10.0, 2.5e6, 0.0, 0.04), State(17.5, None, 0.2, 0.2)
 
 
 def test_what_is_told_is_read_again(tmp_path: Path) -> None:
-    """Of every client; nothing else is left of writing it."""
+    """The file has every client; writing it leaves no other file."""
     told = {"one": Told("cloud-a", "bbr", (GOOD, BAD)), "two": Told("cloud-b", "cubic", ())}
     write_told(tmp_path / "told.json", told)
     assert read_told(tmp_path / "told.json") == told

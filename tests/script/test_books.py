@@ -34,7 +34,7 @@ def test_of_many_missing_messages_some_are_shown() -> None:
 
 
 def test_percentiles_of_a_known_distribution() -> None:
-    """Of 0 to 100 s, half are below 50 s, nine in ten below 90 s."""
+    """Half of the times from 0 to 100 s are below 50 s, and nine in ten below 90 s."""
     assert percentiles(list(range(101))) == Percentiles(101, 50, 90, 99)
 
 

@@ -68,7 +68,7 @@ def test_lag_is_what_waits_behind_the_newest_batch(end: Any, latest: Any) -> Non
 
 
 def test_the_ends_are_those_of_the_newest_batch() -> None:
-    """Of each source of Penstock's: what all are done with may be deleted from the queue."""
+    """Each source has an end: what all are done with may be deleted from the queue."""
     totals = ProgressTotals()
     assert totals.ends == []
     totals.add(report(1, 5, '{"q": {"next": {"0": 5}}}'))

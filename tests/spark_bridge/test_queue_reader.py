@@ -412,7 +412,7 @@ def test_a_group_of_the_other_kind_is_refused() -> None:
 
 
 def test_a_place_of_offsets_is_checked_against_the_queue() -> None:
-    """Of each physical queue, and held by it."""
+    """The place has an offset of each physical queue, which the queue holds."""
     queue = MemoryQueue()
     queue.put(0, b"a", b"b", b"c")
     queue.put(1, b"d")

@@ -30,7 +30,7 @@ def test_sources_of_a_new_query_have_one_name(tmp_path: Path) -> None:
 
 
 def test_a_commit_is_the_least_of_all_sources_that_live(tmp_path: Path) -> None:
-    """Of one query: what others of the driver have read is no matter."""
+    """The sources are those of one query: what others of the driver have read does not count."""
     one, other, third = (Siblings(tmp_path, SCOPE) for _ in range(3))
     other.hold("mine", at(2, 9))
     third.hold("theirs", at(0, 0))

@@ -126,7 +126,7 @@ def test_outputs_within_each_other_are_refused(tmp_path: Path) -> None:
 
 
 def test_what_a_killed_joining_has_left_goes(tmp_path: Path) -> None:
-    """Of the files that it had noted, those that no list has, however old they are."""
+    """Noted files that no list has are deleted, however old they are."""
     folder, checkpoint = tmp_path / "rows", tmp_path / "checkpoint"
     plan(checkpoint, 0)
     joined, old, other = (put(folder / f"part-{name}.parquet", age=60) for name in "abc")

@@ -1,4 +1,4 @@
-"""The same clients get the same answers of mosquitto and of the policy made of its file."""
+"""Clients get the same answers from mosquitto and from the policy that is made of its file."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ def test_each_message_is_there_with_its_times(folder: Path) -> None:
 
 
 def test_what_was_withheld_is_in_the_tables(folder: Path) -> None:
-    """Of Penstock alone, and within the run."""
+    """The table has Penstock alone, and times within the run."""
     withheld = read_table(folder, WithheldRow)
     assert {row.broker for row in withheld} == {"penstock"}
     assert all(row.begin_s <= row.end_s for row in withheld)

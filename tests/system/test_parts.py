@@ -133,7 +133,7 @@ async def test_a_link_that_is_cut_again_and_again_carries_a_message(
 
 
 async def test_kills_of_both_ends_leave_one_message(tmp_path: Path, ports: tuple[int, int]) -> None:
-    """Of QoS 2: nothing that was acknowledged is lost, and nothing comes twice."""
+    """The message has QoS 2: nothing that was acknowledged is lost, and nothing comes twice."""
     async with running(tmp_path, ports) as (cloud, site, link):
         async with (
             await subscriber(site) as near,

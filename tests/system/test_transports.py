@@ -77,7 +77,7 @@ def exchange(client: PahoClient, **options: Any) -> None:
 def test_paho_over_tls_with_a_certificate_of_its_own(
     broker: BrokerProcess, authority: Authority, version: MQTTProtocolVersion
 ) -> None:
-    """Of the authority that the broker trusts."""
+    """The certificate is of the authority that the broker trusts."""
     client = PahoClient(broker.ports["mutual"], version=version)
     client.paho.tls_set_context(authority.client_context(authority.issue_client("paho")))
     exchange(client)

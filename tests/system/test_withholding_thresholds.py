@@ -65,7 +65,7 @@ def time_paths(publisher: PahoClient, root: str, came: Callable[[str], bool]) ->
 
 
 def test_threshold_s_is_that_of_the_subscribers_listener(broker: BrokerProcess) -> None:
-    """Of three sizes each listener's subscriber gets those that are small there."""
+    """Each listener's subscriber gets those of three sizes that are small there."""
     sizes = {"100": 100, "5000": 5_000, "50000": 50_000}
     subscribers = {
         name: PahoClient(broker.ports[name], name, MQTT_3_1_1)

@@ -307,7 +307,7 @@ def test_a_payload_beyond_the_limit_is_refused_among_others_like_it(qos: int, ve
 
 
 def test_the_size_of_a_payload_that_is_refused_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """Of one client ever less often."""
+    """Lines about one client become rarer and rarer."""
     broker = VirtualBroker(Limits(payload_bytes=100))
     client = broker.connect("p")
     with caplog.at_level("INFO"):

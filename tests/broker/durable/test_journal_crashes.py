@@ -315,7 +315,7 @@ class Crashing(RuleBasedStateMachine):
 
 
 class Sharing(Crashing):
-    """The same with two members of a shared subscription, between whom messages change hands."""
+    """Two members of a shared subscription take over each other's messages."""
 
     @initialize(window=st.sampled_from([1, 2, 1000]), receive_maximum=st.sampled_from([1, 2, 100]))
     def start(self, window: int, receive_maximum: int) -> None:

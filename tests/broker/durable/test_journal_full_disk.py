@@ -320,7 +320,7 @@ def test_a_message_that_no_publisher_waits_for_is_kept_for_an_uplink() -> None:
 
 
 def test_a_message_behind_the_refused_batch_that_no_publisher_waits_for_is_kept() -> None:
-    """That those of the batch are dropped helps nobody who waits behind it."""
+    """Dropping the messages of the batch makes no room for the one behind it."""
     broker = DurableBroker()
     client = uplinks(broker)
     client.lose()

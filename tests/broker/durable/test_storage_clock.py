@@ -81,7 +81,7 @@ def test_it_never_goes_back() -> None:
 
 
 def test_away_is_the_time_between_runs() -> None:
-    """Of all runs together; it does not grow while one runs."""
+    """The clock adds the times between all runs, and stands still while one runs."""
     machine = Machine()
     clock = machine.clock()
     for away in (30.0, 60.0):

@@ -53,7 +53,7 @@ def test_packets_get_identifiers_that_follow_each_other(version: int) -> None:
 
 @pytest.mark.parametrize("version", [4, 5])
 def test_each_message_can_be_had_alone(version: int) -> None:
-    """The same object each time, as a message is stored once for all sessions."""
+    """Each access returns the same object, as a message is stored once for all sessions."""
     properties = {"content_type": "c", "message_expiry_interval": 60} if version == 5 else {}
     run = make_run(version, properties)
     for index, (topic, payload) in enumerate(MESSAGES):

@@ -392,7 +392,7 @@ def test_the_will_of_mqtt_3_1_is_read_beside_bits_that_it_does_not_use() -> None
 @pytest.mark.mqtt5("2.1.3-1")
 @pytest.mark.mqtt311("2.2.2-1")
 def test_first_bytes_that_are_no_packet() -> None:
-    """Of 256 first bytes, the types and flags of Table 2-2 are packets [MQTT-2.1.3-1]."""
+    """Only the types and flags of Table 2-2 are packets, out of 256 first bytes [MQTT-2.1.3-1]."""
     exist = {0x10, 0x20, 0x40, 0x50, 0x62, 0x70, 0x82, 0x90, 0xA2, 0xB0, 0xC0, 0xD0, 0xE0, 0xF0}
     exist |= {*range(0x30, 0x36), *range(0x3A, 0x3E)}
     refused = set()

@@ -77,7 +77,7 @@ def test_outgoing_aliases_are_given_to_topics_that_gain_by_them() -> None:
 
 
 def test_an_alias_goes_to_a_topic_that_is_used_more() -> None:
-    """Of two topics, the one that came twice since the other's last message has it."""
+    """The topic that came twice since the other one's last message has the alias."""
     aliases = OutgoingAliases(1)
     assert aliases.use(b"was/busy") == (1, False)
     assert aliases.use(b"is/busy") == (0, False)

@@ -137,7 +137,7 @@ def test_only_so_many_hear_why() -> None:
 
 
 def test_flood_of_one_address_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same once a proxy has told the address."""
+    """The limit also holds for an address that a proxy has told."""
     monkeypatch.setattr(admission_module, "MAX_REFUSED", 1)
     admission, counters = make(per_address=1)
     places = [enter(admission, Places()) for _ in range(3)]

@@ -19,7 +19,7 @@ from tests.broker.serving import driver_of, port_of, protocol_of, serving, until
 from tests.helpers.wire import connected
 
 MESSAGES = 100
-"""Of a flood in three slices or more."""
+"""Messages of a flood that is handled in three slices or more."""
 
 
 def numbered(number: int) -> bytes:

@@ -32,7 +32,7 @@ def sock() -> Iterator[socket.socket]:
 
 
 UNKNOWN_OPTION = 10_000
-"""Of TCP, to every kernel."""
+"""A number of an option that no kernel knows."""
 
 
 def plan_or_skip(seconds: float) -> Retransmissions:

@@ -101,7 +101,7 @@ async def test_what_goes_in_rounds_is_sent_before_the_connection_closes(*, is_st
 
 
 async def test_a_stored_payload_is_read_as_the_client_takes_it() -> None:
-    """Of two that wait for a client that reads nothing, no more than a piece is in memory."""
+    """Two payloads wait for a client that reads nothing, and no more than a piece is in memory."""
     shelves = [Shelf(bytes([n]) * 20 * WRITE_BYTES) for n in range(2)]
     async with (
         serving() as server,
@@ -355,7 +355,7 @@ async def test_fault_of_the_broker_ends_one_connection(
 async def test_fault_while_a_client_waits_ends_one_connection(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The same where the fault comes after access control has answered."""
+    """The fault may also come after access control has answered."""
     async with serving() as server:
         access = Gatekeeper()
         server.core.access = access

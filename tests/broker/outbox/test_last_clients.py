@@ -109,7 +109,7 @@ def test_a_long_topic_of_a_decision_is_cut() -> None:
 
 
 def test_a_decision_on_a_gone_client_outlives_many_holds_by_the_last_five() -> None:
-    """Of a client with many holds, the report has the newest."""
+    """The report of a client with many holds has the newest ones."""
     broker = VirtualBroker(gate=SwitchGate(most_seconds=1.0))
     broker.connect("s").subscribe("#")
     publisher = broker.connect("p")

@@ -190,7 +190,7 @@ def test_small_messages_of_other_topics_pass_a_withheld_large_one() -> None:
 
 
 def test_withheld_messages_leave_oldest_first_with_a_decision_each() -> None:
-    """Of several large ones only the oldest is asked about; the next one anew, with its wait."""
+    """The gate is asked about the oldest large message, then about the next, with its own wait."""
     gate = Gate()
     gate.is_open = False
     box, _, _ = outbox(gate)

@@ -12,9 +12,9 @@ from tests.helpers.durable import DurableBroker, MemoryDisk
 MESSAGES = 1_000
 PAYLOAD_BYTES = 1_000
 MOST_BYTES = PAYLOAD_BYTES + 350
-"""Of each message that waits for one session, with its payload; the target is 1.6 KB."""
+"""Memory of each message that waits for one session, with its payload; the target is 1.6 KB."""
 MOST_FURTHER_BYTES = 150
-"""Of each further session that it waits for; the target is 0.4 KB."""
+"""Memory of each further session that the message waits for; the target is 0.4 KB."""
 
 
 class _Void(MemoryDisk):

@@ -83,7 +83,7 @@ class Log:
 
 @pytest.mark.parametrize("seconds", [WINDOW_SECONDS, -3_600.0])
 def test_no_number_of_connections_fills_the_log(seconds: float) -> None:
-    """Of lines in the same words some are written, and the others counted; other words stay."""
+    """Some lines in the same words are written, and the others counted; other words stay."""
     log = Log()
     log.write(MAX_LINES + 50)
     log.write(1, "%s: something else")

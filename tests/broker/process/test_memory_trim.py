@@ -40,7 +40,7 @@ def test_nothing_is_given_back_while_memory_is_needed() -> None:
 
 
 def test_each_good_part_that_goes_is_given_back_once() -> None:
-    """That is, once no more of it goes, and judged from the most there was since the last time."""
+    """Memory is given back when no more of it goes, judged from the most since the last time."""
     blocks = Blocks(300_000)
     spare = SpareMemory(blocks.count)
     seen = []

@@ -383,7 +383,7 @@ def test_a_client_may_ask_that_its_messages_wait_for_room(
 
 
 def test_a_client_that_is_no_lane_has_nothing_to_yield_to(caplog: pytest.LogCaptureFixture) -> None:
-    """That is told and counted, also where the other lane that it names cannot be one."""
+    """This is told and counted, also where the other lane that it names cannot be one."""
     caplog.set_level("INFO")
     broker = VirtualBroker()
     yields = ("penstock-yields", "yes")

@@ -12,7 +12,7 @@ from tests.helpers.virtual import VirtualBroker
 
 CLIENTS = 200
 MOST_BYTES = 4_000
-"""Of each, in the core; the target of 10 KB holds for the transport and plugins as well."""
+"""Memory of each connection in the core; the target of 10 KB includes transport and plugins."""
 
 
 def test_an_idle_client_has_nothing_that_only_busy_ones_need() -> None:

@@ -67,7 +67,7 @@ def test_a_client_over_its_rate_is_slowed_down(version: int, qos: int) -> None:
 
 
 def test_bytes_have_a_rate_too() -> None:
-    """Of whole PUBLISH packets; other packets cost nothing, but keep their place."""
+    """Bytes of whole PUBLISH packets count; other packets cost nothing, but keep their place."""
     one = len(packets(1, size=94))
     broker, publisher, subscriber = pair(publish_bytes_per_second=2 * one)
     publisher.send(*[PingReq()] * 100)

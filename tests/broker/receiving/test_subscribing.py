@@ -322,7 +322,7 @@ def test_packets_that_only_servers_send_are_protocol_errors() -> None:
 @pytest.mark.mqtt5("3.9.2-1", "3.1.2-29")
 @pytest.mark.parametrize("wants_reasons", [1, 0])
 def test_suback_says_why_in_words(wants_reasons: int) -> None:
-    """Of each filter that is refused, where the client wants to know."""
+    """The reason names each refused filter, if the client wants to know."""
     access = Access(subscribe=True)
     access.refused = {("subscribe", "secret")}
     broker = VirtualBroker(Limits(subscriptions=1), access=access)

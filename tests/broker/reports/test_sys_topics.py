@@ -188,7 +188,7 @@ def test_only_what_has_changed_is_published_again() -> None:
 
 
 def test_beside_amqtts_plugin_only_our_own_names_are_published() -> None:
-    """The same name must not carry bytes from one and megabytes from the other."""
+    """One name must not carry bytes from one plugin and megabytes from the other."""
     found = figures(VirtualBroker(), has_common=False)
     assert found
     assert all(name.startswith("penstock/") for name in found)

@@ -240,7 +240,7 @@ def test_a_message_goes_to_a_member_that_may_receive_it(*, waits: bool) -> None:
 
 
 def test_a_message_does_not_go_to_a_member_that_ends_while_another_is_asked_about() -> None:
-    """Of two shares, the member chosen for the first has gone when the second has answered."""
+    """The member that was chosen for the first share has gone when the second one has answered."""
     access = Access(publish=False, subscribe=False)
     broker = VirtualBroker(access=access)
     first, second = broker.connect("first"), broker.connect("second")

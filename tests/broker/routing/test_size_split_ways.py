@@ -83,7 +83,7 @@ class Peer:
 
     @property
     def version(self) -> int:
-        """Of MQTT."""
+        """The version of MQTT."""
         return int(self.name[-1])
 
     def takes(self, sizes: str | None, payload: bytes) -> bool:

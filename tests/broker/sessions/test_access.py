@@ -140,7 +140,7 @@ def test_where_authenticators_alone_decide_others_are_refused() -> None:
 def test_one_source_must_let_a_client_in_and_none_refuse_it(
     answers: tuple[Admittance, ...], waiting: tuple[int, ...], *, is_let_in: bool
 ) -> None:
-    """The same whether a source answers at once or after a wait."""
+    """This holds whether a source answers at once or after a wait."""
     sources = [Source(answer) for answer in answers]
     for index in waiting:
         sources[index].waits = True
@@ -213,7 +213,7 @@ def test_only_sources_that_check_an_action_are_asked_for_it() -> None:
 def test_every_source_must_agree_to_a_topic(
     waiting: tuple[int, ...], refusing: tuple[int, ...]
 ) -> None:
-    """The same whether a source answers at once or after a wait."""
+    """This holds whether a source answers at once or after a wait."""
     sources = [Source(True) for _ in range(3)]
     for index in waiting:
         sources[index].waits = True

@@ -88,7 +88,7 @@ def test_at_qos_2_the_second_round_trip_is_no_wait_either() -> None:
 
 
 def test_a_small_message_waits_for_the_last_large_one_before_it() -> None:
-    """Of two pictures on their way, the alarm between them waits for the first alone."""
+    """An alarm between two pictures on their way waits for the first alone."""
     broker, client, publisher = joined()
     publisher.publish("cam/1", LARGE, qos=1)
     broker.advance(1.0)

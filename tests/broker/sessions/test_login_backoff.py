@@ -150,7 +150,7 @@ def test_the_same_wrong_password_is_no_guess() -> None:
 
 
 def test_the_same_wrong_password_is_no_guess_though_others_of_its_pair_log_in() -> None:
-    """Of the devices behind one address, some may have the password of before."""
+    """Some devices behind one address may still have the old password."""
     broker, _ = broker_with(login_failures_per_address=3, login_failures_per_user=3)
     for _ in range(10):
         assert log_in(broker, "old") == WRONG
@@ -260,7 +260,7 @@ def test_exchanges_of_an_authentication_method_count_too(*, waits: bool) -> None
 
 
 def test_the_log_says_when_the_next_is_judged(caplog: pytest.LogCaptureFixture) -> None:
-    """Of what was judged and of what was not."""
+    """There are lines for what was judged and for what was not."""
     caplog.set_level(logging.INFO)
     broker, _ = broker_with()
     guess(broker, FREE)

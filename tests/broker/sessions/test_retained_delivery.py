@@ -269,7 +269,7 @@ def test_an_answer_of_access_control_that_comes_too_late_changes_nothing(ends: s
 
 
 def test_a_live_message_goes_behind_the_one_that_access_control_is_asked_about() -> None:
-    """That the live message may be received is the answer for the retained one too."""
+    """The answer about the live message counts for the retained one, too."""
     access = Access(publish=False, subscribe=False)
     broker = VirtualBroker(access=access)
     retain(broker, 1)

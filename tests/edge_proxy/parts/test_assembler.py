@@ -439,7 +439,7 @@ def numbered(payload: bytes, number: int, *, is_kept: bool = False) -> list[Part
 async def test_a_lost_part_is_told_as_soon_as_a_later_message_comes(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Of the same topic and sender; the message may still become whole until its room is needed."""
+    """Topic and sender are the same; the first may become whole until its room is needed."""
     first, second, third = (numbered(PAYLOAD, number) for number in (1, 2, 3))
     other_sender = parts_of(OTHER, bytes(16))
     keys = {"spool_bytes": 2_600}

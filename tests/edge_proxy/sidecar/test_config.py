@@ -76,7 +76,7 @@ def test_every_key_is_taken() -> None:
 
 
 def test_listeners_are_the_brokers() -> None:
-    """The same keys as in a policy file, with those of `default` inherited."""
+    """Listeners have the keys of a policy file, and inherit those of `default`."""
     listeners = """
       default: {bind: 127.0.0.1:2000, max-connections: 9, ssl: true, certfile: C, keyfile: C}
       web: {bind: 2001, type: ws, path: /mqtt}

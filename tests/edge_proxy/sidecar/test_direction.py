@@ -10,7 +10,7 @@ FROM_A_BROKER_ONLY = {0x20, 0x90, 0xB0, 0xD0}
 PUBLISH = {0x30, 0x31, 0x32, 0x33, 0x34, 0x35, 0x3A, 0x3B, 0x3C, 0x3D}
 BOTH = {0x40, 0x50, 0x62, 0x70} | PUBLISH
 DISCONNECT_AND_AUTH = {0xE0, 0xF0}
-"""Of MQTT 5.0 both ways; before, a server sends no DISCONNECT and nobody sends AUTH."""
+"""MQTT 5.0 has both in each direction; earlier servers send no DISCONNECT, and there is no AUTH."""
 
 PACKETS = BOTH | FROM_A_CLIENT_ONLY | FROM_A_BROKER_ONLY | DISCONNECT_AND_AUTH
 

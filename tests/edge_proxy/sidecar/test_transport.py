@@ -363,7 +363,7 @@ async def test_a_client_that_does_not_read_stops_the_broker() -> None:
 
 
 async def test_a_broker_that_does_not_read_stops_the_client() -> None:
-    """The same upstream: a client's flood stays with the client, and arrives in the end."""
+    """Upstream, a client's flood stays with the client, and arrives in the end."""
     async with bench() as proxy:
         client, broker = await proxy.joined()
         (client_transport,) = proxy.clients.running

@@ -23,7 +23,7 @@ TOPICS = tuple(
     for topic in map("/".join, itertools.product(LEVELS, repeat=depth))
     if topic
 )
-"""Of a depth one more than that of any filter, so that what only ``#`` reaches is among them."""
+"""Topics one level deeper than any filter, so that some are reached by ``#`` alone."""
 
 FILTERS = tuple(
     topic_filter
@@ -45,7 +45,7 @@ def pairs(n_pairs: int) -> list[tuple[str, str]]:
 
 
 def test_an_intersection_matches_the_topics_that_both_match() -> None:
-    """Of all topics of a small alphabet."""
+    """This holds for all topics of a small alphabet."""
     for one, other in pairs(4_000):
         common = intersection(one, other)
         wanted = MATCHED[one] & MATCHED[other]
@@ -59,7 +59,7 @@ def test_an_intersection_matches_the_topics_that_both_match() -> None:
 
 
 def test_a_filter_covers_another_where_it_matches_all_of_its_topics() -> None:
-    """Of all topics of that alphabet."""
+    """This holds for all topics of that alphabet."""
     for one, other in pairs(4_000):
         assert covers(one, other) == (MATCHED[one] >= MATCHED[other]), (one, other)
 

@@ -186,7 +186,7 @@ def test_the_session_in_the_cloud_is_kept_and_may_be_ended() -> None:
 def test_local_clients_connect_with_what_the_cloud_has_said(
     session_present: bool,  # noqa: FBT001
 ) -> None:
-    """That of the messages that come down forgets what the cloud has forgotten."""
+    """The client for messages that come down forgets what the cloud has forgotten."""
     uplink = Uplink(old_filters=["up/#"])
     uplink.written()
     uplink.from_cloud(ConnAck(session_present, properties={"receive_maximum": 7}))

@@ -144,7 +144,7 @@ async def test_what_was_lost_before_the_loss_was_noticed_is_repeated(
 
 
 async def test_what_is_pushed_out_of_the_backlog_during_an_outage_is_repeated() -> None:
-    """Of QoS 1, it has waited when the connection was lost."""
+    """A message of QoS 1 has waited when the connection was lost."""
     reconnect = {"min_seconds": 3600.0, "max_seconds": 3600.0}
     async with (
         serving() as cloud,

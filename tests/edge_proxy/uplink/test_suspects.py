@@ -52,7 +52,7 @@ class Uplink:
 
 @pytest.mark.parametrize("code", [0, 0x81])
 def test_what_ends_a_connection_twice_is_set_aside(code: int) -> None:
-    """Of several that were under way, when one alone was."""
+    """Several messages were under way at first, and one alone at last."""
     uplink = Uplink()
     assert uplink.ends(ONE, OTHER, code=code) is None
     assert uplink.suspects.is_careful

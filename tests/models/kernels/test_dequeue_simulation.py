@@ -62,7 +62,7 @@ BITS = 2.0**-30
 """Times are multiples of it, so that their sums are exact in whatever order they are made."""
 
 COSTS = Costs(*(each // BITS * BITS for each in (0.00107, 0.0201, 0.00091, 0.0198, 0.00011)))
-"""Of which no few make up another, so that two operations hardly ever end in the same moment."""
+"""Costs of operations, chosen so that two operations hardly ever end at the same moment."""
 
 
 class Draws(Random):

@@ -54,7 +54,7 @@ def compared(by: float, late_seconds: float = 0.0) -> Compared:
     [(1.0, Standing.MET), (1.09, Standing.MET), (0.85, Standing.MISSED), (1.2, Standing.MISSED)],
 )
 def test_a_row_agrees_within_a_tenth(by: float, standing: Standing) -> None:
-    """Of the same units: that these differ widely from each other decides nothing."""
+    """Units are compared in pairs: a wide spread between units decides nothing."""
     row = compared(by)
     assert row.standing is standing
     assert row.modelled.high - row.modelled.low > 0.1

@@ -23,7 +23,7 @@ def test_limits_are_rounded_up_to_two_digits(number: float, limit: int) -> None:
 
 
 def test_what_waits_is_that_of_nearly_the_longest_outage() -> None:
-    """Of an exponential one, and no longer than a message lives; nothing in a clean session."""
+    """Outages are exponential, and count up to a lifetime; a clean session keeps nothing."""
     fleet = make_fleet()
     who, cameras, sensors = fleet.subscribers["operators"], *fleet.devices.values()
     assert backlog(cameras, who) == math.ceil(0.2 * 20 * math.log(100))

@@ -55,13 +55,13 @@ def test_qos_0_is_lost_while_its_device_is_off(measured: Measured) -> None:
 
 
 def test_the_broker_took_processor_time(measured: Measured) -> None:
-    """Of its process, not of the clients'."""
+    """The time is that of the broker's process, not of the clients."""
     assert 0 < measured.core_ratio < 1
     assert measured.late_seconds >= 0
 
 
 def test_the_model_has_the_same_schedule(measured: Measured) -> None:
-    """Of each subscriber: what was created, and all of what is kept arrives."""
+    """Each subscriber has the messages that were created, and all that are kept arrive."""
     assert measured.replayed.keys() == measured.shares.keys()
     for key, shares in measured.shares.items():
         replayed = measured.replayed[key]

@@ -22,7 +22,7 @@ def test_a_plan_has_each_kind_of_everything() -> None:
 
 
 def test_limits_leave_room_for_what_waits() -> None:
-    """Of one session: 19 cameras' messages and 40 sensors'; connections for ten more."""
+    """One session has messages of 19 cameras and 40 sensors; there are connections for ten more."""
     plan = small_plan()
     assert plan.connections == 39
     many = replace(plan, fleet=make_fleet(("count: 20\n", "count: 2000\n")))

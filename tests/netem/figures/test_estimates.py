@@ -36,7 +36,7 @@ samples_of_units = st.lists(st.lists(st.floats(0, 100), max_size=8), min_size=1,
 
 @pytest.mark.parametrize("n_values", T_QUANTILES)
 def test_interval_of_a_mean_is_as_wide_as_students(n_values: int) -> None:
-    """Of few values, too: percentiles alone are narrower by a third for six."""
+    """Few values have it, too: percentiles alone are narrower by a third for six."""
     rng = random.Random(1)  # noqa: S311 (no secrets)
     values = [rng.gauss(10, 2) for _ in range(n_values)]
     found = bootstrap(n_values, mean_of(values))

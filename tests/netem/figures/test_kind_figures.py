@@ -84,7 +84,7 @@ def test_targets_are_judged_for_each_cell() -> None:
 
 
 def test_too_few_units_show_nothing() -> None:
-    """Of a seed there is no interval, whatever the value."""
+    """One seed has no interval, whatever the value."""
     found = of_made_up(seeds=[1])
     assert {each.standing for each in found.values()} == {Standing.NOT_SHOWN}
     assert not any(each.is_missed for each in found.values())

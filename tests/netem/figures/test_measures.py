@@ -113,7 +113,7 @@ def of_units(ours: list[float], theirs: list[float]) -> Measures:
 
 
 def test_links_of_a_seed_are_units_of_their_own() -> None:
-    """Of two seeds and two links, one of which two subscribers share: four, by seed."""
+    """Two seeds with two links make four units, though two subscribers share a link."""
     scenario = dataclasses.replace(SCENARIO, seeds=[1, 2])
     tables = Tables()
     for seed in (1, 2):
@@ -394,7 +394,7 @@ def test_a_second_copy_at_qos_2_is_a_duplicate() -> None:
 
 
 def test_runs_do_not_mix() -> None:
-    """The same message of another broker or seed is another."""
+    """A message with the same number of another broker or seed is another one."""
     tables = Tables(
         messages=[message(0, 0.5), message(0, 0.5, seed=2), message(0, 0.5, broker="mosquitto")],
         deliveries=[delivery(0, 1.0), delivery(0, 2.0, seed=2)],

@@ -134,7 +134,7 @@ def test_what_is_missing_or_missed_comes_first() -> None:
 
 
 def test_figures_have_intervals_over_units() -> None:
-    """Of twelve, a link of twelve seeds; in four of them small messages take twice as long."""
+    """Twelve seeds with a link are twelve units; in four, small messages take twice as long."""
     info = with_scenario(seeds=list(range(12)))
     tables = whole_run(info)
     tables.deliveries[:] = [

@@ -100,7 +100,7 @@ def test_what_is_delayed_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("loss", [0.01, 0.2, 0.9])
 def test_so_many_packets_are_lost(loss: float) -> None:
-    """Of 20,000 packets the share that is lost is what was asked for."""
+    """The channel loses the share that was asked for, of 20,000 packets."""
     channel = make(Direction(loss=loss))
     for _ in range(20_000):
         channel.take(PACKET, now=0.0)

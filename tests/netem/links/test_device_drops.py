@@ -36,7 +36,7 @@ for _ in range(1_000):
 def test_drops_of_a_device_and_of_its_queueing_discipline_are_read(
     tc: str | None, sent: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of links alone; a discipline counts what its children drop; tc may be missing."""
+    """Links alone are read; a discipline counts what its children drop; tc may be missing."""
     monkeypatch.setattr(shutil, "which", lambda _: tc)
     found = device_drops(lambda command: NET_DEV if command[0] == "cat" else QDISCS)
     assert found == {"link0": DeviceDrops(sent, 3), "link12": DeviceDrops()}

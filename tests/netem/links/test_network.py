@@ -163,7 +163,7 @@ def test_tcp_goes_as_fast_as_the_link(network: Network) -> None:
 
 
 def test_each_direction_loses_its_own_share(network: Network) -> None:
-    """Of 1,500 datagrams each way, 20 % are lost upstream and none downstream."""
+    """Upstream loses 20 % of 1,500 datagrams, and downstream none."""
     cloud, edge, link = joined(network, Profile("up", Direction(loss=0.2), Direction()))
     edge.run(python(DATAGRAMS, link.server_address, "1500"))
     cloud.run(python(DATAGRAMS, link.client_address, "1500"))

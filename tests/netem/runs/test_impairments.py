@@ -35,7 +35,7 @@ def times(link: str, seed: int) -> list[float]:
 
 
 def test_each_link_of_each_seed_has_bad_times_of_its_own() -> None:
-    """The same link has the same times with the same seed, for whichever broker."""
+    """A link has the same times with the same seed, whatever the broker."""
     assert times("a-b", 1) == times("a-b", 1)
     found = {tuple(times(link, seed)) for link in ("a-b", "a-c", "a-d") for seed in (1, 2, 11)}
     assert len(found) == 9
@@ -97,7 +97,7 @@ def test_what_cannot_be_is_named(impairment: Impairment, line: str) -> None:
 
 
 def test_each_link_of_each_seed_draws_its_parameters() -> None:
-    """The same for whichever broker; what is not drawn is as it is written."""
+    """The parameters do not depend on the broker; what is not drawn is as it is written."""
     assert draw_profiles({"x": DRAWN}, 1, "a-b") == draw_profiles({"x": DRAWN}, 1, "a-b")
     found = [
         draw_profiles({"x": DRAWN, "y": DRAWN}, seed, link)[name].downstream

@@ -73,7 +73,7 @@ def test_a_kernel_that_does_not_tell_of_waits_leaves_it_to_the_processors(
 
 
 def test_shares_are_those_of_all_processors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two processors for 2 s, 3 s were in use: 0.4 stolen, 0.3 interrupts, 2 the run's."""
+    """Two processors have 4 s in 2 s; 3 s were in use: 0.4 stolen, 0.3 interrupts, 2 the run's."""
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     before = Look(10.0, 100.0, 80.0, 1.0, 50.0, {1: 5.0}, 1)
     after = Look(12.0, 103.0, 82.3, 1.4, 52.0, {1: 5.5}, 4)

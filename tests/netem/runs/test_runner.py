@@ -50,7 +50,7 @@ def test_seconds_are_planned_for_each_seed_and_each_turn_of_brokers() -> None:
 
 
 def test_brokers_begin_one_after_the_other_with_kinds() -> None:
-    """Of five, the last begins four times as much later than the first, in each round."""
+    """The fifth broker begins four times the delay after the first, in each round."""
     plan = kind_scenario()
     assert apart_seconds(plan) == KINDS_APART_SECONDS
     round_seconds = plan.calm_seconds + plan.duration_seconds + 4 * KINDS_APART_SECONDS

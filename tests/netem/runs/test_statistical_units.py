@@ -95,7 +95,7 @@ def test_a_whole_run_is_one_unit_where_the_scenario_says_so() -> None:
     ],
 )
 def test_scenarios_of_penstock_have_enough_units(name: str, n_units: int) -> None:
-    """Of fewer than six there is no interval; the links of a seed share nothing."""
+    """Fewer than six units have no interval; the links of a seed share nothing."""
     plan = read_scenario(name)
     in_focus = {
         unit

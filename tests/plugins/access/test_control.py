@@ -561,7 +561,7 @@ async def test_rules_for_a_listener_that_is_not_there_are_refused() -> None:
 async def test_guesses_from_one_address_hold_up_no_other(
     files: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of those who wait for a thread, one of each address is next, an IPv6 network being one."""
+    """One client of each address is next for a thread; an IPv6 network counts as one address."""
     monkeypatch.setattr(control_module, "VERIFYING_THREADS", 1)
     files.write_passwords(MAX_COST_AT_ONCE + 1)
     plugin = await plugin_of(password_file=str(files.passwords))

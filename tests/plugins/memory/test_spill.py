@@ -286,7 +286,7 @@ class Link:
 
 
 def test_a_stalled_client_has_one_piece_in_memory(tmp_path: Path) -> None:
-    """Of a payload that is sent no more is read than the transport has room for."""
+    """A payload is read only as far as the transport has room for it."""
     broker = VirtualBroker(payload_store=made_store(tmp_path, 0))
     client = broker.connect("slow")
     client.subscribe("#", 1)

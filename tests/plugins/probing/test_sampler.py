@@ -135,7 +135,7 @@ def test_each_look_writes_what_the_kernel_says(loopback: Loopback) -> None:
 
 
 def test_retransmissions_are_those_since_the_look_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the segments sent since then; the kernel's counters have 32 bits.
+    """They are those among the segments sent since then; the kernel's counters have 32 bits.
 
     Loopback loses nothing, so the kernel's figures are made up.
     """
@@ -411,7 +411,7 @@ def test_what_was_known_before_a_long_absence_does_not_count() -> None:
 
 
 def test_subscribers_are_kept_apart() -> None:
-    """The same packet id towards two subscribers is two packets."""
+    """One packet id towards two subscribers is two packets."""
     sampler, one, other = make_sampler(), Link("a"), Link("b")
     sampler.sent(one, 7, 100, 50.0)
     assert not sampler.acknowledged(other, 7, 50.1)

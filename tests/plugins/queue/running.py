@@ -25,7 +25,7 @@ ENGINES: Final = ("memory", "sqlite")
 LONG_SECONDS: Final = 60.0
 """Longer than anything here takes; only a test that fails waits for it."""
 UNTIL_SECONDS: Final = 600.0
-"""The same on a machine that is busy with something else; shorter than the limit of a test."""
+"""Longest wait on a machine that is busy with something else; shorter than the limit of a test."""
 
 
 class Receipts:

@@ -544,7 +544,7 @@ async def test_full_disk_is_quota_exceeded_and_other_failures_are_not() -> None:
 
 
 async def test_lost_payload_refuses_its_own_message() -> None:
-    """Of a group only the message whose payload is lost is refused."""
+    """Only the message whose payload is lost is refused, not its group."""
     buffer, engine = make_intake()
     receipts = [Receipts(), Receipts(), Receipts()]
     for receipt in receipts:

@@ -60,7 +60,7 @@ def test_stats_are_a_table_of_queues_and_one_of_groups() -> None:
 
 
 def test_stats_tell_what_each_strategy_did() -> None:
-    """Of groups that had requests; without a hit there are no messages a hit."""
+    """Groups that had requests are told; without a hit there are no messages a hit."""
     none = {"requests": 0, "held": 0, "hit_dequeues": 0, "missed_dequeues": 0, "messages": 0}
     some = {"requests": 40, "held": 3, "hit_dequeues": 16, "missed_dequeues": 2, "messages": 1_000}
     requests = {"by_strategy": {"rds+wake": some, "pms": none}}

@@ -40,7 +40,7 @@ class Running:
 
     @property
     def n_connections(self) -> int:
-        """Of those that are served, and of those that hear why they are not."""
+        """Connections that are served, and those that are told why they are not."""
         guards = self.server._guards
         return len(guards._served) + len(guards._hearing)
 
@@ -129,7 +129,7 @@ async def test_of_a_flood_only_so_many_stay_to_be_told(caplog: pytest.LogCapture
 
 @pytest.mark.parametrize("beginning", [b"", REQUEST[:20]])
 async def test_a_header_that_is_not_whole_in_time_ends_its_connection(beginning: bytes) -> None:
-    """Of the first request, which may not even have begun."""
+    """The header is that of the first request, which may not even have begun."""
     async with serving(header_timeout_seconds=0.05) as running:
         client = await running.connect(beginning)
         assert await client.end() == b""

@@ -156,7 +156,7 @@ async def test_handshakes_that_wait_are_bounded(tmp_path: Path) -> None:
 
 
 async def test_a_handshake_has_a_time(tmp_path: Path) -> None:
-    """That of a request's header."""
+    """The handshake has the time of a request's header."""
     authority = Authority(tmp_path)
     async with serving(authority, header_timeout_seconds=0.01) as url:
         with socket.create_connection(address(url)) as silent:

@@ -44,7 +44,7 @@ def test_learned_from_minimum_is_50_ms_above_the_least_rtt() -> None:
 
 
 def test_learned_from_average_takes_the_moving_average() -> None:
-    """Of recent RTTs, as in paper 002."""
+    """The average is that of recent RTTs, as in paper 002."""
     assert Thresholds(learned_from="average").threshold_l(link_with(average=0.5)) == 0.5
 
 

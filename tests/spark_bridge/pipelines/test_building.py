@@ -113,7 +113,7 @@ def test_what_spark_refuses_is_told_with_its_key(
 
 
 def test_a_view_may_join_a_table_of_devices(spark: SparkSession) -> None:
-    """Of any format that Spark reads; the sink has the columns of the join."""
+    """The table may have any format that Spark reads; the sink has the columns of the join."""
     Path("devices.csv").write_text("host,room\na,kitchen\n")
     text = """
 name: plant

@@ -181,7 +181,7 @@ def test_a_wrong_key_is_named_with_what_was_read_and_what_is_allowed(
     ],
 )
 def test_a_wrong_addition_is_named(more: str, told: str) -> None:
-    """The same for keys that depend on others."""
+    """An error names keys that depend on others, too."""
     text = wrong(LEAST + more)
     assert told in text
     assert text.startswith((FILE, f"penstock: {FILE}"))

@@ -366,7 +366,7 @@ def test_a_new_checkpoint_on_a_used_place_elsewhere_is_refused(
 def test_a_sink_is_a_table_of_the_catalog(
     spark: SparkSession, gateway: QueueClient, tmp_path: Path
 ) -> None:
-    """Of any format whose package Spark has; one that it lacks is named.
+    """The table may have any format whose package Spark has; a missing one is named.
 
     The run before was killed while Spark wrote its first plan, and has left half of it.
     """

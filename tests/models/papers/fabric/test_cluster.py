@@ -13,7 +13,7 @@ FAST = 1e9
 """Messages/s of a node: services take no time."""
 KILLED = Fault("D", 1.0)
 HOME, COPIED, FAR = RingQueue(0, "D"), RingQueue(0, "C"), RingQueue(0, "A")
-"""Of ring 1: its master is D; its second copy is on D; it is on A, B and C."""
+"""Killed nodes by ring 1: its master is D; its second copy is on D; it is on A, B and C."""
 
 
 def rng() -> Random:

@@ -115,7 +115,7 @@ def test_each_message_is_done_once_by_its_own_subscriber(ran: Ran) -> None:
 
 
 def test_nothing_is_delivered_after_its_lifetime(ran: Ran) -> None:
-    """Of what was with the broker for longer before its subscriber asked for a connection.
+    """A message that was with the broker for longer before its subscriber connected is gone.
 
     A message that was on its way when the last connection ended comes again, marked as duplicate.
     """

@@ -165,7 +165,7 @@ def test_a_recording_without_a_path_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", Format)
 def test_a_run_of_netem_gives_a_trace_of_each_subscriber(tmp_path: Path, form: Format) -> None:
-    """Of the broker without a policy; twice the latency of a small message stands for the RTT."""
+    """The broker has no policy; twice the latency of a small message stands for the RTT."""
     messages, deliveries = [], []
     for broker, latency in (("adaptive", 9.0), ("none", 0.5)):
         for number in range(3):

@@ -82,7 +82,7 @@ def test_handles_of_several_receives_are_told_apart() -> None:
 
 @pytest.mark.parametrize("text", ["", "x", "é" * 35, "=" * 35, "A" * 35, "a" * 36, "a" * 33 + "=="])
 def test_other_texts_are_none(text: str) -> None:
-    """Of any length and alphabet."""
+    """Texts of any length and alphabet are refused."""
     assert RECEIPTS.read([text]) == ([], [0])
 
 

@@ -115,7 +115,7 @@ async def test_a_queue_of_a_request_takes_every_key_of_the_policy_file() -> None
 
 
 async def test_the_settings_of_an_answer_can_be_sent_back() -> None:
-    """Of queues and of groups: nothing changes."""
+    """Queues and groups take back their own settings, and nothing changes."""
     settings = {"key": "topic", "tags": {"a": "b"}, "groups": {"g": {"start": 17.5}}}
     async with serving() as server:
         made = (await server.ask("PUT", "/queues/new", settings)).json

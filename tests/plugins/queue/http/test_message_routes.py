@@ -96,7 +96,7 @@ async def test_a_receive_acknowledges_what_came_before(accept: str) -> None:
 
 
 async def test_what_a_receive_acknowledges_makes_room_for_it_and_is_done_while_it_waits() -> None:
-    """Of leases; and the next message of a key becomes visible."""
+    """It acknowledges leases, and the next message of a key becomes visible."""
     group = {"default": {"order": "key", "max_leased_messages": 1}}
     queue = {"physical_queues": 1, "key": "topic", "groups": group}
     async with serving(queues={"work": queue}) as server:

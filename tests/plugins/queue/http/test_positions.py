@@ -238,7 +238,7 @@ async def test_a_range_is_cut_at_the_most_messages() -> None:
 
 
 async def test_offsets_that_are_none_are_told() -> None:
-    """Of a commit and of a range."""
+    """A commit and a range tell what is wrong."""
     async with serving() as server:
         start = await position(server)
         for offsets, told in (

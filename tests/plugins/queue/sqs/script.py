@@ -18,7 +18,7 @@ from botocore.exceptions import ClientError
 REGION: Final = "eu-west-1"
 
 INVISIBLE: Final = {"VisibilityTimeout": "3600"}
-"""Of queues whose messages stay with their receiver however long the script takes."""
+"""Visibility timeout of queues whose messages stay with their receiver throughout the script."""
 
 COUNTS: Final = [
     "ApproximateNumberOfMessages",

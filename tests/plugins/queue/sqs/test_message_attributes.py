@@ -94,7 +94,7 @@ def test_the_digest_is_that_of_moto(attributes: dict[str, MessageAttribute]) -> 
 
 
 def test_the_digest_of_a_body() -> None:
-    """Of its UTF-8 bytes."""
+    """The digest is that of the UTF-8 bytes."""
     assert md5_of_text("This is a test message") == "fafb00f5732ab283681e124bf8747ed1"
 
 

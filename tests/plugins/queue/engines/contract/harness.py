@@ -31,7 +31,7 @@ from tests.helpers.clock import Clock
 LONG_SECONDS: Final = 60.0
 """Longer than anything here takes; only a test that fails waits for it."""
 UNTIL_SECONDS: Final = 600.0
-"""The same on a machine that is busy with something else; shorter than the limit of a test."""
+"""Longest wait on a machine that is busy with something else; shorter than the limit of a test."""
 
 EPOCH: Final = 1_700_000_000.0
 """Wall time at which each test begins."""

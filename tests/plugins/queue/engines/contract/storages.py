@@ -151,7 +151,7 @@ class RedisStorage:
 
 
 class ClusterStorage(RedisStorage):
-    """The same on a cluster, each physical queue of which may be on another node."""
+    """The engine on a cluster, where each physical queue may be on another node."""
 
     def _server(self) -> RedisServer:
         return RedisServer(cluster=shared_cluster(), prefix=self._prefix)

@@ -124,7 +124,7 @@ async def test_the_first_group_of_a_queue_ends_what_lies_before_its_start(
 
 
 async def test_a_group_is_created_once(running: Running) -> None:
-    """The same settings keep it where it is; others are an error."""
+    """Equal settings keep the group where it is; others are an error."""
     await running.create()
     await running.store(b"a")
     await running.drain()

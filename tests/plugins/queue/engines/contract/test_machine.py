@@ -336,7 +336,7 @@ class RedisMachine(Machine):
 
 
 class ClusterMachine(Machine):
-    """The same on a cluster."""
+    """The state machine of the contract, on a cluster."""
 
     kind = ClusterStorage
 

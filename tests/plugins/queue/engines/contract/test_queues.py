@@ -34,7 +34,7 @@ async def test_a_new_queue_is_empty(running: Running) -> None:
 
 
 async def test_an_outline_says_what_the_snapshot_says(running: Running) -> None:
-    """Of what requests need; a lease that is over does not count."""
+    """The outline has what requests need; a lease that is over does not count."""
     await running.create(physical_queues=2, groups={"g": LEASE, "r": OFFSETS})
     await running.store(b"a", b"b")
     await running.receive(1)
@@ -52,7 +52,7 @@ async def test_an_outline_says_what_the_snapshot_says(running: Running) -> None:
 
 
 async def test_a_queue_is_created_once(running: Running) -> None:
-    """The same settings keep it; others are an error, and change nothing."""
+    """Equal settings keep the queue; others are an error, and change nothing."""
     made = await running.create()
     await running.store(b"a")
     again = await running.create()

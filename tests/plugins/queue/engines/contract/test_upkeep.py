@@ -61,7 +61,7 @@ async def test_the_newest_message_of_each_key_is_kept(durable: Running) -> None:
 
 
 async def test_the_newest_counts_within_one_append(running: Running) -> None:
-    """Of messages that come together, the last of each key stays."""
+    """The last message of each key stays, of those that come together."""
     await running.create(key="topic", keeps_last=True)
     await running.append([running.new(b"%d" % n, topic="ab"[n % 2]) for n in range(10)])
     await running.engine.maintain()
