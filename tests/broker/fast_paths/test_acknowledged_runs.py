@@ -134,7 +134,7 @@ class QuietSampler(SamplerOfRuns):
 
 @pytest.mark.parametrize("n_packets", [1, 4])
 def test_a_sampler_is_spared_what_its_link_says_alone(n_packets: int) -> None:
-    """Runs and lone packets are alike; beside another sampler, or if not sparing, it hears of all."""
+    """Runs count as lone packets do; beside another, or if not sparing, it hears of all."""
     told = []
     for samplers in ([QuietSampler()], [QuietSampler(), NotingSampler()], [SamplerOfRuns()]):
         broker = VirtualBroker(core_class=FastCore, samplers=samplers)
