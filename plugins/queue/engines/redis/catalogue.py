@@ -25,7 +25,9 @@ from typing import Any, Final
 from penstock.plugins.queue.engines.contract import (
     ExistsError,
     GroupKindError,
+    GroupSnapshot,
     GroupSpec,
+    QueueSnapshot,
     QueueSpec,
     StorageError,
 )
@@ -146,16 +148,16 @@ class Catalogue:
         group = queue.groups.pop(name)
         self._functions.arrivals.wake(queue, [*queue.groups.values(), group])
 
-    async def create_queue(self, name: str, spec: QueueSpec) -> RedisQueue:
+    async def create_queue(self, queue: str, spec: QueueSpec) -> QueueSnapshot:
         """Create a queue with its groups.
 
         Raises:
             ExistsError: it exists with other settings.
         """
         async with self._lock:
-            if name not in self.queues:
+            if queue not in self.queues:
                 await self._refresh()
-            found = self.queues.get(name)
+            found = self.queues.get(queue)
             if found is None:
                 most_shards = _MOST_ID_SHARDS if self._functions.is_cluster else 0
                 entry: dict[str, Any] = {
@@ -171,28 +173,28 @@ class Catalogue:
                 except StorageError:
                     await self._discard(entry)
                     raise
-                if await self._put(name, b"", entry):
-                    return self.queues[name]
+                if await self._put(queue, b"", entry):
+                    return self._snapshot(self.queues[queue])
                 await self._refresh()
-                found = self.find(name)
+                found = self.find(queue)
                 # A repeated call may have been carried out, and another program have changed it.
                 if root_of(found.incarnation) != entry["incarnation"]:
                     await self._discard(entry)
             if found.spec != spec:
-                raise ExistsError(f"queue {name}: it exists with other settings")
-            return found
+                raise ExistsError(f"queue {queue}: it exists with other settings")
+            return self._snapshot(found)
 
-    async def change_queue(self, name: str, spec: QueueSpec) -> RedisQueue:
+    async def change_queue(self, queue: str, spec: QueueSpec) -> QueueSnapshot:
         """Give a queue other settings; create what it lacks."""
         async with self._lock:
             while True:
-                queue = self.find(name)
-                queue.check_keys(
+                found = self.find(queue)
+                found.check_keys(
                     spec,
                     "with which it was created, as another program may store in it at any moment: "
                     "create another queue",
                 )
-                entry = json.loads(queue.raw)
+                entry = json.loads(found.raw)
                 old_parts, old_groups = entry["parts"], entry["groups"]
                 new_parts = [one for one in range(spec.physical_queues) if one not in old_parts]
                 new_groups = {
@@ -204,33 +206,33 @@ class Catalogue:
                 for one in new_groups.values():
                     start = one["spec"]["start"]
                     if isinstance(start, float | int):
-                        starts[one["id"]] = await self._functions.locate(queue, start)
+                        starts[one["id"]] = await self._functions.locate(found, start)
                 entry["spec"] = asdict(spec)
                 entry["parts"] = sorted([*old_parts, *new_parts])
                 entry["groups"] = {**old_groups, **new_groups}
                 await self._place(entry, new_parts, entry["groups"], starts)
                 if new_groups:
                     await self._place(entry, old_parts, new_groups, starts, is_new=False)
-                if await self._put(name, queue.raw, entry):
-                    queue = self.queues[name]
-                    for group in queue.groups.values():
+                if await self._put(queue, found.raw, entry):
+                    found = self.queues[queue]
+                    for group in found.groups.values():
                         group.arrived()
-                    return queue
+                    return self._snapshot(found)
                 await self._refresh()
 
-    async def delete_queue(self, name: str) -> None:
+    async def delete_queue(self, queue: str) -> None:
         """Delete a queue; what nodes that are away have of it is left to `delete_left`."""
         async with self._lock:
             while True:
-                queue = self.find(name)
-                tombstone = _tombstone(json.loads(queue.raw))
-                root = root_of(queue.incarnation)
-                taken, raw = await self._functions.delete_entry(name, queue.raw, root, tombstone)
+                found = self.find(queue)
+                tombstone = _tombstone(json.loads(found.raw))
+                root = root_of(found.incarnation)
+                taken, raw = await self._functions.delete_entry(queue, found.raw, root, tombstone)
                 if taken:
                     break
-                self._take_or_forget(name, raw)
-            del self.queues[name]
-            self._forget(queue)
+                self._take_or_forget(queue, raw)
+            del self.queues[queue]
+            self._forget(found)
         with suppress(StorageError):  # the queue is gone all the same
             await self._delete_left(root, tombstone)
 
@@ -268,7 +270,7 @@ class Catalogue:
         else:
             self._forget(self.queues.pop(name))
 
-    async def create_group(self, queue: str, name: str, spec: GroupSpec) -> RedisGroup:
+    async def create_group(self, queue: str, group: str, spec: GroupSpec) -> GroupSnapshot:
         """Create a group.
 
         Raises:
@@ -277,27 +279,27 @@ class Catalogue:
         async with self._lock:
             while True:
                 found = self.find(queue)
-                there = found.groups.get(name)
+                there = found.groups.get(group)
                 if there is not None:
                     if there.spec != spec:
                         raise ExistsError(
-                            f"group {name} of queue {queue}: it exists with other settings"
+                            f"group {group} of queue {queue}: it exists with other settings"
                         )
-                    return there
+                    return there.snapshot(self._functions.now())
                 made = _new_group(spec)
                 starts = {}
                 if isinstance(spec.start, float | int):
                     starts[made["id"]] = await self._functions.locate(found, spec.start)
                 entry = json.loads(found.raw)
-                entry["groups"][name] = made
-                await self._place(entry, entry["parts"], {name: made}, starts, is_new=False)
+                entry["groups"][group] = made
+                await self._place(entry, entry["parts"], {group: made}, starts, is_new=False)
                 if await self._put(queue, found.raw, entry):
-                    return self.queues[queue].groups[name]
+                    return self.queues[queue].groups[group].snapshot(self._functions.now())
                 await self._refresh()
                 if made["id"] not in {one.id for one in self.find(queue).groups.values()}:
                     await self._drop(found, made["id"])
 
-    async def change_group(self, queue: str, name: str, spec: GroupSpec) -> RedisGroup:
+    async def change_group(self, queue: str, group: str, spec: GroupSpec) -> GroupSnapshot:
         """Give a group other settings.
 
         Raises:
@@ -306,21 +308,21 @@ class Catalogue:
         async with self._lock:
             while True:
                 found = self.find(queue)
-                group = found.group(name)
-                if group.spec.kind != spec.kind:
+                changed = found.group(group)
+                if changed.spec.kind != spec.kind:
                     raise GroupKindError(
-                        f"group {name} of queue {queue}: kind: read {spec.kind}; allowed: "
-                        f"{group.spec.kind}, which it was created with"
+                        f"group {group} of queue {queue}: kind: read {spec.kind}; allowed: "
+                        f"{changed.spec.kind}, which it was created with"
                     )
                 entry = json.loads(found.raw)
-                entry["groups"][name]["spec"] = asdict(spec)
+                entry["groups"][group]["spec"] = asdict(spec)
                 if await self._put(queue, found.raw, entry):
                     break
                 await self._refresh()
             ordered = _flag(is_set=spec.order == "key")
             for part in found.physical.values():
-                await self._functions.ask(found, part, "order_group", group.id, ordered)
-            return group
+                await self._functions.ask(found, part, "order_group", changed.id, ordered)
+            return changed.snapshot(self._functions.now())
 
     async def claim_group(self, queue: str, name: str, reader: str) -> None:
         """Give a group to a reader.
@@ -341,20 +343,20 @@ class Catalogue:
                     return
                 await self._refresh()
 
-    async def delete_group(self, queue: str, name: str) -> None:
+    async def delete_group(self, queue: str, group: str) -> None:
         """Delete a group; it holds no messages any more."""
         async with self._lock:
             while True:
                 found = self.find(queue)
-                group = found.group(name)
+                deleted = found.group(group)
                 entry = json.loads(found.raw)
-                del entry["groups"][name]
+                del entry["groups"][group]
                 taken, raw = await self._functions.put(queue, found.raw, _raw(entry))
                 if taken:
                     break
                 self._take_or_forget(queue, raw)
             self._take(queue, raw)
-            await self._drop(found, group.id)
+            await self._drop(found, deleted.id)
 
     async def seek(
         self, queue: str, group: str, locate: Callable[[RedisQueue], Awaitable[Mapping[int, int]]]
@@ -420,6 +422,9 @@ class Catalogue:
             if args:
                 queue = RedisQueue("", entry["incarnation"], QueueSpec())
                 await self._functions.swept(queue, part, "add_groups", *args)
+
+    def _snapshot(self, queue: RedisQueue) -> QueueSnapshot:
+        return queue.snapshot(self._functions.now())
 
     async def _put(self, name: str, expected: bytes, entry: Mapping[str, Any]) -> bool:
         """Replace an entry of the catalogue where it is still the same; take it then."""

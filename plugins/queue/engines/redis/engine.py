@@ -26,16 +26,10 @@ from redis.asyncio.connection import AbstractConnection
 from penstock.broker.durable.storage_clock import Clocks
 from penstock.plugins.queue.config import RedisConfig, RedisSentinel, RedisTls
 from penstock.plugins.queue.engines.contract import (
-    AppendResult,
     EngineStartError,
-    GroupSnapshot,
-    GroupSpec,
-    NewMessage,
     Position,
     QueueOutline,
     QueueSnapshot,
-    QueueSpec,
-    Sent,
     Start,
     StorageError,
     UnknownGroupError,
@@ -103,13 +97,21 @@ class RedisEngine:
         self._catalogue = Catalogue(self._functions)
         self._attended = 0.0, 0.0
         self._was_away = False
-        self._storing = Storing(self._functions, self._clocks, logger)
+        self._storing = Storing(self._functions, self._catalogue, self._clocks, logger)
         self._burying = DeadLetters(self._functions, self._catalogue, self._storing)
         self._routes.on_return = self._returned
         self._receiving = Receiving(self._functions, self._catalogue, self._burying, logger)
         self._routes.on_away = self._receiving.give_up_away
         self._prober = Prober(server, self._routes, self._functions, self._catalogue, logger)
         # These methods of the contract are done whole by a part of the engine.
+        self.create_queue = self._catalogue.create_queue
+        self.change_queue = self._catalogue.change_queue
+        self.delete_queue = self._catalogue.delete_queue
+        self.create_group = self._catalogue.create_group
+        self.change_group = self._catalogue.change_group
+        self.delete_group = self._catalogue.delete_group
+        self.append = self._storing.append
+        self.held_up = self._storing.held_up
         self.lease = self._receiving.lease
         self.give_back = self._receiving.give_back
         self.settle = self._receiving.settle
@@ -209,22 +211,6 @@ class RedisEngine:
                     await self._functions.attend(is_back=False)
         await self._routes.close()
 
-    async def create_queue(self, queue: str, spec: QueueSpec) -> QueueSnapshot:
-        """Create a queue with its groups."""
-        await self._catalogue.create_queue(queue, spec)
-        return self.snapshot(queue)
-
-    async def change_queue(self, queue: str, spec: QueueSpec) -> QueueSnapshot:
-        """Give a queue other settings."""
-        self._catalogue.find(queue)
-        await self._catalogue.change_queue(queue, spec)
-        return self.snapshot(queue)
-
-    async def delete_queue(self, queue: str) -> None:
-        """Delete a queue."""
-        self._catalogue.find(queue)
-        await self._catalogue.delete_queue(queue)
-
     def queues(self) -> Sequence[str]:
         """Return the names of all queues."""
         return list(self._catalogue.queues)
@@ -236,23 +222,6 @@ class RedisEngine:
     def outline(self, queue: str) -> QueueOutline:
         """Return a part of the snapshot."""
         return self._catalogue.find(queue).outline(self._functions.now())
-
-    async def create_group(self, queue: str, group: str, spec: GroupSpec) -> GroupSnapshot:
-        """Create a group."""
-        self._catalogue.find(queue)
-        made = await self._catalogue.create_group(queue, group, spec)
-        return made.snapshot(self._functions.now())
-
-    async def change_group(self, queue: str, group: str, spec: GroupSpec) -> GroupSnapshot:
-        """Give a group other settings."""
-        self._catalogue.find(queue).group(group)
-        changed = await self._catalogue.change_group(queue, group, spec)
-        return changed.snapshot(self._functions.now())
-
-    async def delete_group(self, queue: str, group: str) -> None:
-        """Delete a group."""
-        self._catalogue.find(queue).group(group)
-        await self._catalogue.delete_group(queue, group)
 
     # -- storing -----------------------------------------------------------------------------------
 
@@ -266,21 +235,6 @@ class RedisEngine:
         found = self._catalogue.queues.get(queue)
         if found is not None:
             found.release(n_messages, n_bytes)
-
-    def append(
-        self,
-        queue: str,
-        physical_queue: int,
-        messages: Sequence[NewMessage],
-        sent: Sent | None = None,
-    ) -> asyncio.Future[AppendResult]:
-        """Store messages at the end of a physical queue."""
-        return self._storing.append(self._catalogue.find(queue), physical_queue, messages, sent)
-
-    def held_up(self, queue: str, messages: Sequence[NewMessage]) -> Collection[int]:
-        """Return which messages would wait for the node of their deduplication identifiers."""
-        found = self._catalogue.queues.get(queue)
-        return () if found is None else self._storing.held_up(found, messages)
 
     def forget(self, queue: str, deduplication_ids: Sequence[bytes]) -> asyncio.Future[None]:
         """End the windows of deduplication identifiers."""

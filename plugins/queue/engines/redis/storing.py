@@ -19,6 +19,7 @@ from penstock.plugins.queue.engines.contract import (
     drop_reason,
 )
 from penstock.plugins.queue.engines.redis.cached_state import RedisPart, RedisQueue, Told
+from penstock.plugins.queue.engines.redis.catalogue import Catalogue
 from penstock.plugins.queue.engines.redis.cluster_deduplication import (
     Claimed,
     ClusterDeduplication,
@@ -43,12 +44,16 @@ class Storing:
 
     Args:
         functions: the functions of the server.
+        catalogue: the catalogue of queues and groups.
         clocks: the clocks of the machine.
         logger: gets faults.
     """
 
-    def __init__(self, functions: Functions, clocks: Clocks, logger: Logger) -> None:
+    def __init__(
+        self, functions: Functions, catalogue: Catalogue, clocks: Clocks, logger: Logger
+    ) -> None:
         self._functions = functions
+        self._catalogue = catalogue
         self._clocks = clocks
         self._logger = logger
         self._claiming = ClusterDeduplication(functions, self._send)
@@ -61,20 +66,22 @@ class Storing:
         if self._tasks:
             await asyncio.wait(self._tasks)
 
-    def held_up(self, queue: RedisQueue, messages: Sequence[NewMessage]) -> Collection[int]:
+    def held_up(self, queue: str, messages: Sequence[NewMessage]) -> Collection[int]:
         """Return which messages would wait for the node of their deduplication identifiers."""
-        if has_order(queue):
+        found = self._catalogue.queues.get(queue)
+        if found is None or has_order(found):
             return ()
-        return self._functions.held_up(queue, [new.deduplication_id for new in messages])
+        return self._functions.held_up(found, [new.deduplication_id for new in messages])
 
     def append(
         self,
-        found: RedisQueue,
+        queue: str,
         physical_queue: int,
         messages: Sequence[NewMessage],
         sent: Sent | None = None,
     ) -> asyncio.Future[AppendResult]:
         """Store messages at the end of a physical queue, and give their room back."""
+        found = self._catalogue.find(queue)
         if self._functions.lost:
             found.release(len(messages), sum(len(new.message.payload) for new in messages))
             raise StorageError(self._functions.lost)
