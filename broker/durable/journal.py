@@ -14,14 +14,18 @@ What a client may learn only after the commit waits here: receipts of publishers
 and packets that connections hold back (`Sender.hold`). The driver seals a batch, writes it and
 reports `committed`; one batch at a time is being written. A slow disk causes back-pressure: once
 half of the allowed amount waits, each publisher that adds to it is not read from until the next
-commit. Where the disk refuses a batch, the same batch is tried again until it is written. Until
-then no waiting client is answered, and new publishes that would need the disk are refused
-(`must_refuse`). So are those for which the disk has no room (`measured`); what is deleted is
-committed meanwhile. Sessions whose publishers are never refused, such as an uplink's, lose their
-messages instead while they are away (`drops_for`). What is noted for them already is dropped where
-that lets all be answered who wait for the refused batch; if it is written later, the next batch
-deletes it. Where anything else of the batch has to be stored, nothing is dropped, and all wait: no
-receipt tells which changes it waits for. The same holds for what is noted behind the batch.
+commit.
+
+A disk may refuse a batch. The same batch is then tried again until it is written. Until then no
+waiting client is answered, and new publishes that need the disk are refused (`must_refuse`).
+Publishes for which the disk has no room (`measured`) are refused as well; deletions are committed
+meanwhile.
+
+Some sessions, such as an uplink's, drop messages at limits of their own, so that their publishers
+are never refused. While such a session is away, it loses what the disk does not take (`drops_for`).
+No receipt tells which changes it waits for. So messages of a refused batch are dropped only if
+nothing else of it has to be stored; all its receipts are settled then. If that batch is written
+later, the next one deletes the dropped messages. The same holds for what is noted behind the batch.
 
 The journal has no clock and no I/O: `epoch`, the lead of the database's clock over the monotonic
 clock, turns times into those of rows.
