@@ -440,6 +440,11 @@ def split_bind(bind: str, default_port: int = DEFAULT_PORT) -> tuple[str | None,
     return host or None, int(port) if port else default_port
 
 
+def show_address(host: str, port: int) -> str:
+    """Return host and port as a `bind` or a URL has them, an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def bind_text(bind: str | int | None) -> str:
     """Return a `bind` as text; a number is a port."""
     return f":{bind}" if isinstance(bind, int) else bind or ""

@@ -11,7 +11,7 @@ from dataclasses import replace
 from ipaddress import ip_address
 from typing import Final
 
-from penstock.broker.config.listener_config import Listener
+from penstock.broker.config.listener_config import Listener, show_address
 from penstock.broker.errors import ConfigError, ConfigProblem
 
 WHAT_TO_WRITE: Final = (
@@ -61,8 +61,7 @@ def local_listeners(listeners: Mapping[str, Listener], file: str) -> dict[str, L
             problems.append(_problem(name, "proxy_protocol", "true", "false"))
         kept = _kept_local(listener)
         if kept is None:
-            host = f"[{listener.host}]" if ":" in (listener.host or "") else listener.host
-            read = f"{host}:{listener.port}"
+            read = show_address(listener.host or "", listener.port)
             problems.append(_problem(name, "bind", read, "an address such as 127.0.0.1:1883"))
         else:
             local[name] = kept

@@ -13,6 +13,7 @@ from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
+from penstock.broker.config.listener_config import show_address
 from penstock.broker.errors import ConfigError, ConfigProblem
 from penstock.broker.import_mosquitto.conf_file import Line, Settings
 from penstock.broker.import_mosquitto.directives import (
@@ -491,7 +492,7 @@ class _Reading:
             return f"unix:{host}"
         if host is None:
             host = _EVERY_ADDRESS.get(listener.set.text("socket_domain") or "", "")
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return show_address(host, port or 0)
 
     def _limits(self) -> dict[str, Any]:
         limits: dict[str, Any] = {}

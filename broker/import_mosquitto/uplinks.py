@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
+from penstock.broker.config.listener_config import show_address
 from penstock.broker.errors import MalformedPacketError
 from penstock.broker.import_mosquitto.conf_file import Line, Settings
 from penstock.broker.import_mosquitto.directives import (
@@ -120,7 +121,7 @@ def read_addresses(text: str) -> list[str]:
         if not host or not is_number(port, 1, _MOST_PORT):
             raise ValueError(f"host or host:port with a port of 1 to {_MOST_PORT}")
         host = host.removeprefix("[").removesuffix("]")
-        addresses.append(f"[{host}]:{int(port)}" if ":" in host else f"{host}:{int(port)}")
+        addresses.append(show_address(host, int(port)))
     return list(dict.fromkeys(addresses))
 
 

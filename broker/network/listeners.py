@@ -14,7 +14,7 @@ import stat
 from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.broker.config.listener_config import Listener, Tls
+from penstock.broker.config.listener_config import Listener, Tls, show_address
 from penstock.broker.config.secret_file import warn_of_readers
 from penstock.broker.errors import PenstockError
 from penstock.broker.mqtt.proxy_header import ProxyHeaderError, read_proxy_header
@@ -174,8 +174,7 @@ class Listening:
                     await loop.create_server(self._new_protocol, sock=sock, backlog=BACKLOG)
                 )
                 host, port = sock.getsockname()[:2]
-                shown = f"[{host}]" if ":" in host else host
-                self._log(f"listening on {shown}:{port}", logging.INFO)
+                self._log(f"listening on {show_address(host, port)}", logging.INFO)
                 if self.address == ("", 0):
                     self.address = (host, port)
         except CongestionControlError as error:

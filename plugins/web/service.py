@@ -23,6 +23,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Middleware
 
+from penstock.broker.config.listener_config import show_address
 from penstock.broker.errors import PenstockError
 from penstock.broker.network.open_files import BACKLOG, most_files
 from penstock.plugins.web.bind import split_bind
@@ -190,11 +191,10 @@ class HttpServer:
                 f"{self._key}: read {bind}; allowed: an address of this machine and a free "
                 f"port ({error.strerror or error})"
             ) from error
-        address = self._listening.sockets[0].getsockname()
-        if ipaddress.ip_address(address[0]).is_loopback:
+        bound, port = self._listening.sockets[0].getsockname()[:2]
+        if ipaddress.ip_address(bound).is_loopback:
             self._own_name = host.lower()
-        shown = f"[{address[0]}]" if ":" in address[0] else address[0]
-        return f"{'http' if self._tls is None else 'https'}://{shown}:{address[1]}"
+        return f"{'http' if self._tls is None else 'https'}://{show_address(bound, port)}"
 
     def _accept(self) -> asyncio.Protocol:
         guard = self._guards.accept()
