@@ -20,7 +20,7 @@ from penstock.plugins.queue.engines.leases import LocalGroup, LocalPlace
 from penstock.plugins.queue.engines.partition import PhysicalQueue
 from penstock.plugins.queue.engines.queues import (
     LocalQueue,
-    Stored,
+    StoredIdentifier,
     group_text,
     queue_spec,
     spec_text,
@@ -139,7 +139,7 @@ class Catalogue:
         self._restore_settled(rows, parts, groups)
         for one in rows.deduplication:
             if one.queue_id in queues:
-                stored = Stored(one.stored_at + away, one.number, one.offset)
+                stored = StoredIdentifier(one.stored_at + away, one.number, one.offset)
                 queues[one.queue_id].stored[one.identifier] = stored
         self._ids = {
             "queue": max(queues, default=0) + 1,

@@ -21,7 +21,7 @@ _READER: Final = "reader"
 """The key of a group's reader, which stands beside the settings of the group."""
 
 
-class Stored(NamedTuple):
+class StoredIdentifier(NamedTuple):
     """A message with a deduplication identifier.
 
     Attributes:
@@ -62,7 +62,7 @@ class LocalQueue(StoredQueue[PhysicalQueue, LocalGroup]):
 
     def __init__(self, row: QueueRow, spec: QueueSpec) -> None:
         self.row_id = row.row_id
-        self.stored: dict[bytes, Stored] = {}
+        self.stored: dict[bytes, StoredIdentifier] = {}
         self.newest: dict[str, Newest] | None = None
         self.is_deleted = False
         super().__init__(row.name, row.incarnation, spec)

@@ -25,7 +25,7 @@ from penstock.plugins.queue.engines.partition import (
     sum_of,
     trailing_ones,
 )
-from penstock.plugins.queue.engines.queues import LocalQueue, Newest, Stored
+from penstock.plugins.queue.engines.queues import LocalQueue, Newest, StoredIdentifier
 from penstock.plugins.queue.engines.segments import Decoded, SegmentCache, decode
 from penstock.plugins.queue.engines.store import (
     DELAYED,
@@ -99,7 +99,7 @@ class Transaction:
         self._dropped: list[tuple[LocalQueue, PhysicalQueue, Segment, int]] = []
         self._removed: dict[tuple[LocalQueue, str], int] = {}
         self._incoming: dict[PhysicalQueue, Incoming] = {}
-        self._stored: dict[tuple[LocalQueue, bytes], Stored | None] = {}
+        self._stored: dict[tuple[LocalQueue, bytes], StoredIdentifier | None] = {}
         self._newest: dict[tuple[LocalQueue, str], Newest] = {}
         self._moved: dict[LocalPlace, int] = {}
         self._queues: dict[PhysicalQueue, LocalQueue] = {}
@@ -119,7 +119,7 @@ class Transaction:
             found = self._incoming[physical] = Incoming(queue, physical)
         return found
 
-    def stored(self, queue: LocalQueue, identifier: bytes) -> Stored | None:
+    def stored(self, queue: LocalQueue, identifier: bytes) -> StoredIdentifier | None:
         """Return the message that was stored with a deduplication identifier in its window."""
         found = self._stored.get((queue, identifier), queue.stored.get(identifier))
         if found is None or found.stored_at + queue.spec.deduplication_seconds <= self.now:
@@ -128,7 +128,7 @@ class Transaction:
 
     def note_stored(self, queue: LocalQueue, identifier: bytes, number: int, offset: int) -> None:
         """Note the deduplication identifier of a message."""
-        self._stored[queue, identifier] = Stored(self.now, number, offset)
+        self._stored[queue, identifier] = StoredIdentifier(self.now, number, offset)
         self.changes.deduplication[queue.row_id, identifier] = DeduplicationRow(
             queue.row_id, identifier, self.now - self.around.clock.away, number, offset
         )

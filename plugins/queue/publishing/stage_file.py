@@ -149,7 +149,7 @@ class Chunk(NamedTuple):
     data: bytes
 
 
-class Held(NamedTuple):
+class StageTotals(NamedTuple):
     """What the stage holds.
 
     Attributes:
@@ -184,7 +184,7 @@ class StageFile(LockedDatabase):
 
     # -- stages --------------------------------------------------------------------------------
 
-    def held(self) -> Held:
+    def held(self) -> StageTotals:
         """Return what the stage holds."""
         with self._transaction() as connection:
             (stages,) = connection.execute(
@@ -194,7 +194,7 @@ class StageFile(LockedDatabase):
                 "SELECT coalesce(sum(n_rows), 0), coalesce(sum(n_bytes), 0) FROM chunk"
             ).fetchone()
             (publications,) = connection.execute("SELECT count(*) FROM publication").fetchone()
-        return Held(stages, rows, n_bytes, publications)
+        return StageTotals(stages, rows, n_bytes, publications)
 
     def store(
         self,

@@ -32,7 +32,7 @@ soon."""
 _RETRY_SECONDS: Final = 1.0
 
 
-class _Waited:
+class _Waiters:
     """Who waits for a queue.
 
     Attributes:
@@ -66,7 +66,7 @@ class Listening:
         self._routes = routes
         self._functions = functions
         self._logger = logger
-        self._wanted: dict[RedisQueue, _Waited] = {}
+        self._wanted: dict[RedisQueue, _Waiters] = {}
         self._places: dict[bytes, tuple[RedisQueue, RedisPart]] = {}
         self._looks: dict[bytes, asyncio.Task[None]] = {}
         self._again: set[bytes] = set()
@@ -81,7 +81,7 @@ class Listening:
         """Listen to a queue during the block, and a while more."""
         waited = self._wanted.get(queue)
         if waited is None:
-            waited = self._wanted[queue] = _Waited()
+            waited = self._wanted[queue] = _Waiters()
             self._changed.set()
         if self._task is None and not self._is_refused:
             self._task = asyncio.create_task(self._run(), name="penstock-queue-redis listening")

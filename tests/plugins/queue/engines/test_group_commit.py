@@ -6,6 +6,8 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +15,7 @@ from penstock.broker.durable.storage_clock import Clocks, StorageClock
 from penstock.broker.message import Message
 from penstock.plugins.queue.engines import group_commit
 from penstock.plugins.queue.engines.contract import (
+    Action,
     AppendResult,
     GroupSpec,
     NewMessage,
@@ -26,15 +29,25 @@ from penstock.plugins.queue.engines.memory import MemoryStore
 from penstock.plugins.queue.engines.partition import PhysicalQueue
 from penstock.plugins.queue.engines.queues import LocalQueue
 from penstock.plugins.queue.engines.receipts import Receipts
-from penstock.plugins.queue.engines.requests import Append, Bury, Cut, DeadLetter, Marks, Settle
+from penstock.plugins.queue.engines.requests import (
+    Append,
+    Bury,
+    Cut,
+    DeadLetter,
+    Marks,
+    Run,
+    Settle,
+)
 from penstock.plugins.queue.engines.segments import SegmentCache
+from penstock.plugins.queue.engines.sqlite import SqliteStore
 from penstock.plugins.queue.engines.store import Changes, GroupRow, PhysicalRow, QueueRow
 from penstock.plugins.queue.engines.transaction import Surroundings, Transaction
 from penstock.plugins.queue.strategies.message_key import stored_key_reader
 from penstock.plugins.queue.wire.frames import read_batch
 from tests.helpers.clock import Clock
 from tests.helpers.process import SECONDS
-from tests.plugins.queue.running import LOGGER, message
+from tests.plugins.queue.engines.local_engine import payloads, put, running_engine
+from tests.plugins.queue.running import LOGGER, message, until
 
 PLACE = 1
 
@@ -406,3 +419,61 @@ async def test_fault_of_the_state_leaves_nobody_waiting(
             await running.append()
     assert "queue state failed" in caplog.text
     await running.commits.close()
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+async def test_what_is_settled_at_the_moment_of_a_seek_is_replayed_after_a_restart_too(
+    tmp_path: Path, *, is_first: bool
+) -> None:
+    """The storage would have it as settled, and the group would not."""
+    path = str(tmp_path / "queue.db")
+    async with running_engine(SqliteStore(path, "normal"), groups=("g", "r")) as engine:
+        await put(engine, b"a", b"b")
+        received = await engine.lease("q", "g", 0, 2, 99)
+        may_go = threading.Event()
+        engine._state.submit(Run(may_go.wait, None, None))
+        changes = [
+            engine.settle("q", "g", "ack", [received[1].receipt_handle]),
+            engine.seek("q", "g", "earliest"),
+        ]
+        both = asyncio.gather(*changes if is_first else reversed(changes))
+        await asyncio.sleep(0)
+        may_go.set()
+        await both
+        assert await payloads(engine) == [b"a", b"b"]
+    async with running_engine(SqliteStore(path, "normal")) as engine:
+        assert await payloads(engine) == [b"a", b"b"]
+
+
+def write(has_begun: threading.Event, may_end: threading.Event) -> None:
+    """Keep the writing thread."""
+    has_begun.set()
+    may_end.wait()
+
+
+@pytest.mark.parametrize("action", ["ack", "dead"])
+async def test_what_is_settled_while_a_seek_is_being_written_is_replayed(
+    tmp_path: Path, action: Action
+) -> None:
+    """Also after a restart; and none of it dies, as a receive would count that is forgotten."""
+    path = str(tmp_path / "queue.db")
+    async with running_engine(SqliteStore(path, "normal"), groups=("g", "r")) as engine:
+        await put(engine, b"a", b"b")
+        received = await engine.lease("q", "g", 0, 2, 99)
+        first, writes, may_end = threading.Event(), threading.Event(), threading.Event()
+        engine._state.submit(Run(first.wait, None, None))
+        seeking = asyncio.create_task(engine.seek("q", "g", "earliest"))
+        await asyncio.sleep(0)
+        engine._state.submit(Run(partial(write, writes, may_end), None, None))
+        first.set()
+        await until(writes.is_set)
+        settling = asyncio.create_task(
+            engine.settle("q", "g", action, [received[1].receipt_handle])
+        )
+        await asyncio.sleep(0)
+        may_end.set()
+        await asyncio.gather(seeking, settling)
+        assert engine.snapshot("q").groups["g"].settled.get(action, 0) == 0
+        assert await payloads(engine) == [b"a", b"b"]
+    async with running_engine(SqliteStore(path, "normal")) as engine:
+        assert await payloads(engine) == [b"a", b"b"]

@@ -6,7 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.broker.message import Message
 from penstock.plugins.queue.batch_format import write_batch
+from penstock.plugins.queue.engines.contract import NewMessage, QueueSpec
+from penstock.plugins.queue.engines.incoming import Incoming, stored_properties
+from penstock.plugins.queue.engines.partition import PhysicalQueue
+from penstock.plugins.queue.engines.queues import LocalQueue
 from penstock.plugins.queue.engines.segments import (
     Decoded,
     SegmentCache,
@@ -16,8 +21,16 @@ from penstock.plugins.queue.engines.segments import (
     decode,
     user_property,
 )
-from penstock.plugins.queue.engines.store import DELAYED, EXPIRES, BrokenSegmentError, Segment
+from penstock.plugins.queue.engines.store import (
+    DELAYED,
+    EXPIRES,
+    BrokenSegmentError,
+    PhysicalRow,
+    QueueRow,
+    Segment,
+)
 from penstock.plugins.queue.wire.frames import Batch
+from tests.plugins.queue.running import LostPayload
 
 
 def segment(first: int, n: int = 1, clock: float = 0.0, flags: int = 0) -> Segment:
@@ -150,3 +163,86 @@ def test_what_is_left_of_the_interval_is_told(now: float, left: int) -> None:
     properties = '{"message_expiry_interval": 60, "content_type": "ü"}'
     counted = json.loads(count_down(properties, 60.0, now))
     assert counted == {"message_expiry_interval": left, "content_type": "ü"}
+
+
+def incoming() -> Incoming:
+    """Return what comes to a physical queue whose next offset is 7."""
+    queue = LocalQueue(QueueRow(1, "q", "i", ""), QueueSpec())
+    return Incoming(queue, PhysicalQueue(PhysicalRow(1, 1, 0, 0, 7, 0, 0, 0)))
+
+
+def test_messages_that_need_no_look_of_their_own_are_added_together() -> None:
+    """With the same offsets and columns as one by one, behind those that are there."""
+    news = [
+        NewMessage(Message(f"t/{n}", b"%d" % n, qos=n % 3, arrived_at=float(n), publisher="p"))
+        for n in range(9)
+    ]
+    singly, together = incoming(), incoming()
+    offsets = [singly.add(new, 1e9) for new in news]
+    assert together.add(news[0], 1e9) == 7
+    assert together.add_plain(news[1:], 1e9) == offsets[1:]
+    assert together.add_plain([], 1e9) == []
+    assert [one[:2] for one in singly.encode(0.0)] == [one[:2] for one in together.encode(0.0)]
+
+
+@pytest.mark.parametrize(
+    "new",
+    [
+        NewMessage(Message("t", b"x"), b"id"),
+        NewMessage(Message("t", b"x"), delay_seconds=0.0),
+        NewMessage(Message("t", b"x", properties={"content_type": "x"})),
+        NewMessage(Message("t", b"x", retain=True)),
+        NewMessage(Message("t", b"x", expires_at=9.0)),
+        NewMessage(Message("ü", b"x")),
+        NewMessage(Message("t", b"x", publisher="\ud800")),
+        NewMessage(Message("t", LostPayload())),  # type: ignore[arg-type]
+    ],
+)
+def test_a_message_that_needs_a_look_of_its_own_is_not_added_with_others(new: NewMessage) -> None:
+    """Nor are they: each is looked at."""
+    coming = incoming()
+    plain = NewMessage(Message("t", b"x"))
+    assert coming.add_plain([plain, new, plain], 0.0) is None
+    assert list(coming.encode(0.0)) == []
+
+
+@pytest.mark.parametrize(
+    ("new", "properties", "flags"),
+    [
+        (NewMessage(Message("t", b"")), None, 0),
+        (
+            NewMessage(Message("t", b"", properties={"message_expiry_interval": 5}, expires_at=5)),
+            {"message_expiry_interval": 5},
+            EXPIRES,
+        ),
+        (
+            NewMessage(Message("t", b"", arrived_at=10.0, expires_at=15.5)),
+            {"message_expiry_interval": 6},
+            EXPIRES,
+        ),
+        (
+            NewMessage(
+                Message("t", b"", properties={"user_property": [("a", "b")]}), delay_seconds=2.5
+            ),
+            {"user_property": [["a", "b"], ["penstock-delay", "2.5"]]},
+            DELAYED,
+        ),
+    ],
+)
+def test_expiry_and_delay_are_stored_as_properties(
+    new: NewMessage, properties: dict[str, object] | None, flags: int
+) -> None:
+    """And their segment is flagged."""
+    text = stored_properties(new)
+    assert (json.loads(text) if text else None) == properties
+    coming = incoming()
+    coming.add(new, 0.0)
+    ((facts, _, _),) = coming.encode(0.0)
+    assert facts.flags == flags
+
+
+def test_the_retain_flag_of_a_publish_is_stored() -> None:
+    """Beside the properties; a message without it and without properties has none."""
+    message = Message("t", b"x", retain=True)
+    assert json.loads(stored_properties(NewMessage(message))) == {"retain": True}
+    assert stored_properties(NewMessage(Message("t", b"x"))) == ""

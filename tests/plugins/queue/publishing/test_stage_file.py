@@ -8,13 +8,13 @@ import pytest
 
 from penstock.plugins.queue.publishing.stage_file import (
     BatchKey,
-    Held,
     NoStageError,
     Publication,
     StageError,
     StageFile,
     StageKey,
     StageSpaceError,
+    StageTotals,
 )
 
 BATCH = BatchKey("me", "query", 5)
@@ -51,7 +51,7 @@ def test_a_chunk_that_is_stored_again_counts_once(file: StageFile) -> None:
     assert file.store(key, 0, 3, 30, b"x", 0.0) == 3
     assert file.store(key, 0, 3, 30, b"x", 0.0) == 3
     assert file.store(key, 1, 2, 20, b"y", 0.0) == 5
-    assert file.held() == Held(stages=1, rows=5, n_bytes=50, publications=0)
+    assert file.held() == StageTotals(stages=1, rows=5, n_bytes=50, publications=0)
 
 
 def test_a_chunk_behind_a_gap_is_refused(file: StageFile) -> None:
@@ -67,7 +67,7 @@ def test_a_commit_publishes_the_named_stages_and_deletes_the_others(file: StageF
     stage(file, "other", 8, writer="another")
     done = file.commit(BATCH, "w", [("won", 3)], 1.0)
     assert (done.is_repeat, done.n_dropped, done.publication.n_rows) == (False, 1, 3)
-    assert file.held() == Held(stages=1, rows=11, n_bytes=110, publications=1)
+    assert file.held() == StageTotals(stages=1, rows=11, n_bytes=110, publications=1)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_a_batch_is_published_once_whatever_it_is_split_into(file: StageFile) ->
     done = file.commit(BATCH, "again", [("c", 1)], 3.0)
     assert done.is_repeat
     assert done.publication == Publication(BATCH, 3, 3, {"expired": 1})
-    assert file.held() == Held(0, 0, 0, 0)
+    assert file.held() == StageTotals(0, 0, 0, 0)
 
 
 def test_older_batches_of_a_query_are_repeats(file: StageFile) -> None:
