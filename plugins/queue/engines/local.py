@@ -85,7 +85,7 @@ class LocalEngine:
         self._reader = SegmentReader(self._state)
         self._catalogue = Catalogue(self._state, self._reader)
         self._receiving = Receiving(self._state, self._reader)
-        self._upkeep = Maintenance(self._state, self._reader, self._catalogue)
+        self._maintenance = Maintenance(self._state, self._reader, self._catalogue)
         self._commit_max_messages = commit_max_messages
         # These methods of the contract are done whole by a part of the engine.
         self.create_queue = self._catalogue.create_queue
@@ -96,10 +96,10 @@ class LocalEngine:
         self.lease = self._receiving.lease
         self.give_back = self._receiving.give_back
         self.settle = self._receiving.settle
-        self.purge = self._upkeep.purge
-        self.redrive = self._upkeep.redrive
-        self.maintain = self._upkeep.maintain
-        self.compact = self._upkeep.compact
+        self.purge = self._maintenance.purge
+        self.redrive = self._maintenance.redrive
+        self.maintain = self._maintenance.maintain
+        self.compact = self._maintenance.compact
 
     async def open(self) -> None:
         """Open the store and restore the state."""
@@ -117,7 +117,7 @@ class LocalEngine:
         state.start_writing(self._commit_max_messages)
         try:
             await state.change(self._catalogue.start_rows, self._catalogue.started)
-            await self._upkeep.restored()
+            await self._maintenance.restored()
         except BaseException:
             await self.close()
             raise
@@ -289,7 +289,7 @@ class LocalEngine:
         problem: str | None = None
         try:
             async with asyncio.timeout(PROBE_SECONDS):
-                await self._upkeep.probe()
+                await self._maintenance.probe()
         except StorageError as error:
             problem = f"{error}"
         except TimeoutError:

@@ -5,7 +5,7 @@ encoded as one frame of the batch format. Writing a segment costs about as much 
 message, and a range is read without decoding its messages. What left a segment in its middle is
 kept as a bit map until the whole segment can be deleted; what one group has settled, as another.
 
-A store knows nothing of queues and groups but rows, which `state` makes and reads. It writes the
+A store knows nothing of queues and groups but rows, which the engine makes and reads. It writes the
 rows of one transaction all or none. Physical queues and groups are named by row numbers, which are
 never reused.
 """

@@ -2,10 +2,10 @@
 
 Theory of operation. What requests stage is in a file (`stage_file`) and nowhere else. A commit is
 one transaction of it, after which the rows are published by a client in the broker's process
-(`relay`), one owner's after the other, in windows. A window is published at QoS 2. When the broker
-has acknowledged all of it, the file notes how far the batch was published, and then the packet
-identifiers are released. So after ``kill -9`` either the file has the window, or its rows are
-published again under the same packet identifiers, and the broker, which stores these with the
+(`row_publisher`), one owner's after the other, in windows. A window is published at QoS 2. When the
+broker has acknowledged all of it, the file notes how far the batch was published, and then the
+packet identifiers are released. So after ``kill -9`` either the file has the window, or its rows
+are published again under the same packet identifiers, and the broker, which stores these with the
 messages, knows those that it has.
 
 The identifiers of the window before may not be released then: whoever connects a relay releases

@@ -5,9 +5,9 @@
 
 Theory of operation. The server holds everything: messages, groups, leases with their ends. A call
 of the engine is a call of one function of the server for each physical queue that it is about, and
-the functions decide by the server's clock. What this program knows meanwhile is in `mirror`: limits
-and counts are as of the last answer, so several programs on one queue may pass a limit by what they
-store at the same moment.
+the functions decide by the server's clock. What this program knows meanwhile is in `cached_state`.
+Limits and counts are as of the last answer, so several programs on one queue may exceed a limit by
+what they store at the same moment.
 
 A lease belongs to its receiver, not to the program that gave it: it goes on when the program ends.
 """
@@ -98,9 +98,9 @@ class RedisEngine:
         self._attended = 0.0, 0.0
         self._was_away = False
         self._storing = Storing(self._functions, self._catalogue, self._clocks, logger)
-        self._burying = DeadLetters(self._functions, self._catalogue, self._storing)
+        self._dead_letters = DeadLetters(self._functions, self._catalogue, self._storing)
         self._routes.on_return = self._returned
-        self._receiving = Receiving(self._functions, self._catalogue, self._burying, logger)
+        self._receiving = Receiving(self._functions, self._catalogue, self._dead_letters, logger)
         self._routes.on_away = self._receiving.give_up_away
         self._prober = Prober(server, self._routes, self._functions, self._catalogue, logger)
         # These methods of the contract are done whole by a part of the engine.
@@ -115,7 +115,7 @@ class RedisEngine:
         self.lease = self._receiving.lease
         self.give_back = self._receiving.give_back
         self.settle = self._receiving.settle
-        self.redrive = self._burying.redrive
+        self.redrive = self._dead_letters.redrive
         self.probe = self._prober.probe
 
     async def _connect(self, address: Address) -> AbstractConnection:
@@ -392,7 +392,7 @@ class RedisEngine:
             found.group(group)
         return arrivals
 
-    # -- upkeep ------------------------------------------------------------------------------------
+    # -- maintenance -------------------------------------------------------------------------------
 
     async def purge(self, queue: str) -> int:
         """Remove all messages."""

@@ -61,16 +61,16 @@ class Receiving:
     Args:
         functions: the functions of the server.
         catalogue: the catalogue of queues and groups.
-        burying: keeps dead letters.
+        dead_letters: keeps dead letters.
         logger: gets faults.
     """
 
     def __init__(
-        self, functions: Functions, catalogue: Catalogue, burying: DeadLetters, logger: Logger
+        self, functions: Functions, catalogue: Catalogue, dead_letters: DeadLetters, logger: Logger
     ) -> None:
         self._functions = functions
         self._catalogue = catalogue
-        self._burying = burying
+        self._dead_letters = dead_letters
         self._logger = logger
         self._under_way: dict[asyncio.Future[None], tuple[RedisQueue, RedisPart]] = {}
 
@@ -406,14 +406,16 @@ class Receiving:
         receives: Mapping[int, list[_Run]],
         failed: dict[int, str],
     ) -> None:
-        target = self._burying.target(group)
+        target = self._dead_letters.target(group)
         n_settled = 0
         for number, runs in receives.items():
             part = queue.physical[number]
             if target is not None:
                 call = self._settle_part(queue, group, part, "show", _HOLD_SECONDS, runs)
                 answer = await plain(call, queue)
-                await self._burying.store(queue, group, part, target, answer[0], answer[2], "dead")
+                await self._dead_letters.store(
+                    queue, group, part, target, answer[0], answer[2], "dead"
+                )
             call = self._settle_part(queue, group, part, "dead", 0.0, runs)
             answer = await plain(call, queue)
             n_settled += self._note_settled(group, number, runs, answer, failed)
@@ -435,9 +437,9 @@ class Receiving:
         Returns:
             Whether any has left the group.
         """
-        target = self._burying.target(group)
+        target = self._dead_letters.target(group)
         if target is not None:
-            await self._burying.store(queue, group, part, target, told, flat, "max_receives")
+            await self._dead_letters.store(queue, group, part, target, told, flat, "max_receives")
         runs = [_Run(flat[at + 1], nonce, (), [flat[at]]) for at in range(0, len(flat), 4)]
         call = self._settle_part(queue, group, part, "dead", 0.0, runs)
         answer = await plain(call, queue)

@@ -56,7 +56,7 @@ class Storing:
         self._catalogue = catalogue
         self._clocks = clocks
         self._logger = logger
-        self._claiming = ClusterDeduplication(functions, self._send)
+        self._deduplication = ClusterDeduplication(functions, self._send)
         self._tasks: set[asyncio.Task[None]] = set()
         self._cutting: set[RedisPart] = set()
         """Physical queues whose oldest messages are being dropped."""
@@ -115,7 +115,7 @@ class Storing:
         try:
             part = found.part(physical_queue)
             if self._functions.is_cluster:
-                call = self._claiming.append(found, part, args, sent)
+                call = self._deduplication.append(found, part, args, sent)
             else:
                 call = self._send(found, part, args, sent)
         except BaseException:

@@ -702,10 +702,10 @@ async def test_nothing_is_kept_of_a_deleted_queue_for_the_next_shrinking() -> No
         received = await engine.lease("q", "g", 0, 3, 10**9)
         await engine.settle("q", "g", "ack", [one.receipt_handle for one in received])
         await engine.maintain()
-        assert engine._upkeep._sparse
+        assert engine._maintenance._sparse
         await engine.delete_queue("q")
         await engine.maintain()
-        assert not engine._upkeep._sparse
+        assert not engine._maintenance._sparse
 
 
 class Trimmed(MemoryStore):

@@ -218,7 +218,7 @@ async def test_a_repeat_that_overtakes_its_message_is_stored_instead_of_it() -> 
         held.append(call)
         return asyncio.get_running_loop().create_future()
 
-    storing._claiming._send = hold
+    storing._deduplication._send = hold
     used = Used(engine, (), "q")
     calls = [used.append(at, new(b"id", is_repeat=at == 1)) for at in range(2)]
     await until(lambda: len(held) == 2)
