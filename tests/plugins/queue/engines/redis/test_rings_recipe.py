@@ -117,6 +117,13 @@ class Fabric:
         )
 
 
+async def until_placed(fabric: Fabric, login: Login, names: str) -> None:
+    """Wait until the first machine has heard that all servers are where the rings want them."""
+    async with asyncio.timeout(UNTIL_SECONDS):
+        while await fabric.placed(login) != wanted(names):  # noqa: ASYNC110 (a server tells nobody)
+            await asyncio.sleep(PAUSE_SECONDS)
+
+
 def wanted(names: str) -> list[tuple[str, int, tuple[str, ...]]]:
     """Return what `Fabric.placed` says of paper 001's rings."""
     rings = Rings(list(names), copies=2)
@@ -201,7 +208,7 @@ async def test_machines_leave_and_come_and_no_message_is_lost_or_doubled(
     (tmp_path / "password").write_text(PASSWORD)
     login = Login(None, str(tmp_path / "password"), None)
     await fabric.put_on_rings("abcd")
-    assert await fabric.placed(login) == wanted("abcd")
+    await until_placed(fabric, login, "abcd")
 
     nodes = tuple((fabric.addresses[name], PORT) for name in "abd")
     patience = Patience(retry_seconds=UNTIL_SECONDS, min_replicas=1)
@@ -216,11 +223,11 @@ async def test_machines_leave_and_come_and_no_message_is_lost_or_doubled(
     for names in ("abd", "abcd"):
         async with traffic.going_on():
             await fabric.put_on_rings(names)
-        assert await fabric.placed(login) == wanted(names)
+        await until_placed(fabric, login, names)
     async with traffic.going_on():
         fabric.kill("c")
         await fabric.put_on_rings("abd")
-    assert await fabric.placed(login) == wanted("abd")
+    await until_placed(fabric, login, "abd")
 
     for number in range(N_PARTS):
         while await traffic.receive(number):
