@@ -93,8 +93,8 @@ class UpstreamTlsKeys:
     Attributes:
         cafile: PEM file of the authorities whose certificates the broker may show. None, without
             `capath`: those that the system trusts.
-        capath: folder of such, named by their hashes as `openssl rehash` does, or None.
-        certfile: PEM file of the certificate that is shown to the broker, or None for none.
+        capath: folder of such, named by their hashes as `openssl rehash` does.
+        certfile: PEM file of the certificate that is shown to the broker.
         keyfile: PEM file of its private key, without a passphrase.
         server_name: the name that the broker's certificate must have, which SNI asks for; None for
             the host of the address.
@@ -158,7 +158,7 @@ class UpstreamKeys:
     Attributes:
         address: host:port, host alone for port 1883 (8883 with `tls`), or unix:/path.
         addresses: several in place of `address`: new connections go to the first that is up.
-        tls: TLS toward the broker, on every address; None for none.
+        tls: TLS toward the broker, on every address.
         connect_timeout_seconds: time to establish a connection to one address, TLS included.
         connack_timeout_seconds: time from a CONNECT to the broker's CONNACK. A broker that asks a
             directory for the password takes seconds.
@@ -169,8 +169,8 @@ class UpstreamKeys:
             for the system's.
         tcp_user_timeout_seconds: a connection is lost after so long without an acknowledgement of
             data under way, or in which the broker reads nothing (TCP_USER_TIMEOUT). None: the
-            system decides; it gives up after a quarter of an hour, and never while the broker's
-            machine answers.
+            system gives up after a quarter of an hour, and never while the broker's machine
+            answers.
     """
 
     address: Address | None = None

@@ -91,7 +91,9 @@ _HEAD: Final = """\
 
 `python -m script.key_reference` writes this page from the code. A size is a number of bytes, or
 a text with a unit: 64 KiB is 65,536 bytes, 10 MB are 10,000,000. A key without a default must be
-given. A wrong key or value ends the start with its place, what was read and what is allowed.
+given. null stands for none, or for no limit, where nothing else is said. A file's path is relative
+to the directory in which the program was started. Codes such as 0x97 are reason codes of MQTT 5.
+A wrong key or value ends the start with its place, what was read and what is allowed.
 """
 
 

@@ -73,39 +73,33 @@ class Limits:
         connections: network connections at a time. None: as many as the process may have files
             open, less a reserve.
         connections_per_address: connections from one address at a time. An IPv6 network of 64 bits
-            counts as one address, as one host may use all of it. None: no limit, because all
-            devices of a site may share an address.
+            counts as one address. None: no limit, because the devices of a site may share one.
         sessions: sessions of connected and disconnected clients. At the limit, a client that has no
             session is refused (0x97, return code 3 in MQTT 3.1.1). None: one for each 32 KiB of the
-            machine's memory; a session takes 6 KB while its client is connected, and 3 KB
-            otherwise.
-        sessions_per_user: sessions of one user name. None: no limit.
+            machine's memory; a session takes 6 KB, or 3 KB without its client.
+        sessions_per_user: sessions of one user name.
         sessions_per_address: sessions whose clients last connected from one address. None: half of
-            `sessions`, so that one address cannot keep all others out.
+            `sessions`.
         total_received_bytes: bytes of incomplete packets and of topics with an alias, of all
             connections. Above it, the connection that holds the most is closed (0x97), clients
             without an accepted CONNECT first. None: an eighth of the machine's memory.
-        maximum_packet_size: bytes of the largest packet that a client may send. The default is the
-            maximum of the format.
+        maximum_packet_size: bytes of the largest packet that a client may send.
         control_bytes: bytes of the largest packet other than PUBLISH. A larger one closes the
-            connection (0x97): many small parts take up to 25 times their bytes in memory.
+            connection (0x97). In memory it takes up to 25 times its bytes.
         connect_bytes: bytes of the largest CONNECT, and of the largest AUTH before CONNACK. A
-            larger one is refused (0x95; in MQTT 3.1.1 without CONNACK), as its sender is not
-            authenticated yet. The longest will of 64 KiB fits.
+            larger one is refused (0x95; in MQTT 3.1.1 without CONNACK). The longest will fits.
         properties: User Properties of one packet, and of a will. More close the connection (0x97).
             Applications use a dozen.
         properties_bytes: bytes of the properties of a PUBLISH. More close the connection (0x97).
-            The longest Correlation Data of 64 KiB fits.
+            The longest Correlation Data fits.
         payload_bytes: bytes of the largest payload. A larger PUBLISH is acknowledged (in MQTT 5
-            with 0x97) and not routed, as a client of MQTT 3.1.1 would repeat it without end. A
-            CONNECT with a larger will is refused (0x95, return code 5 in MQTT 3.1.1). None: what
-            fits in a packet.
-        topic_bytes: bytes of the longest Topic Name or Topic Filter. The default is the maximum of
-            the format.
+            with 0x97) and not routed. A CONNECT with a larger will is refused (0x95, return code 5
+            in MQTT 3.1.1). None: what fits in a packet.
+        topic_bytes: bytes of the longest Topic Name or Topic Filter.
         topic_levels: levels of the deepest Topic Name or Topic Filter; `a/b` has two. A level takes
             some 250 bytes in a subscription or retained message.
-        topic_control_characters: allow control characters and noncharacters in topics, which MQTT
-            5.0, 1.5.4, advises against. False: such a topic is refused, as by mosquitto.
+        topic_control_characters: allow control characters and noncharacters in topics (MQTT 5.0,
+            1.5.4). False: such a topic is refused, as by mosquitto.
         subscriptions: subscriptions of one session, shared ones included.
         subscription_bytes: bytes of memory that the subscriptions of one session take. A further
             one is refused (0x97).
@@ -117,8 +111,7 @@ class Limits:
             the broker.
         inflight_messages: QoS 1 and 2 messages that one subscriber may leave unacknowledged, unless
             it asks for fewer.
-        inflight_bytes: payload bytes of such messages, above which no further one is sent; a single
-            message may have any size.
+        inflight_bytes: payload bytes of such messages; a single message may have more.
         queued_messages: messages that may wait for one session.
         queued_bytes: payload bytes that may wait for one session, with properties of more than 1
             KiB. A message counts in full for each session, though it is stored once.
@@ -134,11 +127,11 @@ class Limits:
             message. `drop_oldest` drops the message that has waited longest, QoS 0 first.
             `disconnect` drops the new message and closes the client's connection (0x97), or ends
             the session of a disconnected client.
-        queue_full_seconds: with `reject`, how long publishers wait for one session. If it has not
-            come down to half of its limits by then, messages for which it has no room are dropped
-            until it has. None: as long as the client is connected.
+        queue_full_seconds: with `reject`, how long publishers wait for one session. If it is not
+            down to half of its limits by then, messages that exceed them are dropped until it is.
+            None: as long as the client is connected.
         publish_messages_per_second: messages that one connection may publish in a second. Above it,
-            the broker reads from the client more slowly. None: no limit.
+            the broker reads more slowly.
         publish_bytes_per_second: the same in bytes of PUBLISH packets.
         publish_burst_seconds: what a silent client may publish at once, in seconds of either rate;
             at least one message.
@@ -151,14 +144,14 @@ class Limits:
             that causes more waits, for a second at most.
         connect_timeout_seconds: time from the network connection to a complete CONNECT.
         login_failures: wrong passwords that an address may try for one user before it has to wait:
-            1 s at first, and twice as long after each further one. None: no limit.
+            1 s at first, and twice as long after each further one.
         login_failures_per_address: the same for all users of an address together; one attempt comes
-            back each second. None: no limit.
+            back each second.
         login_failures_per_user: the same for a user from all addresses together; above it, a new
-            address has one attempt. None: no limit.
+            address has one attempt.
         login_backoff_seconds: the longest of these waits.
         maximum_keep_alive: seconds; the Keep Alive of a client that asks for more, or for none. An
-            MQTT 5 client is told by Server Keep Alive. None: the client decides.
+            MQTT 5 client is told. None: the client decides.
         write_high_bytes: unsent bytes of a connection above which no more messages are moved to it.
             A small message waits for all of them, so the default is low.
         write_low_bytes: unsent bytes below which messages are moved to the connection again.

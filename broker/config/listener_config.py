@@ -69,13 +69,13 @@ class ClientCertificates:
     """The keys of a listener that say which certificates of clients count, and the ciphers.
 
     Attributes:
-        cafile: PEM file of the authorities whose client certificates are accepted, or None.
-        capath: folder of such files, named by their hashes as `openssl rehash` does, or None.
-        cadata: the authorities' certificates as PEM text, or None.
-        crlfile: PEM file of the authorities' revocation lists, or None. Each authority that has
-            issued a client's certificate needs a valid one.
-        require_certificate: refuse a client without a certificate. False: a certificate that is
-            shown must be valid, but none need be shown.
+        cafile: PEM file of the authorities whose client certificates are accepted.
+        capath: folder of such files, named by their hashes as `openssl rehash` does.
+        cadata: the authorities' certificates as PEM text.
+        crlfile: PEM file of revocation lists. Each authority that has issued a client's
+            certificate needs a valid one.
+        require_certificate: refuse a client without a certificate. False: none need be shown,
+            but one that is shown must be valid.
         ciphers: OpenSSL's cipher list, for TLS 1.2; None for Python's own choice.
     """
 

@@ -30,7 +30,7 @@ class MqttOptions:
     """The features of MQTT that the broker offers; the keys under `mqtt`.
 
     Attributes:
-        allow_mqtt31: accept clients of MQTT 3.1, the protocol before the standard.
+        allow_mqtt31: accept clients of MQTT 3.1.
         allow_empty_client_id: assign a Client Identifier to a client that sends an empty one.
             False: such a client is refused (0x85).
         topic_alias_maximum: Topic Aliases that an MQTT 5 client may use towards the broker; 0 for
@@ -44,22 +44,21 @@ class MqttOptions:
         subscription_identifiers_available: clients may give their subscriptions identifiers.
         shared_subscription_available: clients may subscribe to ``$share/NAME/FILTER``.
         server_reference: other servers, as ``host:port`` separated by spaces, for MQTT 5 clients
-            that are redirected, and for all of them when the broker stops (MQTT 5.0, 4.11).
+            that are redirected, and for all when the broker stops (MQTT 5.0, 4.11).
         redirect: refuse every client: ``temporary`` (use another server) or ``permanent`` (server
             moved). MQTT 3.1.1 clients get "server unavailable".
         response_information: prefix of the response topics of a client that asks for one, with its
             Client Identifier in place of ``{client_id}``; None for no answer.
         reveal_refusals: send MQTT 5 clients the reason code "not authorized". False: they get
-            "unspecified error", so that a client that probes for topics learns nothing.
+            "unspecified error", and cannot find out which topics are forbidden.
         check_payload_format: refuse a message that declares its payload as UTF-8 where it is not.
-            The check reads every such payload.
         sizes_by_client: pattern of client ids (``*``, ``?``, ``[...]``) to the size class of the
             messages that these clients get, where their SUBSCRIBE names none; None for both. The
             first pattern that matches decides, before `sizes` of the listener.
-        lane_takeover_seconds: time for which one of two lanes of a client must be away before the
-            other takes over.
+        lane_takeover_seconds: time after which one of a client's two lanes takes over from the
+            other, which is away.
         lane_give_up_seconds: time after which the unacknowledged messages of a lane that is away no
-            longer hold back later ones of their topics; their order is lost then.
+            longer hold back later ones of their topics; order is lost then.
     """
 
     allow_mqtt31: bool = True

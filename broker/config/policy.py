@@ -47,7 +47,7 @@ class Persistence:
     """The storage of sessions, messages and wills on the disk; the keys under `persistence`.
 
     Attributes:
-        path: file of the database, from the directory the broker started in.
+        path: file of the database.
         durability: ``memory``: nothing is written. ``normal``: a message is with the operating
             system before it is acknowledged, and survives the end of the process, however it ends.
             ``full``: it is on the disk before that, and survives a power cut.

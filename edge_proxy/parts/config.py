@@ -52,8 +52,7 @@ class PartsConfig:
 
     Attributes:
         spool: SQLite file with the parts of messages that are not whole, and with the identifiers
-            of those that were cut and delivered. Its path is relative to the directory in which the
-            broker was started.
+            of those that were cut and delivered.
         prefix: first level of the topics of all parts, the same at both ends.
         split: topic filters. Each message that a client publishes below them is published a second
             time, in parts.
@@ -65,8 +64,7 @@ class PartsConfig:
         max_message_bytes: a longer message is refused with its first part.
         spool_bytes: payload bytes of all messages that are not published yet, 1 KiB for each of
             them, and 128 bytes for each part. A message that does not fit is dropped.
-        max_age_seconds: a message of which no part has come for so long is dropped. It is longer
-            than outages are.
+        max_age_seconds: a message of which no part has come for so long is dropped.
         remember_seconds: how long a message that was delivered or dropped is remembered, among the
             last 100,000. Parts of it that come again start nothing.
     """

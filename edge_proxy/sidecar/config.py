@@ -37,7 +37,7 @@ class ProxyLimits:
         connections: clients at a time, each of which takes two files. None: half of the files that
             the process may have open, less a reserve.
         connections_per_address: connections from one address at a time; the network of an IPv6
-            address counts as one. None: no limit.
+            address counts as one.
         maximum_packet_size: bytes of the largest packet that passes, either way. The default is the
             maximum of the format.
         connect_bytes: bytes of the largest CONNECT, whose sender is not authenticated yet.
@@ -45,16 +45,14 @@ class ProxyLimits:
             refused; a PUBLISH with more is refused to the broker.
         properties_bytes: bytes of the properties of a PUBLISH.
         upstream_receive_maximum: QoS 1 and 2 messages that the broker may send for one client
-            unacknowledged: the Receive Maximum in the CONNECT of an MQTT 5 client, in place of the
-            client's own, which limits what the client gets. As many as `queued_messages`, so that
-            withheld messages leave room for small ones.
+            unacknowledged: the Receive Maximum that an MQTT 5 client's CONNECT gets in place of its
+            own. As many as `queued_messages`, so that withheld messages leave room for small ones.
         queued_messages: QoS 0 messages that may wait for one client. At the limit the proxy stops
             reading from the broker; while something is withheld it reads on and drops them.
         queued_bytes: payload bytes of these messages.
         connect_timeout_seconds: time from the network connection to a complete CONNECT.
         broker_silence_seconds: how long the proxy answers PINGREQ in place of a broker that says
-            nothing; then the client's connections end. None: it does not answer, and each client
-            leaves by its own Keep Alive.
+            nothing; then the client's connections end. None: it does not answer.
         write_high_bytes: unsent bytes of a client's connection above which no more messages are
             moved to it.
         write_low_bytes: unsent bytes below which messages are moved to the connection again.
@@ -94,8 +92,7 @@ class ProxyKeys:
             an MQTT 5 CONNECT.
         drain_seconds: how long a stop waits until withheld messages have left and were
             acknowledged.
-        server_reference: another server, which MQTT 5 clients are told at a stop (MQTT 5.0, 4.11);
-            null for none.
+        server_reference: another server, which MQTT 5 clients are told at a stop (MQTT 5.0, 4.11).
         limits: for clients.
         plugins: short name of a plugin to its keys.
     """

@@ -64,10 +64,10 @@ class BacklogKeys:
     Attributes:
         messages: how many messages may wait; None for `limits.queued_messages` of the policy file.
         bytes: how many payload bytes may wait; None for `limits.queued_bytes`.
-        max_age_seconds: messages that have waited for longer are dropped; None for no such limit.
+        max_age_seconds: messages that have waited for longer are dropped.
         when_full: what is dropped at a limit, the oldest message or the new one; publishers notice
-            nothing. `refuse`: the publisher of a new message is refused, or not acknowledged until
-            there is room (MQTT 3.1.1), and nothing is lost.
+            nothing. `refuse`: its publisher is refused, or not acknowledged until there is room
+            (MQTT 3.1.1), and nothing is lost.
     """
 
     messages: Positive | None = None
@@ -86,9 +86,9 @@ class UplinkKeys:
         adopts_session: keep the cloud's session of this Client Identifier with what waits in it,
             for the move from another client, which must have had no message of QoS 2 on its way up.
             False ends it first.
-        username: user name in the cloud, or None.
-        password: password there, or None; it is better kept in a file.
-        password_file: file whose first line is the password, or None.
+        username: user name in the cloud.
+        password: password there; it is better kept in a file.
+        password_file: file whose first line is the password.
         version: protocol version. 3.1.1 has no User Properties: neither publishers nor sites are
             named, and loops are not recognised.
         bridge_bit: with 3.1.1, CONNECT says that the client is a bridge. mosquitto and Penstock

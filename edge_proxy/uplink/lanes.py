@@ -75,7 +75,7 @@ class LanesKeys:
         takeover_seconds: when a lane could not connect for so long while the other one was
             connected, what waits on it goes by the other one.
         give_up_seconds: when a lane was disconnected for so long, later messages no longer wait for
-            its unacknowledged ones of the same topics. Their order is lost then.
+            its unacknowledged ones of the same topics; order is lost then.
         yields: large messages are sent at a pace at which small ones find a short queue.
     """
 

@@ -57,7 +57,7 @@ class Window:
         begin: time of day, such as ``"22:00"``.
         end: time of day; of the next day where it is not later than `begin`.
         days: days of the week on which the window begins.
-        max_bytes_per_second: limit of what goes up; None for no limit.
+        max_bytes_per_second: limit of what goes up.
     """
 
     begin: int = 0

@@ -22,17 +22,16 @@ class Rules:
     Attributes:
         allow_anonymous: clients without a user name may connect, and, where no file names users,
             clients with any user name.
-        password_file: users, as mosquitto_passwd or ``penstock passwd`` write them; null for none.
-            A user that is not in it is left to other plugins.
+        password_file: users, as mosquitto_passwd or ``penstock passwd`` write them. A user that is
+            not in it is left to other plugins.
         acl_file: topics, in mosquitto's format; null allows every topic.
-        scram_file: users of SCRAM-SHA-256, as ``penstock passwd --scram`` writes them; null for
-            none.
+        scram_file: users of SCRAM-SHA-256, as ``penstock passwd --scram`` writes them.
         certificate_username: the user name is the Common Name (``cn``) or the whole subject
             (``subject``) of the client's certificate, and no password is needed. A client without a
             certificate is refused, and so is one that proves by SCRAM to be another user. Null:
             certificates do not name users.
-        username_as_client_id: the user name replaces the Client Identifier, so that a user cannot
-            take over another user's session; clients without one are refused.
+        username_as_client_id: the user name replaces the Client Identifier, so that no user can
+            take over another's session; clients without one are refused.
     """
 
     allow_anonymous: bool = False

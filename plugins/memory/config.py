@@ -27,9 +27,8 @@ class MemoryConfig:
             ``copy``: one copy for each subscriber, for comparisons with paper 002.
         memory_limit: bytes of payloads that ``spill`` keeps in memory, those just being received
             included. A payload of more than a third of it goes to the file at once.
-        directory: directory of the files of ``spill``, relative to that in which the broker was
-            started. The files have no name, so that nothing remains of them. It should be on a
-            disk.
+        directory: directory of the files of ``spill``; it should be on a disk. The files have no
+            name, so that nothing remains of them.
         disk_limit: bytes of payloads that ``spill`` keeps in files; further messages are refused.
             None: as many as the disk takes.
     """

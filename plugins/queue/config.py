@@ -98,10 +98,9 @@ class GroupConfig:
             ranges and commit positions, such as Spark.
         visibility_timeout: seconds for which a received message is invisible to others (paper 004).
         order: `key` delivers the messages of a key in the order in which they were stored, a later
-            one in the answer of the earlier or after it is settled; `any` does not wait. The queue
-            needs a `key`.
-        max_receives: receives of a message after which it becomes a dead letter; None for any
-            number.
+            one with the earlier or after it is settled; `any` does not wait. The queue needs a
+            `key`.
+        max_receives: receives of a message after which it becomes a dead letter.
         dead_letter_queue: queue that dead letters go to; None to drop and count them.
         max_leased_messages: messages that may be leased at a time; at the limit, a receive is
             refused.
@@ -142,15 +141,15 @@ class LogicalQueueConfig:
         topics: MQTT topic filters whose messages the queue takes; none for a queue that is fed by
             requests only.
         sizes: size class of the messages that it takes, ``small`` or ``large``; None for both.
-        physical_queues: number of queues over which the messages are spread. Readers of an offsets
-            group, such as Spark, read them in parallel. When it is reduced, the surplus ones are
-            read until they are empty.
-        key: the key of a message: ``topic`` for its whole topic, ``topic:N`` for its level N from
-            0, ``publisher`` for the Client Identifier, ``property:NAME`` for a user property. User
-            property ``penstock-key`` goes before it. The messages of a key are in one physical
-            queue. None: messages are dealt round robin.
-        max_messages: messages that the queue may hold; None for any number.
-        max_bytes: payload bytes that it may hold; None for any number.
+        physical_queues: queues over which the messages are spread. Readers of an offsets group,
+            such as Spark, read them in parallel. When there are fewer, the others are read until
+            empty.
+        key: the key of a message: its ``topic``, level N of it from 0 (``topic:N``), the Client
+            Identifier of its ``publisher``, or a user property (``property:NAME``). User property
+            ``penstock-key`` goes before it. The messages of a key are in one physical queue. None:
+            messages are dealt round robin.
+        max_messages: messages that the queue may hold.
+        max_bytes: payload bytes that it may hold.
         when_full: `refuse` new messages, so that publishers are told; `drop_newest` acknowledges
             them and drops them; `drop_oldest` removes the oldest ones, read or not. What is dropped
             is counted.
@@ -254,7 +253,7 @@ class RedisTls:
 
     Attributes:
         ca: PEM file of the authorities that the server's certificate is checked with.
-        certificate: PEM file of this program's certificate; None for none.
+        certificate: PEM file of this program's certificate.
         key: PEM file of its private key, without a passphrase.
     """
 
@@ -276,7 +275,7 @@ class RedisSentinel:
         servers: ``HOST:PORT`` of each sentinel.
         master: name of the master in their files.
         user: ACL user of the sentinels; None for `default`.
-        password_file: file whose first line is the password of the sentinels; None for none.
+        password_file: file whose first line is the password of the sentinels.
         tls: certificates for the sentinels; None for a plain connection.
     """
 
@@ -298,14 +297,14 @@ class RedisConfig:
     Attributes:
         server: ``HOST:PORT`` of a standalone server; None for those of `sentinel` or `cluster`, or
             ``127.0.0.1:6379``.
-        sentinel: the sentinels that say which server is the master; None for none.
+        sentinel: the sentinels that say which server is the master.
         cluster: ``HOST:PORT`` of some nodes of a cluster, which know the others; empty for none.
         local_nodes: `HOST:PORT` of the cluster's nodes on this machine: receives prefer physical
             queues whose master is one of them (paper 001, 3.3.1.1); empty to prefer none.
         db: number of the database.
         prefix: begins the name of each key, so that several installations share a server.
         user: ACL user; None for `default`.
-        password_file: file whose first line is the password; None for none.
+        password_file: file whose first line is the password.
         tls: certificates; None for a plain connection.
         min_replicas: replicas that must have a message before it is acknowledged.
         replication_seconds: how long replicas are waited for; then the message is refused.
@@ -313,7 +312,7 @@ class RedisConfig:
         retry_seconds: how long a call waits for a server, such as the next master; then it fails.
         slowdown_detection_time: seconds after which a physical queue that has not stored what it
             got is left out until it is quick again, and a node that has not answered is left out of
-            receives (paper 001, chapter 3); null to leave none out.
+            receives (paper 001, chapter 3).
     """
 
     server: _Server | None = None
@@ -358,8 +357,8 @@ class PublishingConfig:
     """Batches of rows that are published once; the keys under `plugins.queue.publishing`.
 
     Attributes:
-        path: SQLite file with the batches until they are published; relative to the directory in
-            which the program was started. Its durability is that of the queue.
+        path: SQLite file with the batches until they are published. Its durability is that of the
+            queue.
         max_rows: rows of all batches that are not published yet; further ones have to wait.
         max_bytes: the most bytes of rows: topics, payloads, properties, and 64 bytes for each row.
         max_age_seconds: rows that nobody has committed for so long are deleted. A committed row
@@ -385,15 +384,14 @@ class QueueConfig:
     Attributes:
         engine: `sqlite` keeps messages in a file, `memory` until the program ends, `redis` on a
             server that other programs may share.
-        path: the file of `sqlite`, created where it is missing; relative to the directory in which
-            the program was started. `PATH-wal`, `PATH-shm`, `PATH.lock` and `PATH.reserve` lie
-            beside it.
+        path: the file of `sqlite`, created where it is missing. `PATH-wal`, `PATH-shm`, `PATH.lock`
+            and `PATH.reserve` lie beside it.
         durability: `full` acknowledges messages that are on the disk; `normal` those that the
             operating system has, which survive the program but not a power cut.
         http: ``HOST:PORT`` of the HTTP API, port 0 for any free one; null for none.
         http_limits: limits for clients of the HTTP API and of Amazon SQS.
         http_tls: TLS of both; None for plain connections.
-        sqs: ``HOST:PORT`` of the Amazon SQS protocols; null for none.
+        sqs: ``HOST:PORT`` of the Amazon SQS protocols.
         sqs_unsupported: what is done with attributes of queues that have no effect here, such as
             `Policy`: `refuse`, or `ignore`, by which they are kept and shown again.
         tokens: file of the tokens of both; None: no token is needed, and the addresses of both must
@@ -409,7 +407,7 @@ class QueueConfig:
             larger.
         read_ahead_bytes: payload bytes that are read ahead for receivers, over all queues.
         redis: the server of the engine `redis`.
-        publishing: batches that requests stage and the broker publishes; None for none.
+        publishing: batches that requests stage and the broker publishes.
         queues: the logical queues by name. Others may be created while the program runs.
     """
 
