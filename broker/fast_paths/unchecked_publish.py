@@ -17,14 +17,12 @@ from penstock.broker.receiving.publishing import (
     DUP,
     book_receipt,
     check_receive_maximum,
-    hold,
-    no_room,
     problem_of,
-    refuse,
     refuse_full,
     reserve,
     route_held,
     settle_when_safe,
+    take_publish,
     taken,
 )
 from penstock.broker.routing.shared_subscriptions import choose_members
@@ -38,7 +36,7 @@ if TYPE_CHECKING:
 def take_unchecked(
     client: Client, plan: Plan, message: Message, packet_id: int, first_byte: int, now: float
 ) -> None:
-    """Route a message and see to its acknowledgement; it does what `publishing._take` does.
+    """Route a message and see to its acknowledgement; it does what `take_publish` does.
 
     Args:
         client: it came from.
@@ -59,13 +57,8 @@ def take_unchecked(
         if core.turn.congested:
             client.throttle.wait_for_congested(now)
         return None
-    if client.awaiting:
-        return hold(client, message, packet_id, now, is_repeat=bool(first_byte & DUP))
-    problem = problem_of(client, plan, message)
-    if problem and client.is_patient:
-        return hold(client, message, packet_id, now, is_repeat=bool(first_byte & DUP))
-    if problem:
-        return refuse(client, plan.topic, packet_id, message.qos, problem)
+    if client.awaiting or problem_of(client, plan, message):
+        return client.run(take_publish(client, plan, message, packet_id, first_byte, now))
     journal = core.journal
     n_changes = journal.n_changes if journal is not None else 0
     chosen = choose_members(message, plan.shares, now) if plan.shares else ()
@@ -82,11 +75,12 @@ def take_unchecked(
             can_tell=not waits,
             awaits_absent=client.forwards,
         )
-        if full and waits:
-            return hold(client, message, packet_id, now, is_repeat=bool(first_byte & DUP))
         if full:
-            qos = message.qos
-            return refuse(client, plan.topic, packet_id, qos, no_room(full), counted_as=full)
+            is_repeat = bool(first_byte & DUP)
+            receipt = book_receipt(client, packet_id, message.qos, 1, is_repeat=is_repeat)
+            if waits:
+                return core.room.hold(receipt, message, route_held, now)
+            return refuse_full(receipt, plan.topic, full)
     if message.retain:
         core.router.retain(message)
     if message.qos == 2:

@@ -28,7 +28,7 @@ take all the time."""
 
 @dataclass(eq=False, slots=True)
 class OutboxRules:
-    """What the outboxes of one broker, or one proxy, have in common.
+    """The rules that the outboxes of one broker, or one proxy, have in common.
 
     Attributes:
         max_messages: limit of messages that wait in one outbox.

@@ -52,7 +52,7 @@ _HEAD_OF_CONNECT_BYTES: Final = 7
 
 
 class Served(Protocol):
-    """What a driver serves: a connection with its transport.
+    """A connection with its transport, as the driver serves it.
 
     Attributes:
         is_reading: the transport reads from the client.

@@ -1,10 +1,10 @@
 """A PUBLISH from a client: from its bytes to its subscribers, and back to its acknowledgement.
 
 Theory of operation, in the order of this file. `receive_publish` reads the packet, checks it
-against the limits, and builds the one `Message` that all subscribers refer to. `_take` asks access
-control whether the client may publish it. `route_allowed` reserves room for it, retains it if it
-asks for that, and hands it to the router. A message without room is refused, or held until there is
-room.
+against the limits, and builds the one `Message` that all subscribers refer to. `take_publish` asks
+access control whether the client may publish it. `route_allowed` reserves room for it, retains it
+if it asks for that, and hands it to the router. A message without room is refused, or held until
+there is room.
 
 A QoS 1 or 2 message has a *receipt* from the moment it is taken. The subscribers' queues, the disk
 and access control may answer in any order: the receipt counts the answers, and receipts are
@@ -80,7 +80,7 @@ _OF_THE_CONNECTION: Final = (
 """Reason codes that are not caused by one message, so that the message may come again."""
 
 _TOPIC_ALIAS_ALONE: Final = b"\x03\x23"
-"""How encoded properties begin that are one Topic Alias and nothing else."""
+"""The beginning of encoded properties that are one Topic Alias and nothing else."""
 
 _NOT_UTF_8: Final = "the payload is not UTF-8, as its Payload Format Indicator says"
 _NOT_KEPT: Final = "the broker cannot keep the payload"
@@ -173,29 +173,29 @@ def _receive(
         if problem:
             shown = topic if len(topic) <= MAX_LOGGED_TOPIC else f"{topic[:MAX_LOGGED_TOPIC]}..."
             code = ReasonCode.TOPIC_NAME_INVALID
-            return refuse(client, shown, packet_id, qos, problem, code)
+            return _refuse(client, shown, packet_id, qos, problem, code)
         plan = core.tree.plan(topic, topic_bytes)
     if core.is_restricted:
         check_publish(core.options, asked_byte)
         if not is_payload_valid(core.options, properties, data[payload_at:stop]):
             code = ReasonCode.PAYLOAD_FORMAT_INVALID
-            return refuse(client, plan.topic, packet_id, qos, _NOT_UTF_8, code)
+            return _refuse(client, plan.topic, packet_id, qos, _NOT_UTF_8, code)
     is_long = stop - payload_at > plan.most_bytes
     if is_long and stop - payload_at > core.most_payload_bytes:
         code = ReasonCode.PACKET_TOO_LARGE
         reason = _payload_problem(core, stop - payload_at)
-        return refuse(client, plan.topic, packet_id, qos, reason, code)
+        return _refuse(client, plan.topic, packet_id, qos, reason, code)
     message = new_message(client, plan, data[payload_at:stop], asked_byte, properties, now)
     if message is None:
         if qos and client.is_patient:  # unacknowledged, it comes again
             return client.close(ReasonCode.QUOTA_EXCEEDED, now)
-        return refuse(client, plan.topic, packet_id, qos, _NOT_KEPT)
+        return _refuse(client, plan.topic, packet_id, qos, _NOT_KEPT)
     if properties is not None and n_properties_bytes > SMALL_PROPERTIES_BYTES:
         message.more_bytes = n_properties_bytes * MEMORY_PER_PROPERTY_BYTE
     is_sys = topic_bytes.startswith(b"$SYS")
     if is_sys and not may_publish_sys(client.session.client_id, plan.topic):
         code = ReasonCode.NOT_AUTHORIZED
-        return refuse(client, plan.topic, packet_id, qos, _IS_SYS, code)
+        return _refuse(client, plan.topic, packet_id, qos, _IS_SYS, code)
     if is_long:
         plan = plan.of(message)
     if core.take_unchecked is not None and not client.is_relay:
@@ -203,7 +203,7 @@ def _receive(
     if core.callbacks.message_received:
         event = MessageReceived(client.session, message)
         core.guard.tell(core.callbacks.message_received, event)
-    return client.run(_take(client, plan, message, packet_id, first_byte, now))
+    return client.run(take_publish(client, plan, message, packet_id, first_byte, now))
 
 
 def _asked_byte(first_byte: int, properties: dict[str, Any] | None) -> int:
@@ -294,7 +294,7 @@ def _is_repeat(client: Client, packet_id: int, qos: int) -> bool:
     return True
 
 
-async def _take(
+async def take_publish(
     client: Client, plan: Plan, message: Message, packet_id: int, first_byte: int, now: float
 ) -> None:
     """Ask access control about a message; route it, hold it or refuse it.
@@ -310,7 +310,7 @@ async def _take(
     try:
         if not await core.router.is_allowed(client.session, message.topic, PUBLISH):
             code = ReasonCode.NOT_AUTHORIZED
-            return refuse_booked(client, receipt, plan.topic, _NOT_AUTHORIZED, code)
+            return _refuse_booked(client, receipt, plan.topic, _NOT_AUTHORIZED, code)
         if receipt is not None:
             if receipt.client.awaiting:
                 return core.room.hold(receipt, message, route_held, now)
@@ -318,7 +318,7 @@ async def _take(
             if problem and receipt.client.is_patient:
                 return core.room.hold(receipt, message, route_held, now)
             if problem:
-                return refuse_booked(client, receipt, plan.topic, problem)
+                return _refuse_booked(client, receipt, plan.topic, problem)
         full = await route_allowed(client, receipt, plan, message, now)
     except BaseException:  # cancelled, such as by a plugin: the client must not wait endlessly
         if receipt is not None:
@@ -455,12 +455,6 @@ def reserve(
     return core.router.reserve(message, plan.sinks, can_tell=can_tell)
 
 
-def hold(client: Client, message: Message, packet_id: int, now: float, *, is_repeat: bool) -> None:
-    """Hold a message of a client that cannot be told until there is room for it."""
-    receipt = book_receipt(client, packet_id, message.qos, 1, is_repeat=is_repeat)
-    client.core.room.hold(receipt, message, route_held, now)
-
-
 async def route_held(receipt: PublishReceipt, message: Message, now: float) -> bool:
     """Route a message that was held for want of room, or of a disk; return False if it has to wait.
 
@@ -589,7 +583,7 @@ def check_receive_maximum(client: Client) -> None:
         )
 
 
-def no_room(reason: str) -> str:
+def _no_room(reason: str) -> str:
     """Say in words why there is no room for a message.
 
     Args:
@@ -601,10 +595,10 @@ def no_room(reason: str) -> str:
 def refuse_full(receipt: PublishReceipt, topic: str, full: str) -> None:
     """Refuse a publish for which there is no room; one that never fits as one too large."""
     code = ReasonCode.PACKET_TOO_LARGE if full == NEVER_FITS else ReasonCode.QUOTA_EXCEEDED
-    refuse_booked(receipt.client, receipt, topic, no_room(full), code, counted_as=full)
+    _refuse_booked(receipt.client, receipt, topic, _no_room(full), code, counted_as=full)
 
 
-def refuse(
+def _refuse(
     client: Client,
     topic: str,
     packet_id: int,
@@ -621,10 +615,10 @@ def refuse(
     if reason_code in _CLOSING and (not qos or client.version != MQTT_5):
         raise ProtocolError(f"PUBLISH: {reason}", reason_code)
     receipt = book_receipt(client, packet_id, qos, 1) if qos else None
-    refuse_booked(client, receipt, topic, reason, reason_code, counted_as)
+    _refuse_booked(client, receipt, topic, reason, reason_code, counted_as)
 
 
-def refuse_booked(
+def _refuse_booked(
     client: Client,
     receipt: PublishReceipt | None,
     topic: str,

@@ -1,4 +1,4 @@
-"""How fast one client may publish: two token buckets, of messages and of bytes.
+"""The publish rate of one client: two token buckets, of messages and of bytes.
 
 Theory of operation. A bucket fills at its rate up to what a client may send at once after a
 silence. A PUBLISH is handled once its tokens are there; one of more bytes than the bucket holds,

@@ -61,7 +61,9 @@ message is not
 read from, so that many connections do not multiply the limit."""
 
 LOOK_SECONDS: Final = 0.5
-"""How often outboxes are checked for room that was not reported, such as after a session's end."""
+"""Seconds from one check of outboxes for room that was not reported, such as after a session's end,
+to
+the next."""
 
 MOST_RETRIED: Final = 64
 """Publishers that are tried in one turn, as each attempt may fail."""
@@ -144,7 +146,7 @@ class Held(NamedTuple):
 
 @dataclass(slots=True)
 class _Drops:
-    """What was dropped for one client since the last log line about it.
+    """The messages that were dropped for one client since the last log line about it.
 
     Attributes:
         n_messages: dropped messages.

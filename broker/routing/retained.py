@@ -67,7 +67,7 @@ class _Node:
 
 
 _NO_CHILDREN: Final[dict[str, _Node]] = {}
-"""What stands for the table of a level that has no next one: most topics end in such a level."""
+"""The table of every level that has no next one; most topics end in such a level."""
 
 
 class RetainedMessages:

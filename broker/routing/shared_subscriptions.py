@@ -28,9 +28,9 @@ MOST_ASKED: Final = 16
 
 
 Refusal: TypeAlias = "bool | dict[tuple[str, SizeClass | None], Subscriber]"
-"""Who has searched a holder in vain: False for nobody; True for a member whose path the gate found
-congested; or those for whom it holds nothing of their size class, by listener and class, each with
-one of these members."""
+"""The members that have searched a holder in vain: False for none, True for one whose path the gate
+found congested. Else it holds nothing of the size class of some members: one of them by the
+listener and the class."""
 
 
 @dataclass(slots=True, eq=False)

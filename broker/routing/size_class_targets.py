@@ -1,4 +1,4 @@
-"""Who gets a message that is not small for everybody: subscriptions of one size class.
+"""Recipients of a message that is not small for everybody: subscriptions of one size class.
 
 Theory of operation. A topic's cached plan names who gets small messages, so the fast ways need to
 know nothing of size classes: they take no message above the plan's threshold. Where a subscription
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from penstock.broker.routing.topic_tree import Target
 
 _OF_SINKS: Final = Link("")
-"""What stands for the link of a sink: no listener, so the general threshold counts."""
+"""The link of every sink. It has no listener, so the general threshold counts."""
 
 Recipients: TypeAlias = (
     "tuple[list[Target], tuple[SharedSubscription, ...], tuple[MessageSink, ...]]"
 )
-"""Who gets a message: (targets, shared subscriptions, sinks)."""
+"""The recipients of a message: (targets, shared subscriptions, sinks)."""
 
 
 class SizeSplit:

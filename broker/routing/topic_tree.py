@@ -1,4 +1,4 @@
-"""Which subscriptions match a topic: a trie of filters and a cached plan for each topic.
+"""The subscriptions that match a topic: a trie of filters and a cached plan for each topic.
 
 Theory of operation. The trie holds each topic filter once, level by level. Walking it costs
 time, so what it finds for a topic is kept as a `Plan`; a PUBLISH on a topic that was seen
@@ -147,7 +147,7 @@ def _target_of(session: Subscriber, subscriptions: Sequence[Subscription]) -> Ta
 
 @dataclass(slots=True, eq=False)
 class Plan:
-    """Where the messages of one topic go.
+    """The recipients of the messages of one topic.
 
     Attributes:
         topic: Topic Name.

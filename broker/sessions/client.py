@@ -53,7 +53,7 @@ LetIn: TypeAlias = Callable[[Accepted, dict[str, Any], float], Awaitable[None]]
 
 
 class Authentication:
-    """How one connection authenticates.
+    """The authentication of one connection.
 
     Attributes:
         method: Authentication Method of its CONNECT, which no later packet may change.
@@ -72,7 +72,7 @@ class Authentication:
 
 
 class PublishReceipt:
-    """What a publisher is owed for one QoS 1 or 2 message.
+    """The acknowledgement that a publisher is owed for one QoS 1 or 2 message.
 
     It is settled once as many answers have come as it waits for.
 

@@ -55,11 +55,11 @@ if TYPE_CHECKING:
 
 
 LargeOf: TypeAlias = Literal["this", "other"] | None
-"""Which of two lanes takes the large messages of both, as one of them sees it."""
+"""The lane, of two, that takes the large messages of both, as one of them sees it."""
 
 
 class Pacer(Protocol):
-    """What paces a lane's connection."""
+    """The pacer of a lane's connection."""
 
     def sent(self) -> None:
         """Look at the connection from now on: something is sent on it."""

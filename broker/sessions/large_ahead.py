@@ -1,4 +1,4 @@
-"""How long small messages of a client with one connection have waited behind large ones.
+"""The time for which small messages of a client with one connection have waited behind large ones.
 
 Theory of operation. A connection delivers its bytes in order, so a small message that is sent while
 a large one is on its way arrives after it. A large one is *on its way* from when the connection has

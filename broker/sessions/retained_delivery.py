@@ -44,7 +44,7 @@ UNSENT_BYTES: Final = 65_536
 
 
 class RetainedDue:
-    """What one subscription has still to get.
+    """The retained messages that one subscription has still to get.
 
     Attributes:
         session: whose it is.
@@ -178,7 +178,7 @@ def send_due(session: Session, now: float, n_messages: int = SLICE_MESSAGES) -> 
 
 
 async def _send_asked(session: Session, due: RetainedDue, now: float, n_messages: int) -> None:
-    """As the end of `send_due`, where access control is asked about each message."""
+    """Do what `send_due` does at its end, where access control is asked about each message."""
     core = session.core
     try:
         for _ in range(SLICE_LEVELS):

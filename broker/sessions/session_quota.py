@@ -1,4 +1,4 @@
-"""How many sessions the broker, a user and an address may have.
+"""Limits of the sessions that the broker, a user and an address may have.
 
 A client can leave its session behind and return under another Client Identifier as often as it
 likes, with few connections at any time. A limit of connections therefore does not limit sessions.

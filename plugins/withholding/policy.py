@@ -63,15 +63,15 @@ class Passage:
     last_seconds: float | None = None
     known_at: float = -math.inf
     _on_way: list[tuple[float, int, bool]] = field(default_factory=list)
-    """Of each, the oldest first: when it left, bytes, whether the path was bad."""
+    """Messages on their way, oldest first: (when it left, bytes, whether the path was bad)."""
     _ended_at: float = -math.inf
     _rtt: float = 0.0
     _sampled_at: float = -math.inf
     _hint: float = 0.0
     _hint_at: float = -math.inf
     _passed: tuple[float, bool, bool] | None = None
-    """Of one that has passed, until a sample shows how the path was: seconds for each byte, whether
-    the path was bad when it left, whether it was slow."""
+    """The last message that has passed, until a sample shows how the path was: (seconds for each
+    byte, whether the path was bad when it left, whether it was slow)."""
 
     @property
     def oldest_at(self) -> float:
