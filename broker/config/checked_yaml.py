@@ -39,10 +39,10 @@ T = TypeVar("T")
 _LONGEST_TEXT_SHOWN = 80
 
 _OF_VALUES = (":str", ":int", ":float")
-"""Keys whose tags end so stand for themselves."""
+"""A key of a file may have one of these YAML types: a text or a number."""
 
 _OF_KEYS = (*_OF_VALUES, ":merge", ":value")
-"""The same with the keys `<<` and `=`, which YAML resolves as it reads their mapping."""
+"""The same, with the keys `<<` and `=`, which YAML resolves as it reads their mapping."""
 
 _reader: Final[Callable[[type], TypeAdapter[Any]]] = functools.cache(TypeAdapter)
 """Returns the `TypeAdapter` of a class; building one takes longer than reading a file."""

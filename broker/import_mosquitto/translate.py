@@ -38,7 +38,7 @@ UNBOUNDED_BYTES: Final = 2**50
 """Penstock always has a limit; these stand for mosquitto's 0, no limit."""
 
 INFLIGHT_MAXIMUM: Final = 65_535
-"""The number of Packet Identifiers."""
+"""A client has only so many Packet Identifiers, so no more messages can be inflight."""
 
 MINIMUM_PACKET_SIZE: Final = 256
 LARGEST_PACKET_SIZE: Final = 268_435_455

@@ -18,7 +18,7 @@ DIGEST_BYTES: Final = 64
 """The length of a SHA-512 digest."""
 
 MAX_ITERATIONS: Final = 10_000_000
-"""More take seconds of processor time for one login and are a mistake."""
+"""A hash with more iterations is a mistake: one login takes seconds of processor time."""
 
 DEFAULT_ITERATIONS: Final = 10_000
 """The iterations of a new hash. mosquitto 2.0 uses 101, which do not protect a stolen file. Ten
@@ -32,8 +32,8 @@ LEAST_DIGEST_BYTES: Final = 4
 MAX_MEMORY_KIB: Final = 1_048_576
 MAX_PASSES: Final = 100
 MAX_LANES: Final = 64
-"""Greater parameters of Argon2id are a mistake. mosquitto 2.1 writes 47,104 KiB, one pass and one
-lane."""
+"""A hash of Argon2id with more lanes, memory or passes is a mistake. mosquitto 2.1 writes
+47,104 KiB, one pass and one lane."""
 
 ALLOWED: Final = (
     "$7$ITERATIONS$SALT$HASH, $6$SALT$HASH or $argon2id$v=19$m=KIB,t=PASSES,p=LANES$SALT$HASH, as "

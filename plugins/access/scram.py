@@ -26,7 +26,7 @@ DEFAULT_ITERATIONS: Final = 4_096
 """RFC 7677's number, and PostgreSQL's: the smallest device pays for it at each CONNECT."""
 
 MAX_ITERATIONS: Final = 10_000_000
-"""Clients accept no more."""
+"""Clients accept no more iterations than these."""
 
 SALT_BYTES: Final = 16
 

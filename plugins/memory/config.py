@@ -10,8 +10,8 @@ from pydantic.dataclasses import dataclass
 from penstock.broker.config.key_types import STRICT, Size
 
 DEFAULT_MEMORY_LIMIT: Final = 64 * 1000**2
-"""Bytes of a few dozen messages of the size that paper 002 calls large: what only passes through
-stays off the disk, and what waits for long costs no more than a broker has anyway."""
+"""These bytes hold a few dozen messages of the size that paper 002 calls large: what only
+passes through stays off the disk, and what waits costs no more than a broker has anyway."""
 
 
 _Bytes = Annotated[Size, Field(ge=0)]

@@ -18,7 +18,7 @@ WINDOWS: Final = (2_048, 32_768)
 millisecond, whatever it is."""
 
 MAX_DEPTH: Final = 64
-"""Larger values than a window may nest so deep."""
+"""A value larger than a window may have at most so many levels."""
 
 _CONTROL: Final = bytes(range(32))
 _SPACE: Final = re.compile(r"[ \t\n\r]*")

@@ -49,7 +49,7 @@ MB more."""
 LONGEST_TEXT_SHOWN: Final = 80
 
 LONGEST_PATH: Final = 8_190
-"""The usual limit of servers."""
+"""A request may have a path of so many bytes, as with most servers."""
 
 
 _LOGGER: Final = logging.getLogger("penstock.http")
