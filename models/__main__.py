@@ -215,7 +215,7 @@ def lease(
     """
     from penstock.models.kernels.lease_messages import LeasedMessages  # noqa: PLC0415
     from penstock.models.kernels.lease_setting import LeaseSetting  # noqa: PLC0415
-    from penstock.models.kernels.lease_simulation import Effort  # noqa: PLC0415 - numpy
+    from penstock.models.kernels.lease_simulation import LeaseRuns  # noqa: PLC0415 - numpy
     from penstock.models.planner.lease_tables import queue_tables  # noqa: PLC0415
 
     output = Output(context, figures)
@@ -233,8 +233,8 @@ def lease(
         )
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
-    effort = Effort(replications, seconds)
-    output.tell(str(effort), queue_tables(setting, effort.run(setting, LeasedMessages)))
+    runs = LeaseRuns(replications, seconds)
+    output.tell(str(runs), queue_tables(setting, runs.run(setting, LeasedMessages)))
 
 
 _ON_OFF: Final = "mean seconds on and off, such as 40/40; always on without it."
@@ -292,7 +292,7 @@ def delivery(
         SUBSCRIBER,
         compose,
     )
-    from penstock.models.kernels.delivery_simulation import Effort  # noqa: PLC0415
+    from penstock.models.kernels.delivery_simulation import DeliveryRuns  # noqa: PLC0415
     from penstock.models.planner.path_tables import path_tables  # noqa: PLC0415
 
     output = Output(context, figures)
@@ -310,10 +310,10 @@ def delivery(
             processing_rate=processing_rate,
             transmission_rate=transmission_rate,
         )
-        effort = Effort(replications, messages)
+        runs = DeliveryRuns(replications, messages)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
-    output.tell(str(effort), path_tables(path, effort.run(path)))
+    output.tell(str(runs), path_tables(path, runs.run(path)))
 
 
 def _on_off(text: str, name: str) -> OnOff:
@@ -356,7 +356,7 @@ _add_papers()
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a simulation.
+    """Run the command.
 
     Args:
         argv: arguments; None for those of the process.

@@ -22,8 +22,8 @@ Figures: TypeAlias = Annotated[
 class Output:
     """Where the tables of a run and its picture go.
 
-    It is made before a simulation of minutes begins, so that a file that cannot be written is told
-    at once.
+    It is created before a simulation of several minutes begins, so that a file that cannot be
+    written is reported at once.
 
     Args:
         context: the command's context.
@@ -55,10 +55,10 @@ class Output:
         """Print the tables, and write the files.
 
         Args:
-            heading: what they show.
+            heading: the title of the tables.
             tables: the tables by name.
-            draw_into: draws the picture; needed where there may be a file for it.
-            doubts: reasons to doubt the figures, for the file.
+            draw_into: a function that draws the picture; required where `plot` may be given.
+            doubts: reasons to doubt the figures, which are written into the file.
         """
         typer.echo("\n\n".join([heading, *map(str, tables.values())]))
         if self._figures is not None:
@@ -100,8 +100,8 @@ def write(draw_into: Callable[[Path], None], file: Path, option: str) -> None:
     """Write a file that an option names.
 
     Args:
-        draw_into: writes it, or checks that it can be written.
-        file: where.
+        draw_into: a function that writes the file, or checks that it can be written.
+        file: the file's path.
         option: the name of the option, for the error.
 
     Raises:

@@ -18,7 +18,7 @@ from penstock.netem.runs.scenario import Scenario
 from penstock.netem.runs.scenario_file import names, read_scenario
 
 LOOK_SECONDS: Final = 0.2
-"""The time between two looks at whether the link has changed."""
+"""The time between two reads of the link's present state."""
 
 SECONDS_A_MINUTE: Final = 60
 
@@ -221,7 +221,7 @@ def _say(line: str) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the program.
+    """Run the command.
 
     Args:
         argv: arguments after the program's name; None for those of the process.

@@ -1,4 +1,4 @@
-"""Mistakes in netem's YAML files: each with its place, what was read and what is allowed.
+"""Mistakes in netem's YAML files, each with its place, the value read and the allowed ones.
 
 A place is a tuple, so that `penstock.netem.runs.scenario_file` can look it up in an overlay.
 """
@@ -23,8 +23,8 @@ class Mistake:
     """One mistake in a file.
 
     Attributes:
-        place: keys, and indices of lists from 0, from the top of the file.
-        words: what was read and what is allowed.
+        place: the keys and list indices (from 0) that lead to it from the top of the file.
+        words: the value that was read, and the allowed ones.
     """
 
     place: Place
@@ -36,10 +36,10 @@ class Mistake:
 
 
 class MistakesError(Exception):
-    """A file holds mistakes.
+    """An error: a file holds mistakes.
 
     Attributes:
-        mistakes: every mistake that was found, at least one.
+        mistakes: all mistakes that were found, at least one.
     """
 
     def __init__(self, mistakes: Iterable[Mistake]) -> None:

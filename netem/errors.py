@@ -4,8 +4,8 @@ from __future__ import annotations
 
 
 class NetemError(Exception):
-    """The network, file or command cannot be used as given; the text says why."""
+    """An error: the network, file or command cannot be used as given; the text says why."""
 
 
 class RunError(NetemError):
-    """A broker, a client or a link engine failed during a run; the text names it."""
+    """An error: a broker, a client or a link engine failed during a run; the text names it."""

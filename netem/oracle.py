@@ -1,4 +1,4 @@
-"""The oracle: a gate that is told what links carry, as a perfect estimator would know.
+"""The oracle: a delivery gate that knows what links carry, as a perfect estimator would.
 
 It is a plugin of experiments alone (`kind: oracle` of a scenario's broker), and no part of the
 product. The harness writes, before the traffic begins, what each subscriber's link is from when on;
@@ -10,15 +10,16 @@ The rule, with the constants below:
   no other large message to the same subscriber is unacknowledged.
 * Otherwise it is held, for `MOST_HOLD_SECONDS` at most.
 
-What a link takes for a message is its bytes over what TCP gets through, and the round trips until
-all is acknowledged: one, and where packets are lost as many as it takes until none of the message's
-is lost again. TCP gets through the rate less the share of lost packets; where it takes losses for
-congestion, at most what the throughput equation says (RFC 5348, 3.1, with one acknowledgement for
-each packet). Where several subscribers share a link, each that has a large message under way has a
-part of it. Nothing passes a link that loses all packets.
+The time that a link takes for a message is the message's bytes over TCP's throughput, plus the
+round trips until all is acknowledged: one, and where packets are lost as many as it takes until
+none of the message's packets is lost again. TCP's throughput is the rate less the share of lost
+packets. A congestion control that takes losses for congestion reaches at most the rate of the
+throughput equation (RFC 5348, 3.1, with one acknowledgement for each packet). Subscribers that
+share a link and have a large message under way have equal parts of it. Nothing passes a link that
+loses all packets.
 
-That is not exact, and need not be: it says on which side of `EXPOSURE_SECONDS` a message is. Of
-1 MB at 2.5 MB/s, median seconds that were measured, and in brackets what the rule says:
+That is not exact, and need not be: it only says on which side of `EXPOSURE_SECONDS` a message is.
+The table has median seconds for 1 MB at 2.5 MB/s, as measured, and by the rule in brackets:
 
 ========= ==== ========= ========= ========= ========= =========
 lost           1 %       5 %       10 %      15 %      20 %
@@ -46,21 +47,22 @@ from penstock.broker.config.key_types import STRICT, Seconds, Size
 from penstock.broker.extensions import DeliveryGate, LinkSampler, Plugin, PluginContext, Verdict
 from penstock.broker.link import Link
 from penstock.broker.message import DEFAULT_THRESHOLD_S, Message
-from penstock.netem.oracle_file import TOLD, State, Told, read_told
+from penstock.netem.oracle_file import TOLD, ToldLink, ToldState, read_told
 
 EXPOSURE_SECONDS: Final = 2.0
-"""How long a large message may occupy a connection, while small ones wait."""
+"""The longest time for which a large message may occupy a connection while small ones wait,
+seconds."""
 
 MOST_HOLD_SECONDS: Final = 20.0
-"""After this time a message goes whatever the link is: the product's `max_withhold`."""
+"""The longest time for which a message is held, seconds: the product's `max_withhold`."""
 
 SEGMENT_BYTES: Final = 1_448
 """The payload of a segment of TCP over links of 1,500 bytes, with time stamps."""
 
 BEARS_LOSS: Final = {"bbr": 0.17}
-"""The share of lost packets that a congestion control does not take for congestion at most. BBR
-sends by a quarter faster than packets arrived, now and then. If more than a fifth of them are lost,
-none of that arrives, and its rate sinks; from 18 % on, 1 MB takes seconds, or minutes."""
+"""The greatest share of lost packets that a congestion control does not take for congestion. BBR
+probes now and then with a rate a quarter higher. With more than a fifth of the packets lost,
+none of that surplus arrives, and its rate sinks; from 18 % on, 1 MB takes seconds, or minutes."""
 
 LOOK_SECONDS: Final = 0.5
 """The time between two looks at a link that other subscribers share."""
@@ -79,14 +81,16 @@ def throughput(loss: float, rtt: float) -> float:
     return SEGMENT_BYTES / per_packet
 
 
-def seconds_to_send(n_bytes: int, state: State, congestion_control: str, sharing: int = 1) -> float:
-    """Return for how long a message would occupy a link as it is now.
+def seconds_to_send(
+    n_bytes: int, state: ToldState, congestion_control: str, sharing: int = 1
+) -> float:
+    """Return the time for which a message would occupy a link in its present state, seconds.
 
     Args:
         n_bytes: the length of the message.
         state: the state of the link.
         congestion_control: the congestion control of the connection.
-        sharing: how many connections send large messages over it, this one included.
+        sharing: the number of connections that send large messages over it, this one included.
     """
     if state.loss >= 1:
         return math.inf
@@ -134,13 +138,13 @@ class Unacknowledged(LinkSampler):
 
 @dataclass(frozen=True)
 class OracleConfig:
-    """Its keys in a policy file.
+    """The keys of `oracle` in a policy file.
 
     Attributes:
-        told: path of the file that the harness writes.
-        exposure: seconds for which a large message may occupy a link.
-        max_withhold: seconds after which it goes in any case.
-        threshold_s: payload bytes above which a message is large.
+        told: the path of the file that the harness writes.
+        exposure: the seconds for which a large message may occupy a link.
+        max_withhold: the seconds after which a message is sent whatever the link's state is.
+        threshold_s: the payload length above which a message is large, bytes.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -152,14 +156,14 @@ class OracleConfig:
 
 
 class OracleGate(DeliveryGate):
-    """Decides by what it was told."""
+    """The gate, which decides by the states of links in the harness's file."""
 
     policy_name = "oracle"
 
     def __init__(self, config: OracleConfig, unacknowledged: Unacknowledged) -> None:
         self._config = config
         self._unacknowledged = unacknowledged
-        self._told: dict[str, Told] = {}
+        self._told: dict[str, ToldLink] = {}
 
     def threshold_s(self, topic: str) -> int:  # noqa: ARG002
         """Return the size above which any message is large."""
@@ -190,7 +194,7 @@ class OracleGate(DeliveryGate):
             look_at = min(look_at, now + LOOK_SECONDS)
         return Verdict(False, look_at, reason, "congested")
 
-    def _told_of(self, client_id: str) -> Told | None:
+    def _told_of(self, client_id: str) -> ToldLink | None:
         """Return what is known of a subscriber's link; None before the harness has told it."""
         if not self._told:
             file = Path(self._config.told)
@@ -208,11 +212,12 @@ class OracleGate(DeliveryGate):
 
 
 _AFTER_SECONDS: Final = 0.001
-"""The time that is added to a time of release: at that very time the bound is not passed."""
+"""The time that is added to a time of release, seconds: exactly at that time the bound is not
+exceeded yet."""
 
 
 class OraclePlugin(Plugin):
-    """`oracle` in a policy file."""
+    """The plugin `oracle` of a policy file."""
 
     Config = OracleConfig
     config: OracleConfig

@@ -1,6 +1,6 @@
-"""The file by which the harness tells the oracle what subscribers' links are, and when.
+"""The file in which the harness gives the oracle the states of subscribers' links over time.
 
-One JSON file for a broker, written before the traffic begins.
+There is one JSON file for each broker, written before the traffic begins.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ TOLD: Final = "told.json"
 """The name of the file, in the working directory of the broker."""
 
 
-class State(NamedTuple):
+class ToldState(NamedTuple):
     """The state of a link from a time on.
 
     Attributes:
-        at: monotonic seconds.
-        rate: bytes per second towards the subscriber; None for no limit.
-        loss: share of packets towards the subscriber that are lost.
-        rtt: seconds, of an empty link.
+        at: the time of the change, monotonic seconds.
+        rate: the bytes a second towards the subscriber; None for no limit.
+        loss: the share of packets towards the subscriber that are lost.
+        rtt: the round-trip time of the link without queues, seconds.
     """
 
     at: float
@@ -34,27 +34,27 @@ class State(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ToldLink:
     """The link of a subscriber.
 
     Attributes:
-        link: its name, which subscribers that share it have in common.
+        link: its name, which is equal for subscribers that share it.
         congestion_control: the congestion control of the connections over it.
-        states: one from each change on, in the order of time.
+        states: its states, one for each change, in the order of time.
     """
 
     link: str
     congestion_control: str
-    states: tuple[State, ...]
+    states: tuple[ToldState, ...]
 
-    def now(self, now: float) -> tuple[State | None, float]:
+    def now(self, now: float) -> tuple[ToldState | None, float]:
         """Return the state at monotonic seconds, None before the first, and when it changes."""
         place = bisect_right(self.states, now, key=lambda state: state.at)
         ends_at = self.states[place].at if place < len(self.states) else math.inf
         return (self.states[place - 1] if place else None), ends_at
 
 
-def write_told(file: Path, told: Mapping[str, Told]) -> None:
+def write_told(file: Path, told: Mapping[str, ToldLink]) -> None:
     """Write what links are, by the Client Identifier of each subscriber; at once as a whole."""
     content = {
         client_id: {
@@ -69,13 +69,13 @@ def write_told(file: Path, told: Mapping[str, Told]) -> None:
     part.replace(file)
 
 
-def read_told(file: Path) -> dict[str, Told]:
+def read_told(file: Path) -> dict[str, ToldLink]:
     """Return what `write_told` wrote."""
     return {
-        client_id: Told(
+        client_id: ToldLink(
             each["link"],
             each["congestion_control"],
-            tuple(State(*state) for state in each["states"]),
+            tuple(ToldState(*state) for state in each["states"]),
         )
         for client_id, each in json.loads(file.read_text()).items()
     }

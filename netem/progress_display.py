@@ -12,15 +12,15 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Column
 
 BAR_LETTERS: Final = 24
-"""The width of the bar, of the 80 letters that a terminal has at least."""
+"""The width of the bar in characters, of the 80 that a terminal has at least."""
 
 
 class Display:
     """The progress of a run.
 
     Args:
-        title: the title of the whole.
-        total_seconds: the time that it takes at the least.
+        title: the title of the run.
+        total_seconds: the least time that it takes.
     """
 
     def __init__(self, title: str, total_seconds: float) -> None:

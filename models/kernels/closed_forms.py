@@ -36,7 +36,7 @@ class OnOff:
 
 
 class UnstableError(ValueError):
-    """A queue that gets at least as much work as its servers can do."""
+    """An error: a queue receives at least as much work as its servers can do."""
 
 
 def positive(name: str, value: float) -> None:
@@ -58,7 +58,7 @@ def check_stable(
         stage: the name of the stage, for the error.
         arrival_rate: lambda.
         service_rate: the service rate of all servers together, while they work.
-        work: what arrives.
+        work: the name of what arrives, for the error.
 
     Raises:
         UnstableError: rho is 1 or more.
@@ -86,8 +86,8 @@ class Limited:
     """A queue that does not serve every message.
 
     Attributes:
-        loss_ratio: share of messages that it drops.
-        response: mean time of the others in it, service included.
+        loss_ratio: the share of messages that the queue drops.
+        response: the mean time that the other messages spend in the queue, service included.
     """
 
     loss_ratio: float
@@ -109,8 +109,9 @@ def mm1k(arrival_rate: float, service_rate: float, capacity: int) -> Limited:
 def onoff_response(arrival_rate: float, service_rate: float, server: OnOff) -> float:
     """Return the mean time in an M/M/1 queue whose server is on and off.
 
-    From the generating functions of the number of messages while it is on and off, the server
-    being a second dimension of the Markov chain. An interrupted service goes on.
+    The formula follows from the generating functions of the number of messages while the server is
+    on and while it is off; the server is the second dimension of the Markov chain. An interrupted
+    service resumes.
 
     Raises:
         UnstableError: rho is 1 or more.
@@ -130,7 +131,7 @@ def onoff_k(arrival_rate: float, service_rate: float, server: OnOff, capacity: i
     Args:
         arrival_rate: lambda.
         service_rate: mu, while the server is on.
-        server: when it is.
+        server: the mean times for which the server is on and off.
         capacity: K, messages in queue and server.
     """
     n_states = 2 * (capacity + 1)  # with n messages: 2 n while on, 2 n + 1 while off
@@ -171,12 +172,12 @@ def mm1_lifetime(arrival_rate: float, service_rate: float, lifetime: float) -> f
 
 @dataclass(frozen=True, slots=True)
 class LightLoad:
-    """A path whose services take no time: a message waits for the peers alone that are off.
+    """A path whose services take no time, so that a message waits only for peers that are off.
 
     Attributes:
-        waits: peers in series that messages wait for, at most two; each is in its steady state
-            when a message comes.
-        passed_ratio: share of messages that no lossy stage loses.
+        waits: the peers, at most two in series, that messages wait for; each is in its steady state
+            when a message arrives.
+        passed_ratio: the share of messages that no lossy stage loses.
     """
 
     waits: tuple[OnOff, ...]
@@ -234,8 +235,9 @@ def mmn_waiting(arrival_rate: float, service_rate: float, servers: int) -> float
 def in_turn_response(arrival_rate: float, service_rate: float) -> float:
     """Return the mean time until a message and all before it are served, with a server for each.
 
-    A message that comes is served within t with probability 1 - exp(-mu t); of those before it a
-    Poisson number with mean lambda / mu exp(-mu t) is still there then.
+    A message is served within t of its arrival with probability 1 - exp(-mu t). The number of
+    earlier messages that are still there then has a Poisson distribution with mean lambda / mu
+    exp(-mu t).
 
     Args:
         arrival_rate: lambda.

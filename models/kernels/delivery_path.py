@@ -47,8 +47,8 @@ class Stage:
     Attributes:
         name: the name for tables and errors.
         service_rate: mu, messages a second while the server works.
-        works_with: peers that are all on while the server works.
-        loses_without: peers of which one that is off as a message leaves loses it.
+        works_with: the peers that must all be on for the server to work.
+        loses_without: the peers that must all be on when a message leaves; otherwise it is lost.
         capacity: K, messages in queue and server; None for no limit.
     """
 
@@ -74,14 +74,15 @@ class Path:
         arrival_rate: lambda, messages a second.
         stages: the stages that each message passes, in this order.
         peers: the peers that are ever off; the others are always on.
-        lifetime: seconds after which a message leaves the path, wherever it is; infinite for
-            none. In MQTT terms its Message Expiry Interval.
-        serves_expired: whether a message that has expired is still served, and leaves behind the
-            service; else it leaves the queue, or the server, as its lifetime ends (reneging).
+        lifetime: the seconds after which a message leaves the path, wherever it is (MQTT's Message
+            Expiry Interval); infinite for no limit.
+        serves_expired: whether an expired message is still served, and dropped after its service;
+            otherwise it leaves the queue or the server when its lifetime ends (reneging).
 
     Raises:
         ValueError: a parameter is missing or impossible.
-        UnstableError: a stage without capacity gets more than it serves, and no lifetime ends.
+        UnstableError: a stage without a capacity receives more than it serves, and messages have no
+            lifetime.
     """
 
     arrival_rate: float
@@ -186,13 +187,13 @@ def compose(
     """Compose a path of patterns: D or A, then E or B, then F or C.
 
     Args:
-        publisher_is_reliable: whether what it sends is acknowledged, so that it waits for the
+        publisher_is_reliable: whether its messages are acknowledged, so that they wait for the
             broker.
-        subscriber_is_reliable: whether the broker keeps messages for it while it is off.
+        subscriber_is_reliable: whether the broker keeps the subscriber's messages while it is off.
         arrival_rate: lambda, messages a second.
         lifetime: the lifetime of a message, seconds; infinite for none.
         capacity: K of each stage; None for no limit.
-        peers: those that are ever off.
+        peers: the peers that are off at times.
         serves_expired: as in `Path`.
         processing_rate: mu of applications and of the broker's input, messages a second.
         transmission_rate: mu of transmissions, messages a second.

@@ -43,11 +43,11 @@ class StageOutcome:
 
     Attributes:
         name: the name of the stage.
-        arrived_ratio: came to it.
-        dropped_ratio: found it full.
-        expired_ratio: ended their lifetime in it.
-        lost_ratio: left it while the next peer was off.
-        response: mean seconds in it of those that it served.
+        arrived_ratio: the messages that arrived at the stage.
+        dropped_ratio: the messages that found the stage full.
+        expired_ratio: the messages whose lifetime ended in the stage.
+        lost_ratio: the messages that left the stage while the next peer was off.
+        response: the mean seconds that served messages spent in the stage.
     """
 
     name: str
@@ -64,11 +64,11 @@ class DeliveryOutcome:
 
     Attributes:
         n_messages: the number of messages that counted.
-        success_ratio: share of them that the subscriber has processed.
-        response: mean seconds from creation to then.
+        success_ratio: the share of these messages that the subscriber has processed.
+        response: the mean seconds from creation to the end of processing.
         quantiles: ``(2001,) float64``, seconds: response times at equal shares of the successes
             from 0 to 1; nan without any success.
-        stages: outcome of each.
+        stages: the outcome of each stage.
     """
 
     n_messages: int
@@ -87,13 +87,14 @@ class DeliveryOutcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Draws:
-    """All that chance decides in a run; a live run may be given the same.
+class DeliveryDraws:
+    """The random values of a run; a live run may be given the same ones.
 
     Attributes:
         created: when each message is created, ascending, seconds.
         timelines: when each peer of the path is on.
-        services: returns the seconds that messages of some numbers take at a stage.
+        services: a function that returns the service times at a stage, in seconds, of the messages
+            with the given numbers.
     """
 
     created: Times
@@ -101,15 +102,15 @@ class Draws:
     services: Callable[[Stage, NDArray[np.int_]], Times]
 
 
-class Step(NamedTuple):
+class StagePassage(NamedTuple):
     """The fates of the messages that came to a stage.
 
     Attributes:
         stage: the stage that they came to.
         numbers: the numbers of the messages that came.
         times: the times at which they came, seconds.
-        passed: which of them go on.
-        departures: the times at which these leave.
+        passed: which of them go on to the next stage.
+        departures: the times at which those that go on leave the stage.
         fates: which were dropped, which expired and which were lost.
     """
 
@@ -121,11 +122,11 @@ class Step(NamedTuple):
     fates: tuple[NDArray[np.bool_], ...]
 
 
-def draw(path: Path, n_messages: int, rng: np.random.Generator) -> Draws:
-    """Draw what chance decides in a simulation.
+def draw(path: Path, n_messages: int, rng: np.random.Generator) -> DeliveryDraws:
+    """Draw the random values of a simulation.
 
-    Creation times and each peer's times are of random streams of their own, so that two paths
-    meet the same ones with equal generators.
+    Creation times and the times of each peer come from random streams of their own, so that two
+    paths get the same ones from equal generators.
     """
     creation, services, *peer_rngs = rng.spawn(2 + len(PEERS))
     created = np.cumsum(creation.exponential(1 / path.arrival_rate, n_messages))
@@ -133,11 +134,11 @@ def draw(path: Path, n_messages: int, rng: np.random.Generator) -> Draws:
     def draw_services(stage: Stage, numbers: NDArray[np.int_]) -> Times:
         return services.exponential(1 / stage.service_rate, len(numbers))
 
-    return Draws(created, _timelines(path, float(created[-1]), peer_rngs), draw_services)
+    return DeliveryDraws(created, _timelines(path, float(created[-1]), peer_rngs), draw_services)
 
 
-def follow(path: Path, draws: Draws) -> Iterator[Step]:
-    """Pass messages through one stage after the other, and yield what became of them in each."""
+def follow(path: Path, draws: DeliveryDraws) -> Iterator[StagePassage]:
+    """Pass messages through one stage after the other, and yield their fates in each."""
     times = draws.created
     numbers = np.arange(len(times))
     for stage in path.stages:
@@ -146,7 +147,7 @@ def follow(path: Path, draws: Draws) -> Iterator[Step]:
         passed, departures, fates = pass_stage(
             path, stage, times, deadlines, draws.timelines, services
         )
-        yield Step(stage, numbers, times, passed, departures, fates)
+        yield StagePassage(stage, numbers, times, passed, departures, fates)
         numbers, times = numbers[passed], departures
 
 
@@ -154,9 +155,9 @@ def simulate(path: Path, n_messages: int, rng: np.random.Generator) -> DeliveryO
     """Run one simulation.
 
     Args:
-        path: what is simulated.
+        path: the path that is simulated.
         n_messages: the number of messages that are created.
-        rng: draws everything, see `draw`.
+        rng: the source of all random values, see `draw`.
     """
     draws = draw(path, n_messages, rng)
     first_counted = int(n_messages * WARM_UP_RATIO)
@@ -192,8 +193,8 @@ def simulate(path: Path, n_messages: int, rng: np.random.Generator) -> DeliveryO
 
 
 @dataclass(frozen=True, slots=True)
-class Effort:
-    """The extent of a simulation.
+class DeliveryRuns:
+    """The independent runs of a delivery simulation.
 
     Attributes:
         replications: independent runs of each point.
@@ -252,7 +253,7 @@ def pass_stage(
         path: the path that has the stage.
         stage: the stage that they pass.
         arrivals: ascending, seconds.
-        deadlines: when the lifetime of each ends; ascending where the stage has a capacity.
+        deadlines: the end of each message's lifetime; ascending where the stage has a capacity.
         timelines: the timelines of peers, by name.
         services: seconds that each takes while the server works.
 
@@ -289,7 +290,8 @@ def serve(arrivals: Times, services: Times, deadlines: Times) -> Times:
     Args:
         arrivals: ascending, seconds.
         services: seconds that each message takes.
-        deadlines: one that leaves then, or later, has expired.
+        deadlines: the end of each message's lifetime; a message that leaves then or later has
+            expired.
     """
     free_at = -math.inf
     departures: list[float] = []
@@ -319,15 +321,15 @@ def serve_limited(
 ) -> tuple[Times, NDArray[np.bool_]]:
     """Return when each message leaves a server of K places, and which found one.
 
-    While the server does not work its clock stands, and messages come and expire: who is there is
-    counted by the clock of all.
+    While the server is off its clock stands still, but messages arrive and expire: the messages
+    present are therefore counted by wall-clock time.
 
     Args:
         arrivals: ascending, on the server's clock, seconds.
         services: seconds that each message takes.
         deadlines: ascending, on the server's clock.
-        came_at: arrivals, on the clock of all.
-        expire_at: deadlines, on the clock of all.
+        came_at: the arrivals, in wall-clock time.
+        expire_at: the deadlines, in wall-clock time.
         capacity: K.
 
     Returns:

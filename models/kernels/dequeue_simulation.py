@@ -48,8 +48,8 @@ class Costs:
 
     Attributes:
         enqueue: the cost of storing one message, ce0.
-        hit: the cost of a dequeue that finds something, cdh0.
-        message: the cost of each message that it finds, its deletion included, cdh.
+        hit: the cost of a dequeue that finds messages, cdh0.
+        message: the cost of each message found, its deletion included, cdh.
         miss: the cost of a dequeue that finds nothing, cdm0.
         monitoring: the cost of a look at the length, cM.
     """
@@ -71,17 +71,17 @@ class DequeueSetting:
         sleep_time: seconds between two retries of `rds`, or two polls of `pms`.
         controllers: dequeue controllers, over which back ends are dealt.
         back_ends: the back ends that send requests.
-        connections: requests that a back end may have at a time.
+        connections: the most requests that a back end may have outstanding at a time.
         devices: the devices that send messages.
-        period: seconds between two messages of a device, at least.
+        period: the least time between two messages of a device, seconds.
         enqueue_controllers: the enqueue controllers that store messages.
         physical_queues: the physical queues of the logical queue.
-        n_max: most messages of one request.
-        min_messages: the messages that a request waits for, as far as the strategy does.
-        max_queues_per_dequeue: tries of one round.
+        n_max: the most messages that one request returns.
+        min_messages: the number of messages that a request waits for, where the strategy waits.
+        max_queues_per_dequeue: the most physical queues that one round of a dequeue tries.
         costs: the costs of operations.
-        seconds: the time that counts, seconds.
-        warm_up: seconds before them.
+        seconds: the length of the measured time, seconds.
+        warm_up: the seconds before the measured time begins.
     """
 
     strategy: str
@@ -107,9 +107,9 @@ class DequeueOutcome:
     """The results of a run.
 
     Attributes:
-        messages_per_second: received by back ends.
-        hit_ratio: hit dequeues of all dequeues.
-        messages_per_hit: found by a hit dequeue.
+        messages_per_second: the messages a second that back ends received.
+        hit_ratio: the share of hit dequeues among all dequeues.
+        messages_per_hit: the mean number of messages that a hit dequeue found.
         requests_per_second: the requests a second of all back ends.
     """
 

@@ -39,7 +39,8 @@ class VisibleMessages:
     """A heap of visible messages.
 
     Args:
-        order: the order in which they are received; `any` is as they became visible.
+        order: the order in which they are received; with `any`, the order in which they became
+            visible.
     """
 
     def __init__(self, order: Order) -> None:
@@ -92,8 +93,8 @@ class LeasedMessages:
     transactions do.
 
     Args:
-        order: in which messages are received; `settled` is the queue's order of keys, with one key
-            for all.
+        order: the order in which messages are received; `settled` is the queue's order of keys,
+            with one key for all messages.
     """
 
     def __init__(self, order: Order) -> None:

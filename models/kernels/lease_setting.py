@@ -22,13 +22,14 @@ class LeaseSetting:
         order: the order in which messages are received.
         sender_threads: n1.
         broker_threads: n2.
-        reliability_ratio: q, share of deliveries that succeed; the failure probability p is 1 - q.
+        reliability_ratio: q, the share of deliveries that succeed; the failure probability p is 1 -
+            q.
         arrival_rate: lambda, messages a second.
         sender_rate: mu1, messages a second of a thread.
         broker_rate: mu2, likewise.
-        visibility_timeout: seconds after its receive at which a message that is not deleted becomes
-            visible again. None: a failed delivery is known, and the message visible, as it ends,
-            which is what the analytic network supposes.
+        visibility_timeout: the seconds after its receive at which a message that was not deleted
+            becomes visible again. None: a failed delivery makes its message visible as soon as it
+            ends, as the analytic network assumes.
         link_delay: D_link, one-way, seconds.
 
     Raises:
@@ -93,7 +94,7 @@ class LeaseFigures:
     Attributes:
         delivery: mean seconds from creation to delivery.
         waiting: mean number of messages that wait, in senders and broker.
-        sender_utilisation: share of the time in which a thread of the senders works.
+        sender_utilisation: the share of the time in which a thread of the senders works.
         broker_utilisation: the share of the time in which a thread of the broker works.
     """
 

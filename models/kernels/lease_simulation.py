@@ -30,10 +30,10 @@ class LeaseOutcome:
     """The results of a simulation.
 
     Attributes:
-        figures: the figures that the analytic network has, too.
+        figures: the figures that the analytic network predicts as well.
         n_messages: the number of messages that were created.
         n_deliveries: the number of deliveries of the broker, failed ones included.
-        n_duplicates: messages that the receiver got once more, for each time.
+        n_duplicates: the number of deliveries of messages that the receiver already had.
     """
 
     figures: LeaseFigures
@@ -76,14 +76,14 @@ def figure_of(figures: LeaseFigures, measure: Measure) -> float:
     return measure(LeaseOutcome(figures, 1, 0, 0))
 
 
-class Draws(NamedTuple):
-    """All that chance decides in a run; a live run may be given the same.
+class LeaseDraws(NamedTuple):
+    """The random values of a run; a live run may be given the same ones.
 
     Attributes:
         created: when each message is created, ascending, seconds.
-        services: seconds that a thread of the senders takes for each.
-        deliveries: yields how long each delivery of the broker takes, seconds, and whether it
-            fails, in the order in which they begin; without end.
+        services: the seconds for which a thread of the senders works on each message.
+        deliveries: an endless iterator over the duration of each delivery of the broker, in
+            seconds, and whether it fails, in the order in which deliveries begin.
     """
 
     created: NDArray[np.float64]
@@ -91,14 +91,14 @@ class Draws(NamedTuple):
     deliveries: Iterator[tuple[float, bool]]
 
 
-def draw(setting: LeaseSetting, seconds: float, rng: np.random.Generator) -> Draws:
-    """Draw what chance decides in a simulation.
+def draw(setting: LeaseSetting, seconds: float, rng: np.random.Generator) -> LeaseDraws:
+    """Draw the random values of a simulation.
 
     Args:
-        setting: what is simulated.
+        setting: the parameters of the simulation.
         seconds: the time in which messages are created.
-        rng: draws everything; equal ones give equal senders, and equal services in the broker in
-            the order in which they begin.
+        rng: the source of random values; equal ones give equal senders, and equal services in the
+            broker in the order in which they begin.
     """
     creation, sending, receiving = rng.spawn(3)
     created = np.cumsum(
@@ -108,7 +108,7 @@ def draw(setting: LeaseSetting, seconds: float, rng: np.random.Generator) -> Dra
     )
     created = created[created < seconds]
     services = sending.exponential(1 / setting.sender_rate, len(created))
-    return Draws(created, services, _deliveries(setting, receiving))
+    return LeaseDraws(created, services, _deliveries(setting, receiving))
 
 
 def _deliveries(setting: LeaseSetting, rng: np.random.Generator) -> Iterator[tuple[float, bool]]:
@@ -125,7 +125,7 @@ def simulate(
     """Run one simulation, from an empty queue until all messages are delivered.
 
     Args:
-        setting: what is simulated.
+        setting: the parameters of the simulation.
         messages: the empty queue.
         seconds: the time in which messages are created; waiting and utilisation are means over it.
         rng: draws everything, see `draw`.
@@ -176,7 +176,7 @@ class _Queue:
         delivered: when the receiver first got each message.
         begun: when each delivery began.
         ended: when each delivery ended.
-        waited: seconds of all messages from arrival, or from being visible again, to a delivery.
+        waited: the total time, in seconds, for which visible messages waited for a delivery.
         n_duplicates: the number of duplicates, as in `LeaseOutcome`.
     """
 
@@ -275,8 +275,8 @@ class _Queue:
 
 
 @dataclass(frozen=True, slots=True)
-class Effort:
-    """The extent of a simulation.
+class LeaseRuns:
+    """The independent runs of a queue's simulation.
 
     Attributes:
         replications: independent runs of each point.
@@ -296,7 +296,7 @@ class Effort:
         """Simulate a setting; equal replications of two settings meet equal messages.
 
         Args:
-            setting: what is simulated.
+            setting: the parameters of the simulation.
             make: returns an empty queue.
         """
         return [

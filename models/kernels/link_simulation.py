@@ -1,21 +1,23 @@
 """Small and large messages of subscribers behind a link, in virtual time and a fluid approximation.
 
-Theory of operation. A connection delivers in order, so what has begun is passed by nothing. A link
-carries bytes at a rate that stands for what TCP makes of the path, delivers them half an RTT later,
-and changes its state at given times. Between two events nothing changes but the bytes that are
-left of the messages at the head of each connection, so time goes from event to event.
+Theory of operation. A connection delivers in order: no message overtakes one whose transmission has
+begun. A link carries bytes at a rate that stands for TCP's throughput on the path, delivers them
+half an RTT later, and changes its state at given times. Between two events, only the number of
+bytes left of the message at the head of each connection changes, so the simulation steps from event
+to event.
 
-The broker's own gate decides, and the broker's own sampler takes what a connection would tell it:
-acknowledgements of MQTT, and each T_Q the kernel's figures. Small messages leave at once, and wait
-in the connection behind what has begun. Large ones wait in the outbox for the gate, and for room:
+The broker's own gate decides, and the broker's own sampler receives what a connection would report:
+acknowledgements of MQTT, and the kernel's figures once in each T_Q. Small messages leave at once,
+and wait in the connection behind what is being sent. Large messages wait in the outbox for the
+gate, and for room:
 
 * on a direct connection, until the one before has left;
 * behind a relay, such as a load balancer, until its buffers have room for them, as the broker sees
   nothing but these: the kernel's RTT is that of a cable, and the link is behind the relay.
 
-In a state that loses packets each small message may be lost. It is then sent again after 0.3 s, and
-each time after twice as long, and what comes behind it waits. Not modelled: slow start, and a
-client that is slow.
+In a state that loses packets, each small message may be lost. It is then sent again after 0.3 s,
+and again after twice that time for each further loss; the messages behind it wait. Slow start and
+slow clients are not modelled.
 """
 
 from __future__ import annotations
@@ -37,8 +39,8 @@ from penstock.plugins.probing.config import DEFAULT_PROBE_PERIOD, ProbingConfig
 from penstock.plugins.probing.sampler import RttSampler
 
 RELAY_BYTES: Final = 3_000_000
-"""How much a relay takes before the broker notices: its own buffers and those of two sockets, which
-Linux lets grow to some megabytes."""
+"""The bytes that a relay accepts before the broker notices back-pressure: the relay's own
+buffers and those of two sockets, which Linux lets grow to some megabytes."""
 
 CABLE_SECONDS: Final = 0.0002
 """The RTT between the broker and a relay beside it."""
@@ -60,13 +62,13 @@ SETTLE_SECONDS: Final = 300.0
 """How long a run waits after its end for messages that have not arrived."""
 
 
-class State(NamedTuple):
-    """A link for a while.
+class LinkState(NamedTuple):
+    """The state of a link for some time.
 
     Attributes:
-        rate: bytes that it carries in a second, as TCP uses it.
-        rtt: seconds.
-        loss: share of packets that are lost.
+        rate: the bytes a second that TCP carries over the link.
+        rtt: the round-trip time, seconds.
+        loss: the share of packets that are lost.
     """
 
     rate: float
@@ -74,26 +76,26 @@ class State(NamedTuple):
     loss: float = 0.0
 
 
-class Change(NamedTuple):
-    """When a link changes.
+class LinkChange(NamedTuple):
+    """A change of a link's state.
 
     Attributes:
-        at: seconds.
+        at: the time of the change, seconds.
         state: the state from then on.
     """
 
     at: float
-    state: State
+    state: LinkState
 
 
-GOOD: Final = State(2_300_000, 0.04)
+GOOD: Final = LinkState(2_300_000, 0.04)
 """A link in its good state: 20 Mbit/s, and 20 ms each way."""
 
 GOOD_SECONDS: Final = 17.5
 BAD_SECONDS: Final = 17.5
 """Mean lengths of good and bad states; the bursts of paper 002 last for 10 to 25 s."""
 
-Bad = Callable[[float, float], list[Change]]
+BadPhase = Callable[[float, float], list[LinkChange]]
 """A function that makes the changes of one bad state, from its beginning to its end, both in
 seconds."""
 
@@ -101,17 +103,17 @@ seconds."""
 def in_turn(
     rng: random.Random,
     seconds: float,
-    bad: Bad,
+    bad: BadPhase,
     *,
-    good: State = GOOD,
+    good: LinkState = GOOD,
     mean_good_seconds: float = GOOD_SECONDS,
     mean_bad_seconds: float = BAD_SECONDS,
-) -> list[Change]:
+) -> list[LinkChange]:
     """Return the changes of a link that is good, then bad, and so on, and good in the end."""
-    changes, at = [Change(0.0, good)], rng.expovariate(1 / mean_good_seconds)
+    changes, at = [LinkChange(0.0, good)], rng.expovariate(1 / mean_good_seconds)
     while at < seconds:
         end = min(at + rng.expovariate(1 / mean_bad_seconds), seconds)
-        changes += [*bad(at, end), Change(end, good)]
+        changes += [*bad(at, end), LinkChange(end, good)]
         at = end + rng.expovariate(1 / mean_good_seconds)
     return changes
 
@@ -124,7 +126,7 @@ class Traffic(NamedTuple):
         large_seconds: the mean time between two large messages; infinite for none.
         small_bytes: the length of a small message with its headers.
         large_bytes: the payload length of a large message.
-        is_random: whether they come at random (Poisson) and not regularly.
+        is_random: whether messages arrive at random times (Poisson) instead of regularly.
     """
 
     small_seconds: float = 0.5
@@ -147,14 +149,14 @@ class Latencies(NamedTuple):
 
 
 @dataclass(eq=False, slots=True)
-class _Leaving:
+class _MessageUnderWay:
     """A message that has left the broker.
 
     Attributes:
         packet_id: Packet Identifier.
-        left_bytes: the bytes that the link has not carried.
-        due_at: seconds.
-        is_large: size class.
+        left_bytes: the bytes that the link has not yet carried.
+        due_at: the time at which the message was due, seconds.
+        is_large: whether the message is of the size class `large`.
     """
 
     packet_id: int
@@ -201,15 +203,16 @@ class _Subscriber:
     """One connection.
 
     Attributes:
-        bottleneck: the link that it is behind.
-        gate: asked about large messages.
+        bottleneck: the link between the broker and this subscriber.
+        gate: the gate that decides when large messages leave.
         traffic: the messages on it.
         seed: the seed of arrivals and losses.
         seconds: the time for which messages come.
         is_relayed: whether a relay is between the broker and the link.
         probe_period: T_Q, seconds.
-        found: latencies of what has arrived.
-        on_way: what has left the broker and was not carried, in order.
+        found: the latencies of the messages that have arrived.
+        on_way: the messages that have left the broker and that the link has not fully carried, in
+            order.
     """
 
     bottleneck: Bottleneck
@@ -220,7 +223,7 @@ class _Subscriber:
     is_relayed: bool
     probe_period: float
     found: Latencies = field(default_factory=lambda: Latencies([], []))
-    on_way: deque[_Leaving] = field(default_factory=deque)
+    on_way: deque[_MessageUnderWay] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
         traffic = self.traffic
@@ -237,7 +240,7 @@ class _Subscriber:
             traffic, traffic.large_seconds, self.seed, "large", self.seconds
         )
         self._waiting: deque[tuple[float, float | None]] = deque()  # due at, held since
-        self._acks: list[tuple[float, int, _Leaving]] = []
+        self._acks: list[tuple[float, int, _MessageUnderWay]] = []
         self._n_sent = 0
         self._delivered_at = 0.0
         self._asks = True
@@ -246,12 +249,12 @@ class _Subscriber:
 
     @property
     def has_large_on_way(self) -> bool:
-        """Whether the link carries a large message of it."""
+        """Return whether a large message of this subscriber is on the link."""
         return any(each.is_large for each in self.on_way)
 
     @property
     def is_done(self) -> bool:
-        """Whether everything has arrived."""
+        """Return whether all messages have arrived."""
         return not (self._small_due or self._large_due or self._waiting or self.on_way)
 
     def next_event(self) -> float:
@@ -317,14 +320,14 @@ class _Subscriber:
 
     def _leave(self, due_at: float, n_bytes: int, now: float, *, is_large: bool) -> None:
         self._n_sent += 1
-        self.on_way.append(_Leaving(self._n_sent, n_bytes, due_at, is_large))
+        self.on_way.append(_MessageUnderWay(self._n_sent, n_bytes, due_at, is_large))
         self._kernel.is_waiting = True
         if self.is_relayed:
             self._kernel.acked_bytes += n_bytes
         if now >= self.link.quiet_until:
             self._sampler.sent(self.link, self._n_sent, n_bytes, now)
 
-    def _deliver(self, done: _Leaving, now: float) -> None:
+    def _deliver(self, done: _MessageUnderWay, now: float) -> None:
         state, delay, again = (
             self.bottleneck.state,
             self.bottleneck.state.rtt / 2,
@@ -337,7 +340,7 @@ class _Subscriber:
         (self.found.large if done.is_large else self.found.small).append(at - done.due_at)
         heappush(self._acks, (at + state.rtt / 2, done.packet_id, done))
 
-    def _acknowledged(self, done: _Leaving, now: float) -> None:
+    def _acknowledged(self, done: _MessageUnderWay, now: float) -> None:
         if done.is_large:
             self.gate.large_acknowledged(self.link, now)
             self._asks = True
@@ -364,13 +367,13 @@ class _Subscriber:
 
 
 class Bottleneck:
-    """A link that one or more subscribers share, each with an equal share of its rate.
+    """A link that one or more subscribers share; each has an equal share of its rate.
 
     Attributes:
         state: the present state.
     """
 
-    def __init__(self, changes: Sequence[Change]) -> None:
+    def __init__(self, changes: Sequence[LinkChange]) -> None:
         """Take the changes, the first at 0, in order."""
         self._changes = deque(changes)
         self.state = self._changes.popleft().state
@@ -378,7 +381,7 @@ class Bottleneck:
 
     @property
     def queue_seconds(self) -> float:
-        """How long data waits in the queue before the link."""
+        """Return how long data waits in the queue before the link, seconds."""
         if self.state.loss or not any(each.has_large_on_way for each in self.subscribers):
             return 0.0
         return QUEUE_SECONDS
@@ -414,7 +417,7 @@ class Bottleneck:
 
 
 def simulate(
-    changes: Sequence[Change],
+    changes: Sequence[LinkChange],
     make_gate: Callable[[Bottleneck], DeliveryGate],
     traffic: Traffic,
     seed: int,
@@ -428,9 +431,10 @@ def simulate(
 
     Args:
         changes: the changes of the link, the first at 0, in order.
-        make_gate: makes the gate of one subscriber; is given the link, for a gate that knows it.
+        make_gate: a function that makes the gate of one subscriber; its argument is the link, for a
+            gate that knows its state.
         traffic: the traffic of each subscriber.
-        seed: the seed of arrivals and losses: the same for each gate.
+        seed: the seed of arrivals and losses; equal for each gate that is compared.
         seconds: the time for which messages come.
         n_subscribers: the number of subscribers that share the link.
         is_relayed: whether a relay is between the broker and the link.

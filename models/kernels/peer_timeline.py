@@ -16,9 +16,9 @@ Times: TypeAlias = NDArray[np.float64]
 
 
 class Timeline:
-    """The intervals in which something is on, ascending and disjoint.
+    """The intervals in which a peer is on, ascending and disjoint.
 
-    The last one has no end, so that whatever waits then is served.
+    The last interval has no end, so that all waiting messages are served.
 
     Attributes:
         starts: the starts of the intervals, seconds.
@@ -36,9 +36,9 @@ class Timeline:
         """Draw a peer's times on and off.
 
         Args:
-            peer: whose; at time 0 it is in its steady state.
-            horizon: seconds after which the peer stays on once it is.
-            rng: draws them.
+            peer: the mean times of the peer; at time 0 it is in its steady state.
+            horizon: the time in seconds after which the peer stays on as soon as it is on.
+            rng: the source of random values.
         """
         is_on = rng.random() < peer.on_ratio
         n_cycles = int(horizon / (peer.on_seconds + peer.off_seconds) * 1.2) + 50

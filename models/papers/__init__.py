@@ -1,1 +1,1 @@
-"""The evaluations of the papers: sweeps, numbers, statements and plots. No wheel has them."""
+"""The evaluations of the papers: sweeps, numbers, statements and plots; not in the wheel."""

@@ -18,8 +18,11 @@ from penstock.models.papers.fabric import claims as fabric_claims
 from penstock.models.papers.fabric import plot as fabric_plot
 from penstock.models.papers.fabric import sweep as fabric_sweep
 from penstock.models.papers.paper_figures import paper_tables
-from penstock.models.papers.withholding.link_tables import Effort as LinkEffort
-from penstock.models.papers.withholding.link_tables import links_tables, sensitivity_tables
+from penstock.models.papers.withholding.link_tables import (
+    LinkRuns,
+    links_tables,
+    sensitivity_tables,
+)
 from penstock.models.papers.withholding.plot import draw, draw_trace
 from penstock.models.papers.withholding.recorded_traces import Trace, read_traces
 from penstock.models.papers.withholding.report import describe, sweep_tables, traces_table
@@ -150,7 +153,7 @@ def links(
     """
     output = Output(context, figures)
     make = sensitivity_tables if sensitivity else links_tables
-    tables = make(LinkEffort(links, seconds), partial(typer.echo, err=True))
+    tables = make(LinkRuns(links, seconds), partial(typer.echo, err=True))
     heading = (
         f"{links} independent links of {seconds:g} s of each kind; 95 % confidence intervals"
         " (bootstrap over links)."
@@ -197,18 +200,18 @@ def patterns(
 
     Peers are on and off, messages have lifetimes. The result is printed as Markdown.
     """
-    from penstock.models.kernels.delivery_simulation import Effort  # noqa: PLC0415
+    from penstock.models.kernels.delivery_simulation import DeliveryRuns  # noqa: PLC0415
     from penstock.models.papers.patterns import claims, sweep  # noqa: PLC0415 - numpy
     from penstock.models.papers.patterns import plot as pattern_plot  # noqa: PLC0415
 
     output = Output(context, figures, plot)
     try:
-        effort = Effort(replications, messages)
+        runs = DeliveryRuns(replications, messages)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
-    results = sweep.run(effort, partial(typer.echo, err=True))
+    results = sweep.run(runs, partial(typer.echo, err=True))
     tables = paper_tables(claims.numbers(results), claims.claims(results)) | sweep.tables(results)
-    output.tell(str(effort), tables, partial(pattern_plot.draw, results))
+    output.tell(str(runs), tables, partial(pattern_plot.draw, results))
 
 
 def visibility(
@@ -223,15 +226,15 @@ def visibility(
 
     In order and out of order, beside its analytic network. The result is printed as Markdown.
     """
-    from penstock.models.kernels.lease_simulation import Effort  # noqa: PLC0415
+    from penstock.models.kernels.lease_simulation import LeaseRuns  # noqa: PLC0415
     from penstock.models.papers.visibility import claims, sweep  # noqa: PLC0415 - numpy
     from penstock.models.papers.visibility import plot as visibility_plot  # noqa: PLC0415
 
     output = Output(context, figures, plot)
-    effort = Effort(replications, seconds)
-    results = sweep.run(effort, partial(typer.echo, err=True))
+    runs = LeaseRuns(replications, seconds)
+    results = sweep.run(runs, partial(typer.echo, err=True))
     tables = paper_tables(claims.numbers(results), claims.claims(results)) | sweep.tables(results)
-    output.tell(str(effort), tables, partial(visibility_plot.draw, results))
+    output.tell(str(runs), tables, partial(visibility_plot.draw, results))
 
 
 def fabric(
@@ -249,7 +252,7 @@ def fabric(
     Markdown.
     """
     output = Output(context, figures, plot)
-    results = fabric_sweep.run(fabric_sweep.Effort(replications), partial(typer.echo, err=True))
+    results = fabric_sweep.run(fabric_sweep.FabricRuns(replications), partial(typer.echo, err=True))
     tables = paper_tables(fabric_claims.numbers(results), fabric_claims.claims(results))
     tables |= fabric_sweep.tables(results)
     heading = (

@@ -1,6 +1,6 @@
 """All evaluations of the papers in one run: each number of their text beside the simulation's.
 
-Each evaluation is what a command of its own runs, with the same effort and the same seeds, so that
+Each evaluation is what a command of its own runs, with the same extent and the same seeds, so that
 each row names the command that gives it alone. Two run at a time, in processes of their own.
 """
 
@@ -14,12 +14,12 @@ from multiprocessing import get_context
 from multiprocessing.queues import SimpleQueue
 from typing import Any, Final, NamedTuple
 
-from penstock.models.kernels.delivery_simulation import Effort as DeliveryEffort
-from penstock.models.kernels.lease_simulation import Effort as LeaseEffort
+from penstock.models.kernels.delivery_simulation import DeliveryRuns
+from penstock.models.kernels.lease_simulation import LeaseRuns
 from penstock.models.papers.dequeue import sweep as dequeue
 from penstock.models.papers.fabric import claims as fabric_claims
 from penstock.models.papers.fabric import sweep as fabric
-from penstock.models.papers.paper_figures import Claim, Reported, reported_table
+from penstock.models.papers.paper_figures import Claim, ReportedNumber, reported_table
 from penstock.models.papers.patterns import claims as pattern_claims
 from penstock.models.papers.patterns import sweep as patterns
 from penstock.models.papers.visibility import claims as visibility_claims
@@ -38,7 +38,7 @@ Tell = Callable[[str], None]
 """A function that gets a line about a finished step."""
 
 
-class Found(NamedTuple):
+class EvaluationResults(NamedTuple):
     """The results of one evaluation.
 
     Attributes:
@@ -46,7 +46,7 @@ class Found(NamedTuple):
         claims: the paper's statements on its figures.
     """
 
-    numbers: Sequence[Reported]
+    numbers: Sequence[ReportedNumber]
     claims: Sequence[Claim]
 
 
@@ -60,13 +60,13 @@ class Evaluation:
         run: runs it, whole or quick, and returns its results.
         numbers: yields the numbers of the paper's text from the results.
         claims: yields the paper's statements from the results.
-        n_steps: how many times `run` tells of a finished step: whole, and quick.
+        n_steps: how often `run` reports a finished step, in a whole and in a quick run.
     """
 
     paper: str
     command: str
     run: Callable[[bool, Tell], Any]
-    numbers: Callable[[Any], Iterable[Reported]]
+    numbers: Callable[[Any], Iterable[ReportedNumber]]
     claims: Callable[[Any], Iterable[Claim]]
     n_steps: tuple[int, int]
 
@@ -75,7 +75,7 @@ RATES: Final = ((10, 20, 50, 100, 150, 200), (10, 200))
 """Lambda of paper 000 in a whole run, and in a quick one."""
 
 
-def run_withholding(is_quick: bool, tell: Tell) -> withholding.Results:  # noqa: FBT001 - the form of all
+def run_withholding(is_quick: bool, tell: Tell) -> withholding.WithholdingResults:  # noqa: FBT001 - the form of all
     """Run figures 8 and 9 of paper 002."""
     n_traces, seconds = (6, 500) if is_quick else (60, 5000)
     rngs = [random.Random(seed) for seed in range(n_traces)]  # noqa: S311 (a simulation)
@@ -85,25 +85,25 @@ def run_withholding(is_quick: bool, tell: Tell) -> withholding.Results:  # noqa:
     return results
 
 
-def run_dequeue(is_quick: bool, tell: Tell) -> dequeue.Results:  # noqa: FBT001
+def run_dequeue(is_quick: bool, tell: Tell) -> dequeue.DequeueResults:  # noqa: FBT001
     """Run figures 9 to 12 of paper 000."""
     n_seeds, seconds = (6, 3.0) if is_quick else (8, 40.0)
     return dequeue.run(RATES[is_quick], range(n_seeds), seconds, tell)
 
 
-def run_fabric(is_quick: bool, tell: Tell) -> fabric.Results:  # noqa: FBT001
+def run_fabric(is_quick: bool, tell: Tell) -> fabric.FabricResults:  # noqa: FBT001
     """Run sections 3.4.2 to 3.4.4 of paper 001."""
-    return fabric.run(fabric.Effort(2, 0.05) if is_quick else fabric.Effort(), tell)
+    return fabric.run(fabric.FabricRuns(2, 0.05) if is_quick else fabric.FabricRuns(), tell)
 
 
-def run_patterns(is_quick: bool, tell: Tell) -> patterns.Results:  # noqa: FBT001
+def run_patterns(is_quick: bool, tell: Tell) -> patterns.PatternResults:  # noqa: FBT001
     """Run figures 7 to 11 of paper 003."""
-    return patterns.run(DeliveryEffort(6, 6000) if is_quick else DeliveryEffort(), tell)
+    return patterns.run(DeliveryRuns(6, 6000) if is_quick else DeliveryRuns(), tell)
 
 
-def run_visibility(is_quick: bool, tell: Tell) -> visibility.Results:  # noqa: FBT001
+def run_visibility(is_quick: bool, tell: Tell) -> visibility.VisibilityResults:  # noqa: FBT001
     """Run figures 11 to 15 of paper 004."""
-    return visibility.run(LeaseEffort(6, 5.0) if is_quick else LeaseEffort(), tell)
+    return visibility.run(LeaseRuns(6, 5.0) if is_quick else LeaseRuns(), tell)
 
 
 EVALUATIONS: Final = (
@@ -153,23 +153,23 @@ EVALUATIONS: Final = (
 
 def run(
     evaluations: Sequence[Evaluation], tell: Callable[[str, float], None], *, is_quick: bool
-) -> dict[Evaluation, Found]:
-    """Run evaluations, two at a time.
+) -> dict[Evaluation, EvaluationResults]:
+    """Run evaluations, two at a time, each in a process of its own.
 
     Args:
         evaluations: the evaluations in any order; those that take longest should be first.
         tell: gets a line about each finished step, and the share of all steps that are done.
-        is_quick: few and short runs, which show that each row can be made, and little of how it
-            stands.
+        is_quick: whether to make few and short runs, which show that each row can be made but whose
+            figures do not count.
 
     Returns:
-        What each gave, in the same order.
+        The results of each, in the same order.
     """
     context = get_context("spawn")
     steps: SimpleQueue[str] = context.SimpleQueue()
     n_steps, n_done = sum(each.n_steps[is_quick] for each in evaluations), 0
     with ProcessPoolExecutor(PROCESSES, context, _begin, (steps,)) as pool:
-        futures: dict[Future[Found], Evaluation] = {
+        futures: dict[Future[EvaluationResults], Evaluation] = {
             pool.submit(_run_in_process, each, is_quick): each for each in evaluations
         }
         pending = set(futures)
@@ -190,13 +190,13 @@ def _begin(steps: SimpleQueue[str]) -> None:
     _steps = steps
 
 
-def _run_in_process(evaluation: Evaluation, is_quick: bool) -> Found:  # noqa: FBT001
+def _run_in_process(evaluation: Evaluation, is_quick: bool) -> EvaluationResults:  # noqa: FBT001
     assert _steps is not None  # noqa: S101 - `_begin` has run
     results = evaluation.run(is_quick, _steps.put)
-    return Found(list(evaluation.numbers(results)), list(evaluation.claims(results)))
+    return EvaluationResults(list(evaluation.numbers(results)), list(evaluation.claims(results)))
 
 
-def tables(found: Mapping[Evaluation, Found]) -> dict[str, Table]:
+def tables(found: Mapping[Evaluation, EvaluationResults]) -> dict[str, Table]:
     """Return every number, how many statements hold, and those that do not."""
     plain = reported_table(())
     rows = [

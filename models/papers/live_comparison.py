@@ -5,32 +5,32 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from penstock.models.papers.model_vs_measured import Compared, compared_table, is_late
+from penstock.models.papers.model_vs_measured import ComparedFigure, compared_table, is_late
 from penstock.models.papers.patterns import live_run as patterns
 from penstock.models.papers.visibility import live_run as visibility
 from penstock.netem.figures.figure_file import Table
 
-EFFORTS: Final = (
-    (patterns.Effort(), visibility.Effort()),
-    (patterns.Effort(6, 8.0), visibility.Effort(6, 4.0)),
+RUNS: Final = (
+    (patterns.PathRuns(), visibility.QueueRuns()),
+    (patterns.PathRuns(6, 8.0), visibility.QueueRuns(6, 4.0)),
 )
-"""How much is run: whole, and quick."""
+"""The extents of a run: whole, and quick."""
 
 
-class Found(NamedTuple):
+class LiveResults(NamedTuple):
     """The results of live runs.
 
     Attributes:
         tables: the tables for a page.
-        doubts: reasons to doubt them.
+        doubts: reasons to doubt the figures.
     """
 
     tables: dict[str, Table]
     doubts: Sequence[str]
 
 
-def run(tell: Callable[[str], None], *, is_quick: bool) -> Found:
-    """Run all of them, one after the other.
+def run(tell: Callable[[str], None], *, is_quick: bool) -> LiveResults:
+    """Run all live comparisons, one after the other.
 
     Args:
         tell: gets a line about each run.
@@ -39,13 +39,13 @@ def run(tell: Callable[[str], None], *, is_quick: bool) -> Found:
     Raises:
         NetemError: a server or a client does not run.
     """
-    of_patterns, of_visibility = EFFORTS[is_quick]
+    of_patterns, of_visibility = RUNS[is_quick]
     rows = patterns.run(of_patterns, 0, tell)
     rows += visibility.run(of_visibility, 0, tell)
-    return Found({"real runs": compared_table(rows)}, list(doubts(rows)))
+    return LiveResults({"real runs": compared_table(rows)}, list(doubts(rows)))
 
 
-def doubts(rows: Sequence[Compared]) -> list[str]:
+def doubts(rows: Sequence[ComparedFigure]) -> list[str]:
     """Return why the figures are doubtful, if clients were late in some of the runs."""
     n_late = sum(is_late(row) for row in rows)
     most = max((row.late_seconds for row in rows), default=0.0)

@@ -1,9 +1,10 @@
 """A model's figures beside the measured ones of a live run, unit by unit.
 
-Each unit, a path or a queue, has the same draws in both: when messages are created, when peers are
-on, how long services take. The measured figure over the model's is therefore known better than
-either, and it decides: a row **agrees** where the whole interval of that ratio is within 10 %. The
-two means of a row have intervals of their own, over the same units.
+Each unit, a path or a queue, has the same random values in both: the creation of messages, the
+times for which peers are on, and the service times. The ratio of the measured figure to the model's
+is therefore known better than either figure, and it decides: a row **agrees** where the whole
+interval of that ratio is within 10 %. The two means of a row have intervals of their own, over the
+same units.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ from penstock.netem.figures.estimates import (
 from penstock.netem.figures.figure_file import Table
 
 
-class Unit(NamedTuple):
-    """A figure of one unit, as the sums whose ratio it is: seconds and messages, for a mean.
+class ComparedUnit(NamedTuple):
+    """A figure of one unit, as two sums whose ratio it is: for a mean time, seconds and messages.
 
     Attributes:
-        modelled: (dividend, divisor).
-        measured: (dividend, divisor).
+        modelled: the model's sums, (dividend, divisor).
+        measured: the run's sums, (dividend, divisor).
     """
 
     modelled: tuple[float, float]
@@ -42,20 +43,20 @@ class Unit(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
-    """A figure of a model, and of the real run.
+class ComparedFigure:
+    """A figure of a model, and the same figure measured in a live run.
 
     Attributes:
         paper: the number of the paper.
         what: the name of the figure.
-        units: independent ones.
-        late_seconds: how late 99 of 100 actions of the clients were at most, by the fault of this
-            machine.
+        units: the independent units.
+        late_seconds: the lateness that 99 of 100 actions of the clients did not exceed, which this
+            machine causes.
     """
 
     paper: str
     what: str
-    units: Sequence[Unit]
+    units: Sequence[ComparedUnit]
     late_seconds: float
 
     @property
@@ -75,7 +76,7 @@ class Compared:
 
     @property
     def standing(self) -> Standing:
-        """Whether the measured figure agrees with the model's."""
+        """How the measured figure stands to the model's."""
         found = self.over
         return all_of((at_least(found, 1 - TOLERANCE), at_most(found, 1 + TOLERANCE)))
 
@@ -84,12 +85,12 @@ class Compared:
         return ratio(dividends, sum_of([unit[which][1] for unit in self.units]))
 
 
-def is_late(row: Compared) -> bool:
+def is_late(row: ComparedFigure) -> bool:
     """Say whether clients were too late for a verdict: other programs had the processors."""
     return row.late_seconds > MOST_LATE_SECONDS
 
 
-def compared_table(rows: Sequence[Compared]) -> Table:
+def compared_table(rows: Sequence[ComparedFigure]) -> Table:
     """Return models beside real runs."""
     return Table(
         ["paper", "figure", "model", "measured", "measured over model", "verdict", "late by"],

@@ -1,4 +1,4 @@
-"""The outcomes of a sweep: independent runs of each point, which have equal seeds at each point.
+"""The outcomes of a sweep: independent runs of each point, with the same seeds at every point.
 
 Equal seeds make comparisons paired, so a ratio or a difference of two points has a much shorter
 interval than its parts.

@@ -1,4 +1,4 @@
-"""The numbers and the statements of a paper's text, each beside what was simulated."""
+"""The numbers and the statements of a paper's text, each beside the simulation's result."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from penstock.netem.figures.estimates import Estimate, Standing, agrees, at_leas
 from penstock.netem.figures.figure_file import Table
 
 Claim: TypeAlias = tuple[str, Standing, str]
-"""A statement of a paper, whether it holds, and what was found."""
+"""A statement of a paper, whether it holds, and the simulation's result."""
 
 Relation: TypeAlias = Literal["about", "at least", "at most"]
 
 
 @dataclass(frozen=True, slots=True)
-class Reported:
+class ReportedNumber:
     """A number of a paper's text, and the simulation's.
 
     Attributes:
@@ -25,9 +25,9 @@ class Reported:
         value: the paper's number.
         found: the simulation's number.
         reading: what we chose where the paper is silent, or why our number differs.
-        relation: how the paper says that the figure stands to its number.
+        relation: the relation between the figure and its number in the paper's text.
         closed_form: the figure by queueing theory; nan where no closed form is known.
-        unit: text behind the numbers.
+        unit: the unit, which is written after the numbers.
     """
 
     what: str
@@ -45,7 +45,7 @@ class Reported:
 
     @property
     def standing(self) -> Standing:
-        """Whether the simulation agrees with the paper."""
+        """How the simulation stands to the paper."""
         if self.relation == "at least":
             return at_least(self.found, self.value)
         if self.relation == "at most":
@@ -53,7 +53,7 @@ class Reported:
         return agrees(self.found, self.value)
 
 
-def reported_table(rows: Iterable[Reported]) -> Table:
+def reported_table(rows: Iterable[ReportedNumber]) -> Table:
     """Return a paper's numbers beside the simulation's."""
     return Table(
         ["figure", "reported", "simulated", "deviation", "closed form", "verdict", "reading"],
@@ -72,7 +72,7 @@ def reported_table(rows: Iterable[Reported]) -> Table:
     )
 
 
-def paper_tables(numbers: Iterable[Reported], claims: Iterable[Claim]) -> dict[str, Table]:
+def paper_tables(numbers: Iterable[ReportedNumber], claims: Iterable[Claim]) -> dict[str, Table]:
     """Return the tables of a paper's numbers and of its statements."""
     rows = [[claim, str(standing), found] for claim, standing, found in claims]
     return {
@@ -81,6 +81,6 @@ def paper_tables(numbers: Iterable[Reported], claims: Iterable[Claim]) -> dict[s
     }
 
 
-def _shown(row: Reported) -> str:
+def _shown(row: ReportedNumber) -> str:
     shown = format(row.found, ".3g")
     return shown if math.isnan(row.found.value) else shown + row.unit

@@ -1,8 +1,9 @@
 """Queues between broker and back ends: receivers, visibility timeout, physical queues, N_max.
 
-Two models. Paper 004's queue runs on the queue's own leases, and says how long messages take with
-so many receivers. Paper 000's simulation runs the queue's own dequeue strategies with the gateway's
-costs. The gateway is one thread, so it is one server, whatever the number of physical queues.
+There are two models. Paper 004's queue runs on the queue's own leases, and predicts how long
+messages take with a number of receivers. Paper 000's simulation runs the queue's own dequeue
+strategies with the gateway's costs. The gateway is one thread, so it is one server, whatever the
+number of physical queues.
 """
 
 from __future__ import annotations
@@ -46,15 +47,16 @@ EVENTS: Final = 20_000
 
 
 @dataclass(frozen=True, slots=True)
-class Receivers:
-    """So many receivers, simulated.
+class ReceiverResult:
+    """The simulated results of one number of receivers.
 
     Attributes:
         count: the number of receivers.
         utilisation: rho.
         outcomes: the outcomes of independent runs; empty where they cannot keep up.
         seconds: the length of a run.
-        quantile_wait: seconds that 99 of 100 messages wait at most (M/M/N); infinite likewise.
+        quantile_wait: the seconds that 99 of 100 messages do not wait longer than (M/M/N); infinite
+            where the receivers cannot keep up.
     """
 
     count: int
@@ -112,7 +114,7 @@ def counts(fleet: Fleet, name: str) -> list[int]:
     return sorted({least, calm, back_end.receivers, calm + max(1, calm // 2)})
 
 
-def predict(fleet: Fleet, costs: Costs, name: str, count: int) -> Receivers:
+def predict(fleet: Fleet, costs: Costs, name: str, count: int) -> ReceiverResult:
     """Simulate a back end with a number of receivers.
 
     Args:
@@ -138,19 +140,19 @@ def predict(fleet: Fleet, costs: Costs, name: str, count: int) -> Receivers:
         )
         mean_wait = mmn_waiting(offered, service_rate, count)
     except UnstableError:
-        return Receivers(count, offered / (count * service_rate), (), seconds, math.inf)
+        return ReceiverResult(count, offered / (count * service_rate), (), seconds, math.inf)
     outcomes = [
         simulate(setting, LeasedMessages("any"), seconds, np.random.default_rng(number))
         for number in range(RUNS)
     ]
     spare = count * service_rate - offered
     wait = max(0.0, math.log(max(1e-9, 100 * mean_wait * spare)) / spare)
-    return Receivers(count, offered / (count * service_rate), outcomes, seconds, wait)
+    return ReceiverResult(count, offered / (count * service_rate), outcomes, seconds, wait)
 
 
 @dataclass(frozen=True, slots=True)
-class Strategy:
-    """A dequeue strategy, simulated.
+class StrategyResult:
+    """The simulated results of one dequeue strategy.
 
     Attributes:
         name: the name of the strategy.
@@ -174,7 +176,7 @@ def gateway_costs(costs: Costs) -> dequeue.Costs:
     )
 
 
-def strategies(fleet: Fleet, costs: Costs, name: str) -> list[Strategy]:
+def strategies(fleet: Fleet, costs: Costs, name: str) -> list[StrategyResult]:
     """Simulate each dequeue strategy with the receivers of a back end."""
     back_end = fleet.back_ends[name]
     rate = arrival_rate(fleet, back_end)
@@ -201,7 +203,7 @@ def strategies(fleet: Fleet, costs: Costs, name: str) -> list[Strategy]:
             warm_up=seconds / 4,
         )
         outcome = dequeue.simulate(setting, random.Random(0))  # noqa: S311 (a simulation)
-        found.append(Strategy(strategy, outcome, _busy(outcome, gateway_costs(costs))))
+        found.append(StrategyResult(strategy, outcome, _busy(outcome, gateway_costs(costs))))
     return found
 
 

@@ -1,10 +1,10 @@
 """The measured costs of a message, a connection and a payload for the broker.
 
-A broker that has nothing else to do wakes up for each packet, which costs several times the
-packet's own work. One that is busy finds the next packets there when it has done the last ones. So
-there are two costs: those of a busy broker say when it overflows, and with those whose names begin
-with `alone` on top they say what it takes of a core while it is not full. `SOURCE` names where each
-was measured.
+A broker that is idle wakes up for each packet, which costs several times the packet's own work. A
+busy broker finds the next packets in its buffers when it has handled the last ones. So there are
+two costs: those of a busy broker decide when it overflows; with the costs whose names begin with
+`alone` added, they give the share of a core that it takes while it is not full. `SOURCE` names
+where each was measured.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ class Costs:
         enqueue: the cost of storing a message in a queue.
         dequeue: the cost of receiving and deleting a message of a queue, in batches of a hundred.
         request: the cost of a request over HTTP that finds nothing.
-        receive_byte: the cost of a payload byte that comes.
-        deliver_byte: the cost of a payload byte that goes to a subscriber.
+        receive_byte: the cost of receiving a payload byte.
+        deliver_byte: the cost of sending a payload byte to a subscriber.
         alone: the further cost of a message of QoS 1 or 2 that finds the broker idle.
         alone_qos_0: the further cost of a message of QoS 0 that finds the broker idle.
         alone_delivery: the further cost of each delivery of such a message.
         alone_commit: the cost of a commit of one message, or of one PUBACK.
         idle: the cost of each second, without any message.
         look: the cost of looking at one connection's RTT.
-        connect: the cost of a connection that comes and goes.
-        base_bytes: memory of a broker without clients.
+        connect: the cost of opening and closing a connection.
+        base_bytes: the memory of a broker without clients.
         connection_bytes: the memory of an idle connection.
         subscription_bytes: the memory of a subscription.
         queued_bytes: the memory of a message that waits, without its payload.

@@ -1,16 +1,18 @@
-"""How fast messages of devices of a kind arrive at one subscriber, and where the rest is lost.
+"""The prediction of how fast devices' messages reach one subscriber, and where messages are lost.
 
 A message passes three stages of paper 003's model: its device, which waits for a connection or
 loses the message; the broker; and the outbox of the subscriber, which keeps messages while it is
 off, or loses them. Beside the simulation stands the closed form for services that take no time.
 
-* The devices of a kind are one peer that is on and off. For the delay of a message that is right:
-  it waits for its own device. Where links are full it is pessimistic, as all wait together.
+* The devices of a kind are modelled as one peer that is on and off. For the delay of a message that
+  is right: it waits for its own device. For full links it is pessimistic, as all devices wait
+  together.
 * A subscriber's link serves its messages at its mean rate over good and bad phases. What bad phases
-  do to latencies is simulated in `holding`.
-* Where peers are on for much longer than it is between two messages, a part of the messages is
-  simulated: so many that peers go on and off often enough. The others take their share of each
-  server, which is exact for the time in an M/M/1 queue, and leaves out what waits after an outage.
+  do to latencies is simulated in `link_policies`.
+* Where peers stay on for much longer than the time between two messages, only a part of the
+  messages is simulated: so many that peers go on and off often enough. The others take their share
+  of each server's time. That is exact for the time in an M/M/1 queue, and leaves out the backlog
+  after an outage.
 """
 
 from __future__ import annotations
@@ -69,9 +71,10 @@ class Delivery:
     Attributes:
         variant: the variant that was simulated.
         outcomes: the outcomes of independent runs.
-        light: share that arrives if services took no time; nan where no closed form is known.
+        light: the share of messages that would arrive if services took no time; nan where no closed
+            form is known.
         wire_seconds: the time that each message is on links, which is added to each response time.
-        simulated_ratio: share of the messages that was simulated.
+        simulated_ratio: the share of the messages that was simulated.
         backlog_messages: the messages that wait for one subscriber in most of its outages.
         backlog_bytes: the payload bytes of these messages.
     """
@@ -160,8 +163,8 @@ def predict(fleet: Fleet, costs: Costs, source: str, name: str, variant: Variant
     Args:
         fleet: the fleet, with its other traffic.
         costs: the costs on its machine.
-        source: name of the devices.
-        name: the name of the subscribers.
+        source: the name of the kind of devices.
+        name: the name of the kind of subscribers.
         variant: the variant of both.
     """
     path, simulated_ratio, wire = _path(fleet, costs, source, name, variant)

@@ -29,10 +29,10 @@ class BadPath:
     """A link in its bad phases.
 
     Attributes:
-        rtt_seconds: without queues of its own.
+        rtt_seconds: the round-trip time, without queueing on this link.
         bytes_per_second: the bytes a second that TCP carries, which is less than the link's rate
             where packets are lost.
-        loss_ratio: share of packets that are lost.
+        loss_ratio: the share of packets that are lost.
     """
 
     rtt_seconds: Seconds
@@ -47,9 +47,9 @@ class LinkClass:
     Attributes:
         rtt_seconds: the round trip while the link is good, as in `BadPath`.
         bytes_per_second: the bytes a second while the link is good, as in `BadPath`.
-        bad: what it is like in bad phases; None: there are none.
-        good_seconds: mean length of a good phase; phases are exponential.
-        bad_seconds: mean length of a bad one.
+        bad: the link in its bad phases; None where it has none.
+        good_seconds: the mean length of a good phase; lengths are exponentially distributed.
+        bad_seconds: the mean length of a bad phase.
     """
 
     rtt_seconds: Seconds
@@ -89,11 +89,11 @@ class Devices:
         messages_per_second: the messages a second of one device.
         payload_bytes: the payload length of a message.
         link: name of its link.
-        topics: filter of all topics that they publish to.
+        topics: the topic filter that matches all topics that they publish to.
         qos: the QoS of their messages.
         lifetime_seconds: Message Expiry Interval; None for none.
         on_seconds: mean time for which a device has a connection; None for always.
-        off_seconds: mean time for which it has none.
+        off_seconds: the mean time for which it has no connection.
     """
 
     count: Positive
@@ -124,10 +124,10 @@ class Subscribers:
         count: the number of subscribers.
         devices: names of the kinds of devices whose messages they get.
         link: name of its link.
-        share_ratio: share of those devices whose messages one subscriber gets.
-        keeps_session: whether the broker keeps messages of QoS 1 and 2 while one is off.
-        on_seconds: mean time for which one has a connection; None for always.
-        off_seconds: mean time for which it has none.
+        share_ratio: the share of those devices whose messages one subscriber receives.
+        keeps_session: whether the broker keeps messages of QoS 1 and 2 while a subscriber is off.
+        on_seconds: the mean time for which a subscriber has a connection; None for always.
+        off_seconds: the mean time for which it has no connection.
     """
 
     count: Positive
@@ -153,7 +153,7 @@ class BackEnd:
         seconds_per_message: the time that a receiver needs for one message.
         success_ratio: q, share of the messages that a receiver finishes; it gets the others again.
         order: the order of messages: ``any``, or ``key`` for those of a device in their order.
-        requests_per_second: the requests a second of a receiver that finds nothing.
+        requests_per_second: the requests a second of an idle receiver, which find nothing.
     """
 
     devices: Annotated[list[str], Field(min_length=1)]
@@ -181,7 +181,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True, config=STRICT)
 class Fleet:
-    """All of a plan's file.
+    """The whole content of a plan's file.
 
     Attributes:
         links: kinds of links by name.

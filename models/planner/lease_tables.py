@@ -19,7 +19,7 @@ from penstock.netem.figures.figure_file import Table
 
 
 def queue_tables(setting: LeaseSetting, outcomes: Sequence[LeaseOutcome]) -> dict[str, Table]:
-    """Return what independent runs of a queue found.
+    """Return the tables of a queue's independent runs.
 
     The analytic network stands beside it where it describes the queue: out of order, and with
     failed deliveries that are visible again at once.

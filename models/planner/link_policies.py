@@ -15,9 +15,9 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 from penstock.models.kernels.link_simulation import (
-    Change,
     Latencies,
-    State,
+    LinkChange,
+    LinkState,
     Traffic,
     in_turn,
     simulate,
@@ -68,88 +68,90 @@ D_OVER_MEAN: Final = DEFAULT_MAX_WITHHOLD * DEFAULT_CONGESTION_RATE
 """D over the mean length of congestion: 20 s over 17.5 s in paper 002."""
 
 
-class Case(NamedTuple):
+class LinkCase(NamedTuple):
     """The link and the traffic of one subscriber.
 
     Attributes:
-        about: the case in words.
-        good: the link at first.
-        bad: the link in between.
-        mean_seconds: mean time for which it is good, and bad.
+        about: the description of the case.
+        good: the link's good state, in which it begins.
+        bad: the link's bad state.
+        mean_seconds: the mean lengths of good and bad phases.
         traffic: the messages on it.
     """
 
     about: str
-    good: State
-    bad: State
+    good: LinkState
+    bad: LinkState
     mean_seconds: tuple[float, float]
     traffic: Traffic
 
 
-class Sizes(NamedTuple):
+class SizeBorder(NamedTuple):
     """The border between small and large messages.
 
     Attributes:
         threshold_s: payload bytes above which a message is large; None: all are alike.
-        why: the reason in words.
+        why: the reason, as text.
     """
 
     threshold_s: int | None
     why: str
 
 
-def threshold(fleet: Fleet) -> Sizes:
+def threshold(fleet: Fleet) -> SizeBorder:
     """Choose threshold_s: the product's if it parts the fleet's sizes, or the widest gap."""
     sizes = sorted({each.payload_bytes for each in fleet.devices.values()})
     if sizes[0] <= DEFAULT_THRESHOLD_S < sizes[-1]:
-        return Sizes(DEFAULT_THRESHOLD_S, "it parts the fleet's sizes")
+        return SizeBorder(DEFAULT_THRESHOLD_S, "it parts the fleet's sizes")
     gaps = [(above / below, below, above) for below, above in pairwise(sizes)]
     step, below, above = max(gaps, default=(1.0, 0, 0))
     if step < LEAST_STEP:
-        return Sizes(None, "all messages are of about one size")
-    return Sizes(round(math.sqrt(below * above)), f"in the gap from {below:,} to {above:,} bytes")
+        return SizeBorder(None, "all messages are of about one size")
+    return SizeBorder(
+        round(math.sqrt(below * above)), f"in the gap from {below:,} to {above:,} bytes"
+    )
 
 
 SHARES: Final = (0.5, 0.9, 0.99)
-"""The quantiles of the latency of small messages that are told."""
+"""The quantiles of the latency of small messages that the tables show."""
 
 
-class Figures(NamedTuple):
+class PolicyLatencies(NamedTuple):
     """The latencies under a policy.
 
     Attributes:
         small: quantiles of the latency of small messages, seconds, by share.
-        large: mean latency of large ones, seconds.
+        large: the mean latency of large messages, seconds.
     """
 
     small: Mapping[float, Estimate]
     large: Estimate
 
 
-def figures_of(found: Sequence[Latencies]) -> Figures:
+def figures_of(found: Sequence[Latencies]) -> PolicyLatencies:
     """Return the figures of some links, with intervals over them."""
     small, large = [each.small for each in found], [each.large for each in found]
-    return Figures(
+    return PolicyLatencies(
         {share: bootstrap(len(found), pooled_quantile(small, share)) for share in SHARES},
         bootstrap(len(found), pooled_mean(large)),
     )
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class PolicyResults:
     """The results of all policies for subscribers of a kind.
 
     Attributes:
         case: the case that was simulated.
-        by_policy: what each link gave, by policy or `TWO_LANES`.
-        figures: the latencies in few numbers.
+        by_policy: the latencies on each link, by policy or `TWO_LANES`.
+        figures: the latencies, summed up.
         small_ratio: share of the small messages that was simulated.
         seconds: the length of a run of each link.
     """
 
-    case: Case
+    case: LinkCase
     by_policy: Mapping[str, Sequence[Latencies]]
-    figures: Mapping[str, Figures]
+    figures: Mapping[str, PolicyLatencies]
     small_ratio: float
     seconds: float
 
@@ -170,13 +172,13 @@ class Held:
         return self.figures[policy].large
 
 
-def make_case(fleet: Fleet, name: str, threshold_s: int | None) -> tuple[Case, float] | None:
-    """Return what one subscriber meets, and the share of small messages in it.
+def make_case(fleet: Fleet, name: str, threshold_s: int | None) -> tuple[LinkCase, float] | None:
+    """Return the case of one subscriber, and the share of its small messages that is simulated.
 
     Args:
         fleet: the fleet of the subscribers.
-        name: their name.
-        threshold_s: payload bytes.
+        name: the name of the kind of subscribers.
+        threshold_s: the payload length above which a message is large, bytes.
 
     Returns:
         None where the link has no bad phases, or no messages of two sizes.
@@ -193,10 +195,10 @@ def make_case(fleet: Fleet, name: str, threshold_s: int | None) -> tuple[Case, f
         return None
     small_rate = sum(each.rate for each in small)
     simulated_rate = min(small_rate, MOST_SMALL_RATE)
-    case = Case(
+    case = LinkCase(
         name,
-        State(link.bytes_per_second, link.rtt_seconds),
-        State(link.bad.bytes_per_second, link.bad.rtt_seconds, link.bad.loss_ratio),
+        LinkState(link.bytes_per_second, link.rtt_seconds),
+        LinkState(link.bad.bytes_per_second, link.bad.rtt_seconds, link.bad.loss_ratio),
         (link.good_seconds, link.bad_seconds),
         Traffic(
             1 / simulated_rate,
@@ -225,18 +227,18 @@ def config(policy: PolicyName, bad_seconds: float, threshold_s: int) -> Withhold
 
 
 def simulate_policies(
-    case: Case,
+    case: LinkCase,
     small_ratio: float,
     threshold_s: int,
     probe_period: float,
     tell: Callable[[str], None],
-) -> Held:
+) -> PolicyResults:
     """Run every policy on the same links, and small messages on a connection of their own.
 
     Args:
         case: from `make_case`.
         small_ratio: the share of small messages that is simulated, from `make_case`.
-        threshold_s: payload bytes.
+        threshold_s: the payload length above which a message is large, bytes.
         probe_period: T_Q, seconds.
         tell: gets a line about each policy.
     """
@@ -265,23 +267,23 @@ def simulate_policies(
         Latencies(one.small, other.large) for one, other in zip(small, large, strict=True)
     ]
     figures = {name: figures_of(each) for name, each in found.items()}
-    return Held(case, found, figures, small_ratio, seconds)
+    return PolicyResults(case, found, figures, small_ratio, seconds)
 
 
-def _changes(case: Case, seed: int, seconds: float) -> list[Change]:
+def _changes(case: LinkCase, seed: int, seconds: float) -> list[LinkChange]:
     rng = random.Random(f"{case.about} {seed}")  # noqa: S311 (a simulation)
     good_seconds, bad_seconds = case.mean_seconds
     return in_turn(
         rng,
         seconds,
-        lambda at, _end: [Change(at, case.bad)],
+        lambda at, _end: [LinkChange(at, case.bad)],
         good=case.good,
         mean_good_seconds=good_seconds,
         mean_bad_seconds=bad_seconds,
     )
 
 
-def choose(found: Sequence[Held]) -> PolicyName:
+def choose(found: Sequence[PolicyResults]) -> PolicyName:
     """Choose a policy for all subscribers, as the policy file has one.
 
     It is the product's default, which needs no parameters, unless another one is shown to give

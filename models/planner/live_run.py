@@ -22,7 +22,7 @@ import numpy as np
 import psutil
 
 from penstock.models.planner.fleet import LinkClass
-from penstock.models.planner.scaled_fleet import Scaled
+from penstock.models.planner.scaled_fleet import ScaledFleet
 from penstock.models.planner.schedule_replay import Arrivals, Schedule, make_schedule, replay
 from penstock.netem.clients.on_off_plan import (
     ALWAYS,
@@ -54,11 +54,11 @@ PORT: Final = 1883
 """The TCP port of a broker in a network namespace of its own."""
 
 
-class Share(NamedTuple):
+class SubscriberShare(NamedTuple):
     """The messages that one subscriber got of the devices of a kind.
 
     Attributes:
-        created: messages on its topics.
+        created: the messages on its topics.
         arrived: the messages of these that arrived within their lifetime.
         prompt: the messages of these that arrived within `PROMPT_SECONDS`.
         seconds: the time from creation to arrival, of all that arrived together.
@@ -70,25 +70,25 @@ class Share(NamedTuple):
     seconds: float
 
     @classmethod
-    def of(cls, created: int, seconds: np.ndarray[Any, Any]) -> Share:
+    def of(cls, created: int, seconds: np.ndarray[Any, Any]) -> SubscriberShare:
         """Return the share of which each message took some seconds."""
         prompt = int(np.count_nonzero(seconds <= PROMPT_SECONDS))
         return cls(created, len(seconds), prompt, float(seconds.sum()))
 
 
-Shares = Mapping[tuple[str, str], Sequence[Share]]
+Shares = Mapping[tuple[str, str], Sequence[SubscriberShare]]
 """The shares of each subscriber, by the names of devices and subscribers."""
 
 
-class Measured(NamedTuple):
+class LiveRunResult(NamedTuple):
     """The results of a run, and the model's for the same schedule.
 
     Attributes:
         shares: the measured shares.
         replayed: the model's shares of the same subscribers.
-        core_ratio: share of a core that the broker took.
-        late_seconds: how late 99 of 100 actions of the clients were at most: on a busy machine
-            latencies are its own.
+        core_ratio: the share of a core that the broker took.
+        late_seconds: the lateness that 99 of 100 actions of the clients did not exceed: on a busy
+            machine, latencies are the machine's.
     """
 
     shares: Shares
@@ -102,13 +102,14 @@ def has_links() -> bool:
     return os.geteuid() == 0
 
 
-def run(scaled: Scaled, seconds: float, rng: np.random.Generator) -> Measured:
-    """Run a fleet.
+def run(scaled: ScaledFleet, seconds: float, rng: np.random.Generator) -> LiveRunResult:
+    """Run a scaled fleet.
 
     Args:
         scaled: the fleet.
         seconds: the time in which messages are created.
-        rng: draws all times, and of which devices each subscriber gets messages.
+        rng: the source of random values: all times, and the devices whose messages each subscriber
+            gets.
 
     Raises:
         NetemError: the broker, a network or clients do not run.
@@ -145,14 +146,14 @@ def _policy(address: str) -> dict[str, Any]:
 
 
 class _Clients:
-    """The clients of a run, their schedules, and what the model says of these."""
+    """The clients of a run, their schedules, and the model's predictions for these."""
 
-    def __init__(self, scaled: Scaled, seconds: float, rng: np.random.Generator) -> None:
+    def __init__(self, scaled: ScaledFleet, seconds: float, rng: np.random.Generator) -> None:
         fleet = scaled.fleet
         self.scaled = scaled
         self.publishers: list[OnOffPublisher] = []
         self.subscribers: list[OnOffSubscriber] = []
-        self.replayed: dict[tuple[str, str], list[Share]] = {}
+        self.replayed: dict[tuple[str, str], list[SubscriberShare]] = {}
         self._sources: list[str] = []
         self._names: list[str] = []
         self._picked: list[dict[str, list[int]]] = []
@@ -204,7 +205,7 @@ class _Clients:
 
     def _add(self, source: str, name: str, found: Arrivals) -> None:
         shares = self.replayed.setdefault((source, name), [])
-        shares.append(Share.of(found.created, found.seconds))
+        shares.append(SubscriberShare.of(found.created, found.seconds))
         self.end_seconds = max(self.end_seconds, found.last)
 
     def links(self) -> list[LinkClass]:
@@ -221,7 +222,7 @@ class _Clients:
             port, self.end_seconds, self.publishers, self.subscribers, QUIET_SECONDS
         )
 
-    def measured(self, records: OnOffRecords, core_ratio: float) -> Measured:
+    def measured(self, records: OnOffRecords, core_ratio: float) -> LiveRunResult:
         """Return what was measured, beside the model's."""
         took: list[dict[str, list[float]]] = [
             {source: [] for source in picked} for picked in self._picked
@@ -229,13 +230,13 @@ class _Clients:
         for each in records.worked:
             created = self.publishers[each.publisher].created[each.number]
             took[each.subscriber][self._sources[each.publisher]].append(each.at - created)
-        shares: dict[tuple[str, str], list[Share]] = {}
+        shares: dict[tuple[str, str], list[SubscriberShare]] = {}
         for name, picked, found in zip(self._names, self._picked, took, strict=True):
             for source, numbers in picked.items():
                 n_created = sum(len(self.publishers[n].created) for n in numbers)
-                share = Share.of(n_created, np.array(found[source]))
+                share = SubscriberShare.of(n_created, np.array(found[source]))
                 shares.setdefault((source, name), []).append(share)
-        return Measured(shares, self.replayed, core_ratio, records.late_seconds())
+        return LiveRunResult(shares, self.replayed, core_ratio, records.late_seconds())
 
 
 def _times(schedule: Schedule) -> list[tuple[float, float]]:
@@ -246,8 +247,8 @@ def _times(schedule: Schedule) -> list[tuple[float, float]]:
 
 
 Place = tuple[OnOffClientsPlan, str, Popen | None, Mapping[str, Popen] | None]
-"""The clients' plan, the broker's address, what starts the broker, and what starts clients on each
-host."""
+"""The place of a run: the clients' plan, the broker's address, the function that starts the
+broker, and those that start clients on each host."""
 
 
 @contextmanager

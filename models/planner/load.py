@@ -39,8 +39,8 @@ class Flow(NamedTuple):
     """Messages to one subscriber from devices of a kind.
 
     Attributes:
-        devices: their name.
-        rate: messages a second.
+        devices: the name of the kind of devices.
+        rate: the messages a second.
         payload_bytes: the payload length of each message.
     """
 
@@ -55,15 +55,15 @@ class Flow(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
-    """A server and its work.
+class LoadStage:
+    """A stage that serves work, such as the broker's core or a link.
 
     Attributes:
         name: the name of the stage, with what overflows there.
-        rate: the work that comes, a second.
-        most: the most of its work that it can do, a second.
-        work: what comes: messages, bytes or processor seconds.
-        source: where `most` is from.
+        rate: the arriving work a second.
+        most: the most work a second that it can do.
+        work: the unit of the work: messages, bytes or processor seconds.
+        source: the source of `most`.
     """
 
     name: str
@@ -123,14 +123,14 @@ def idle_ratio(rate: float, link: LinkClass) -> float:
     return math.exp(-rate * is_idle_after(link))
 
 
-class Work(NamedTuple):
+class BrokerWork(NamedTuple):
     """A kind of work that takes the broker's core.
 
     Attributes:
         name: the name of the work.
-        rate: how often a second.
-        seconds: processor time of each while the broker is busy.
-        alone_seconds: what each takes in addition while it is not.
+        rate: how often the work occurs, a second.
+        seconds: the processor time of each while the broker is busy.
+        alone_seconds: the further processor time of each while the broker is not busy.
     """
 
     name: str
@@ -149,7 +149,7 @@ class Work(NamedTuple):
         return self.rate * (self.seconds + self.alone_seconds)
 
 
-def broker_work(fleet: Fleet, costs: Costs) -> list[Work]:
+def broker_work(fleet: Fleet, costs: Costs) -> list[BrokerWork]:
     """Return what the broker does, without looks at RTTs.
 
     Args:
@@ -165,7 +165,7 @@ def broker_work(fleet: Fleet, costs: Costs) -> list[Work]:
             keepers = [who for who in fleet.subscribers.values() if who.keeps_session]
             sessions = sum(who.count * who.share_ratio for who in keepers if name in who.devices)
             alone += min(1.0, sessions) * costs.alone_commit  # of what some session keeps
-        found.append(Work(f"receive from {name}", each.total_rate, one, alone))
+        found.append(BrokerWork(f"receive from {name}", each.total_rate, one, alone))
     for name, who in fleet.subscribers.items():
         for source, each in fleet.sources(who).items():
             one = costs.deliver_acknowledged if each.qos else costs.deliver
@@ -177,14 +177,14 @@ def broker_work(fleet: Fleet, costs: Costs) -> list[Work]:
                     costs.alone_commit
                 )  # of its PUBACK, which each client sends at its own time
             rate = each.total_rate * who.share_ratio * who.count
-            found.append(Work(f"deliver {source} to {name}", rate, one, alone))
+            found.append(BrokerWork(f"deliver {source} to {name}", rate, one, alone))
     for name, back_end in fleet.back_ends.items():
         sources = fleet.sources(back_end).values()
         rate = sum(each.total_rate for each in sources)
         n_bytes = sum(each.total_rate * each.payload_bytes for each in sources)
         one = costs.enqueue + costs.dequeue / back_end.success_ratio
         one += n_bytes / rate * costs.deliver_byte
-        found.append(Work(f"queue {name}", rate, one, costs.alone_commit))
+        found.append(BrokerWork(f"queue {name}", rate, one, costs.alone_commit))
     return found
 
 
@@ -196,9 +196,11 @@ def probe_period(fleet: Fleet, costs: Costs) -> float:
     return PROBE_PERIODS[-1]
 
 
-def probing(fleet: Fleet, costs: Costs) -> Work:
+def probing(fleet: Fleet, costs: Costs) -> BrokerWork:
     """Return the work of looking at each subscriber's RTT; the broker has none of publishers."""
-    return Work("look at RTTs", fleet.n_subscribers / probe_period(fleet, costs), costs.look, 0.0)
+    return BrokerWork(
+        "look at RTTs", fleet.n_subscribers / probe_period(fleet, costs), costs.look, 0.0
+    )
 
 
 def core_ratio(fleet: Fleet, costs: Costs) -> float:
@@ -210,37 +212,37 @@ def core_ratio(fleet: Fleet, costs: Costs) -> float:
     return min(1.0, costs.idle + sum(each.alone_ratio for each in work))
 
 
-def stages(fleet: Fleet, costs: Costs) -> list[Stage]:
+def stages(fleet: Fleet, costs: Costs) -> list[LoadStage]:
     """Return every stage, the fullest first."""
     work = (*broker_work(fleet, costs), probing(fleet, costs))
     used, fullest = sum(each.ratio for each in work), max(work, key=lambda each: each.ratio)
     source = f"most for {fullest.name}, {fullest.ratio / used:.0%}"
-    found = [Stage(BROKER, used, 1.0, "processor seconds", source)]
+    found = [LoadStage(BROKER, used, 1.0, "processor seconds", source)]
     found += [_uplink(name, each, fleet) for name, each in fleet.devices.items()]
     for name, who in fleet.subscribers.items():
         rate = sum(each.bytes_per_second for each in flows(fleet, name))
         most = fleet.links[who.link].mean_rate
         if who.on_seconds is not None and who.off_seconds is not None:
             most *= who.on_seconds / (who.on_seconds + who.off_seconds)
-        found.append(Stage(f"link of {name}", rate, most, "bytes", f"link {who.link}"))
+        found.append(LoadStage(f"link of {name}", rate, most, "bytes", f"link {who.link}"))
     for name, back_end in fleet.back_ends.items():
         rate = sum(each.total_rate for each in fleet.sources(back_end).values())
         most = back_end.receivers / back_end.seconds_per_message
         offered = rate / back_end.success_ratio
         source = f"{back_end.receivers} receivers, {back_end.seconds_per_message:g} s a message"
-        found.append(Stage(f"receivers of {name}", offered, most, "messages", source))
+        found.append(LoadStage(f"receivers of {name}", offered, most, "messages", source))
     return sorted(found, key=lambda each: -each.utilisation)
 
 
-def _uplink(name: str, each: Devices, fleet: Fleet) -> Stage:
+def _uplink(name: str, each: Devices, fleet: Fleet) -> LoadStage:
     rate = each.messages_per_second * (each.payload_bytes + PACKET_BYTES)
     most = fleet.links[each.link].mean_rate
     if each.on_seconds is not None and each.off_seconds is not None:
         most *= each.on_seconds / (each.on_seconds + each.off_seconds)
-    return Stage(f"link of {name}", rate, most, "bytes", f"link {each.link}")
+    return LoadStage(f"link of {name}", rate, most, "bytes", f"link {each.link}")
 
 
-def check(found: list[Stage]) -> None:
+def check(found: list[LoadStage]) -> None:
     """Check that each stage keeps up.
 
     Raises:
@@ -251,7 +253,7 @@ def check(found: list[Stage]) -> None:
         raise UnstableError("\n".join(problems))
 
 
-def _overflows(found: list[Stage]) -> Iterator[str]:
+def _overflows(found: list[LoadStage]) -> Iterator[str]:
     for each in found:
         try:
             check_stable(each.name, each.rate, each.most, each.work)

@@ -1,4 +1,4 @@
-"""A plan: what was predicted for a fleet, and what follows for its settings."""
+"""A plan: the predictions for a fleet, and the settings that follow from them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from penstock.models.planner.fleet import Fleet
 from penstock.plugins.withholding.config import PolicyName
 
 SPARE_CONNECTIONS: Final = 1.25
-"""The connections that are allowed, over the fleet's: a client that comes back may be there
+"""The ratio of allowed connections to the fleet's: a client that reconnects may be counted
 twice."""
 LEAST_SPARE_CONNECTIONS: Final = 10
-"""The least number of spare connections, which a small fleet needs for those who look at it."""
+"""The least number of spare connections, for a small fleet and the people who inspect it."""
 QUEUE_SECONDS: Final = 3600.0
 """How long a queue keeps messages while its back end is away."""
 REFERENCE_BYTES: Final = 144
@@ -29,7 +29,7 @@ MEMORY_RATIO: Final = 0.8
 """Payloads are to wait on the disk above this share of the machine's memory."""
 
 
-class Queue(NamedTuple):
+class BackEndPlan(NamedTuple):
     """The results of one back end.
 
     Attributes:
@@ -37,8 +37,8 @@ class Queue(NamedTuple):
         strategies: the dequeue strategies that were compared.
     """
 
-    receivers: Sequence[back_ends.Receivers]
-    strategies: Sequence[back_ends.Strategy]
+    receivers: Sequence[back_ends.ReceiverResult]
+    strategies: Sequence[back_ends.StrategyResult]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +61,15 @@ class Plan:
 
     fleet: Fleet
     costs: Costs
-    stages: Sequence[load.Stage]
+    stages: Sequence[load.LoadStage]
     deliveries: Mapping[tuple[str, str], Sequence[delivery.Delivery]]
-    held: Mapping[str, link_policies.Held]
+    held: Mapping[str, link_policies.PolicyResults]
     policy: PolicyName
     two_lanes: AbstractSet[str]
-    queues: Mapping[str, Queue]
+    queues: Mapping[str, BackEndPlan]
 
     @property
-    def sizes(self) -> link_policies.Sizes:
+    def sizes(self) -> link_policies.SizeBorder:
         """The border between small and large messages."""
         return link_policies.threshold(self.fleet)
 
@@ -186,7 +186,7 @@ class Plan:
 
 
 def make_plan(fleet: Fleet, tell: Callable[[str], None]) -> Plan:
-    """Predict what a fleet does.
+    """Make the predictions for a fleet.
 
     Args:
         fleet: the fleet to plan for.
@@ -223,7 +223,7 @@ def make_plan(fleet: Fleet, tell: Callable[[str], None]) -> Plan:
     queues = {}
     for name in fleet.back_ends:
         tell(f"back end {name}")
-        queues[name] = Queue(
+        queues[name] = BackEndPlan(
             [
                 back_ends.predict(fleet, costs, name, count)
                 for count in back_ends.counts(fleet, name)

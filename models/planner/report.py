@@ -1,4 +1,4 @@
-"""A plan as tables: what to set first, then what each setting follows from."""
+"""The tables of a plan: first the settings, then the predictions from which each follows."""
 
 from __future__ import annotations
 

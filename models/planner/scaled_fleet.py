@@ -1,9 +1,9 @@
-"""The scaled fleet: as small and as fast as one machine can run it within a minute.
+"""A fleet scaled down so that one machine can run it within a minute.
 
-Times on and off, lifetimes and the times between messages become shorter by the same factor, so
-that shares stay what they are: of messages that expire, that find a subscriber off, that wait.
-Back ends are left out. Links are the fleet's while these are good, where the run has emulated ones,
-or else those of this machine.
+Times on and off, lifetimes and the times between messages become shorter by the same factor. So the
+shares of messages that expire, that find a subscriber off and that wait stay the same. Back ends
+are left out. Where the run has emulated links, they are the fleet's in their good phases; otherwise
+the links are those of this machine.
 """
 
 from __future__ import annotations
@@ -36,13 +36,14 @@ CYCLES: Final = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Scaled:
+class ScaledFleet:
     """A fleet for a run.
 
     Attributes:
         fleet: the fleet to be run, and predicted.
-        time_ratio: how many times as fast it is.
-        picked: of how many devices one subscriber of a kind gets the messages, by both names.
+        time_ratio: the factor by which its times are shorter.
+        picked: the number of devices whose messages one subscriber gets, by the names of both
+            kinds.
         has_links: whether clients are to have the fleet's links, in their good phases.
     """
 
@@ -52,7 +53,7 @@ class Scaled:
     has_links: bool = False
 
 
-def scale(fleet: Fleet, seconds: float, *, has_links: bool = False) -> Scaled:
+def scale(fleet: Fleet, seconds: float, *, has_links: bool = False) -> ScaledFleet:
     """Return a fleet for a run of some seconds.
 
     Each subscriber gets messages of some devices of each kind, in the share that the least of its
@@ -91,7 +92,7 @@ def scale(fleet: Fleet, seconds: float, *, has_links: bool = False) -> Scaled:
         }
     scaled = replace(fleet, links=links, devices=devices, subscribers=subscribers, back_ends={})
     fitting = {name: _fitting(scaled, name) for name in devices}
-    return Scaled(replace(scaled, devices=fitting), time_ratio, picked, has_links)
+    return ScaledFleet(replace(scaled, devices=fitting), time_ratio, picked, has_links)
 
 
 def _fitting(fleet: Fleet, name: str) -> Devices:

@@ -1,11 +1,11 @@
 """The model's prediction for one run of a scaled fleet: for its very messages and times on and off.
 
-A prediction for any schedule has to be compared with a run of some outages, which are as long as
-chance has them. The same stages as in `delivery`, on the schedule of the run, leave chance out.
+A run has few outages, whose lengths are random, so the mean prediction over all schedules may
+differ from it by chance. This module runs the stages of `delivery` on the schedule of the run,
+which leaves chance out.
 
-Beside the stages stand the times that TCP and MQTT take: a client that comes back needs round trips
-until something can be sent, and a long message on a connection that was idle begins with TCP's
-initial window.
+The times that TCP and MQTT take are added: a client that reconnects needs round trips until
+something can be sent, and a long message on an idle connection begins with TCP's initial window.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from penstock.models.kernels.delivery_simulation import pass_stage
 from penstock.models.kernels.peer_timeline import Timeline, Times
 from penstock.models.planner.fleet import Devices, Fleet, LinkClass, Subscribers
 from penstock.models.planner.load import PACKET_BYTES, is_idle_after, slow_start_seconds
-from penstock.models.planner.scaled_fleet import Scaled
+from penstock.models.planner.scaled_fleet import ScaledFleet
 
 SERVICE_RATE: Final = 1e6
 """The service rate of the stages. It has no effect, as each service is given."""
 DEVICE_RTTS: Final = 2.0
-"""How many round trips a device needs from coming back to sending: the handshake of TCP, then
+"""The round trips from a device's reconnecting to its first message: the handshake of TCP, then
 CONNECT and CONNACK."""
 SUBSCRIBER_RTTS: Final = 1.5
-"""How many round trips it takes from a subscriber's coming back to the broker's sending: the
-handshake, and the way of CONNECT."""
+"""The round trips from a subscriber's reconnecting to the broker's first message: the handshake,
+and the way of CONNECT."""
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """When one client does what in a run.
+    """The schedule of one client in a run.
 
     Attributes:
-        timeline: when it is on; None for always.
+        timeline: the times for which it is on; None for always.
         created: when a device creates messages, ascending, seconds.
     """
 
@@ -52,9 +52,10 @@ class Arrivals(NamedTuple):
     """The messages that one subscriber gets of devices of a kind.
 
     Attributes:
-        created: messages on its topics.
-        seconds: ``(n,) float64``: from creation to arrival of each that arrives.
-        last: when the last one arrives, or the last one was created.
+        created: the number of messages on its topics.
+        seconds: ``(n,) float64``: the seconds from creation to arrival of each message that
+            arrives.
+        last: the time at which the last one arrives, or the last one was created.
     """
 
     created: int
@@ -65,10 +66,10 @@ class Arrivals(NamedTuple):
 def make_schedule(
     each: Devices | Subscribers, seconds: float, rng: np.random.Generator
 ) -> Schedule:
-    """Draw when a client is on, and what a device creates.
+    """Draw the times for which a client is on, and those at which a device creates messages.
 
     Args:
-        each: the kind of the client.
+        each: the client's kind: devices or subscribers of the fleet.
         seconds: the time in which messages are created; clients go on and off for longer.
         rng: draws them.
     """
@@ -84,12 +85,12 @@ def make_schedule(
 
 
 def replay(
-    scaled: Scaled,
+    scaled: ScaledFleet,
     name: str,
     devices: Mapping[str, Sequence[Schedule]],
     subscriber: Schedule,
 ) -> dict[str, Arrivals]:
-    """Return what the model says of one subscriber and the devices whose messages it gets.
+    """Return the model's prediction for one subscriber and the devices whose messages it gets.
 
     All messages that its session keeps share its link, first come, first served, and so do all
     that it does not keep.
@@ -101,7 +102,7 @@ def replay(
         subscriber: the subscriber's schedule.
 
     Returns:
-        What arrives of each kind.
+        The arrivals of each kind.
     """
     fleet = scaled.fleet
     who = fleet.subscribers[name]
@@ -124,7 +125,7 @@ def replay(
 
 
 class _AtBroker(NamedTuple):
-    """Messages of a kind that reach the broker: when, and when each was created; in no order."""
+    """The messages of a kind that reach the broker, in no order: arrival and creation of each."""
 
     arrivals: Times
     born: Times
@@ -189,8 +190,8 @@ def _arrivals(
 
     Args:
         departures: the time at which the last byte of each is sent, ascending, seconds.
-        services: the time that it takes to send each, seconds.
-        slow_starts: what TCP's slow start takes of each where the connection is idle.
+        services: the sending time of each, seconds.
+        slow_starts: the further time of TCP's slow start for each where the connection is idle.
         link: the link of the connection.
     """
     idle_for = np.diff(departures, prepend=-np.inf) - services

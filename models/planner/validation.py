@@ -10,8 +10,14 @@ import numpy as np
 from penstock.models.planner import delivery, load
 from penstock.models.planner.costs import Costs
 from penstock.models.planner.fleet import Fleet
-from penstock.models.planner.live_run import PROMPT_SECONDS, Measured, Share, has_links, run
-from penstock.models.planner.scaled_fleet import Scaled, scale
+from penstock.models.planner.live_run import (
+    PROMPT_SECONDS,
+    LiveRunResult,
+    SubscriberShare,
+    has_links,
+    run,
+)
+from penstock.models.planner.scaled_fleet import ScaledFleet, scale
 from penstock.netem.figures.estimates import (
     BUSY,
     MOST_LATE_SECONDS,
@@ -30,13 +36,13 @@ from penstock.netem.figures.estimates import (
 from penstock.netem.figures.figure_file import Table
 
 SECONDS: Final = 60.0
-"""How long messages are created in a run."""
+"""The time for which messages are created in a run, seconds."""
 TOLERANCE: Final = 0.15
 """The share of a prediction by which the measured figure may differ from it."""
 
 
 def validate(fleet: Fleet, tell: Callable[[str], None]) -> dict[str, Table]:
-    """Run a fleet scaled to this machine, and return what was predicted and measured.
+    """Run a fleet scaled to this machine, and return the predicted and the measured figures.
 
     Args:
         fleet: the fleet of a plan; it has subscribers.
@@ -50,7 +56,7 @@ def validate(fleet: Fleet, tell: Callable[[str], None]) -> dict[str, Table]:
     return compare(scaled, run(scaled, SECONDS, np.random.default_rng(0)))
 
 
-def describe(scaled: Scaled) -> str:
+def describe(scaled: ScaledFleet) -> str:
     """Return what is run, in words."""
     fleet = scaled.fleet
     kinds = [f"{each.count} {name}" for name, each in fleet.devices.items()]
@@ -64,7 +70,7 @@ def describe(scaled: Scaled) -> str:
     )
 
 
-def compare(scaled: Scaled, measured: Measured) -> dict[str, Table]:
+def compare(scaled: ScaledFleet, measured: LiveRunResult) -> dict[str, Table]:
     """Return a table of what was predicted for a scaled fleet, and measured of it.
 
     The verdict is of what was measured over what the same stages say of the run's own schedule,
@@ -135,7 +141,7 @@ def _exactly(value: float) -> Estimate:
     return Estimate(value, float("nan"), float("nan"), 1)
 
 
-def _over(shares: Sequence[Share], one: str, other: str) -> Statistic:
+def _over(shares: Sequence[SubscriberShare], one: str, other: str) -> Statistic:
     def total(name: str) -> Statistic:
         return sum_of([getattr(each, name) for each in shares])
 

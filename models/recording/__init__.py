@@ -1,1 +1,1 @@
-"""Recordings of what a running broker shows of its clients and messages."""
+"""Recordings of a running broker's clients and messages."""

@@ -1,4 +1,4 @@
-"""``penstock record`` writes down what a running broker's clients and messages are like."""
+"""The command ``penstock record``, which records a running broker's clients and messages."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def record(
     Payloads are never recorded. `penstock plan --from-running FOLDER` plans for what was recorded.
     It ends with Ctrl-C, and what was recorded so far is kept.
     """
-    from penstock.models.recording.recorder import Address, Recorder, Wanted  # noqa: PLC0415 - paho
+    from penstock.models.recording.recorder import Address, Recorder, RecordingChoice  # noqa: PLC0415 - paho
 
     max_bytes = read_size(max_size)
     if not max_bytes:
@@ -77,7 +77,7 @@ def record(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
     filters = () if no_messages else tuple(topics or ["#"])
-    wanted = Wanted(filters, every, clients, hide_names)
+    wanted = RecordingChoice(filters, every, clients, hide_names)
     address = Address(url, username, password_file, ca_file, cert_file, key_file)
     recorder: Recorder | None = None
     writer: Writer | None = None
@@ -117,7 +117,7 @@ def _say(text: str) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Record.
+    """Run the command.
 
     Args:
         argv: arguments after the program's name; None for those of the process.

@@ -8,7 +8,7 @@ from typing import Final
 from penstock.broker.config.key_types import show_size
 from penstock.models.planner import delivery, link_policies, load
 from penstock.models.planner.planning import Plan
-from penstock.models.recording.observed_fleet import Observed
+from penstock.models.recording.observed_fleet import ObservedFleet
 from penstock.netem.figures.estimates import Estimate
 from penstock.netem.figures.figure_file import Table
 
@@ -17,7 +17,7 @@ UNKNOWN: Final = "not known"
 KEEP: Final = "nothing: keep it"
 
 
-def tables(observed: Observed, plan: Plan) -> dict[str, Table]:
+def tables(observed: ObservedFleet, plan: Plan) -> dict[str, Table]:
     """Return what to change, and what was measured beside what is predicted."""
     return {
         "changes": Table(["setting", "now", "planned", "gain"], list(_changes(observed, plan))),
@@ -26,7 +26,7 @@ def tables(observed: Observed, plan: Plan) -> dict[str, Table]:
     }
 
 
-def _changes(observed: Observed, plan: Plan) -> Iterator[list[str]]:
+def _changes(observed: ObservedFleet, plan: Plan) -> Iterator[list[str]]:
     now = observed.figures
     yield _limit(now, "connections", plan.connections, f"room for {plan.connections:,} clients")
     if plan.deliveries:
@@ -126,7 +126,7 @@ def _policy_gain(policy: str, plan: Plan) -> str:
     return "; ".join(found) or "the present policy is not one of those that were simulated"
 
 
-def _measured(observed: Observed, plan: Plan) -> Iterator[list[str]]:
+def _measured(observed: ObservedFleet, plan: Plan) -> Iterator[list[str]]:
     figures, rates = observed.figures, observed.rates
     yield [
         "clients, with the recorder",

@@ -1,9 +1,10 @@
-"""The observed fleet: what a recording shows of a running broker, as a file for the planner.
+"""The observed fleet: a planner's file that is made from the recording of a running broker.
 
-Devices are told apart by topics: levels with a digit stand for ``+``, so ``sensors/17/temperature``
-is a message of the devices ``sensors-temperature``, each of which has a topic. Messages above
-`LARGE_BYTES` are devices of their own. Subscribers are told apart by their topic filters. What a
-recording does not show is assumed, and said at the head of the file.
+Devices are distinguished by topics: a level with a digit becomes ``+``, so
+``sensors/17/temperature`` is a message of the devices ``sensors-temperature``, each of which has a
+topic. Messages above `LARGE_BYTES` count as devices of their own. Subscribers are distinguished by
+their topic filters. Properties that a recording does not show are assumed, and the head of the file
+says so.
 """
 
 from __future__ import annotations
@@ -33,25 +34,24 @@ LARGE_BYTES: Final = 10_000
 MOST_KINDS: Final = 8
 """The most kinds of devices; those with the fewest bytes are one kind together."""
 MOST_RATE: Final = 1.25e9
-"""The most bytes a second of a link: on loopback the kernel tells of more, which no link
-carries."""
+"""The most bytes a second of a link: on loopback the kernel reports more, which no link carries."""
 ASSUMED_RTT: Final = 0.05
 ASSUMED_RATE: Final = 1_000_000
 LEAST_SECONDS: Final = 1e-4
 """The least RTT in a fleet, seconds."""
 SPARE: Final = 4.0
-"""A link whose rate is not seen is taken to carry this many times what it had to."""
+"""A link whose rate was not observed is assumed to carry this many times its traffic."""
 OTHERS: Final = "others"
 
 
-class Observed(NamedTuple):
+class ObservedFleet(NamedTuple):
     """The fleet and the figures of a recording.
 
     Attributes:
         fleet: the fleet as the planner's file has it.
-        notes: what was assumed, in sentences.
-        figures: the broker's figures, the newest value by name.
-        rates: the rates of the broker's counters by name, a second.
+        notes: the assumptions, each a sentence.
+        figures: the newest value of each of the broker's figures, by name.
+        rates: the rate of each of the broker's counters a second, by name.
         seconds: the length of the recording.
     """
 
@@ -76,7 +76,7 @@ class Observed(NamedTuple):
 
 
 class _Kind(NamedTuple):
-    """Devices: their messages by topic."""
+    """Devices of one kind, with their messages by topic."""
 
     topic_filter: str
     messages: dict[str, list[MessageRow]]
@@ -86,7 +86,7 @@ class _Kind(NamedTuple):
         return [each for some in self.messages.values() for each in some]
 
 
-def observe(folder: Path) -> Observed:
+def observe(folder: Path) -> ObservedFleet:
     """Return the fleet of a recording.
 
     Raises:
@@ -129,7 +129,7 @@ def observe(folder: Path) -> Observed:
             "memory_bytes": int(newest.get("penstock/machine/memory_bytes", str(2**30))),
         },
     }
-    return Observed(fleet, notes, newest, _rates(figures), seconds)
+    return ObservedFleet(fleet, notes, newest, _rates(figures), seconds)
 
 
 def _bytes(kind: _Kind) -> int:

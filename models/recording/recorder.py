@@ -1,11 +1,11 @@
-"""Records a running broker over one MQTT connection, as a client like any other.
+"""The recorder of a running broker, which uses one MQTT connection like any other client.
 
 Theory of operation. Penstock publishes the state of each client's path below ``$SYS``, once in each
-`sys_interval`, and at once to who subscribes to one client's topic. So the recorder learns from
-``clients/+/subscriptions`` which clients there are and what they subscribe to, and subscribes to
-``clients/ID/link`` of each of them anew whenever it wants to know more: at each look. Messages come
-by subscriptions as of any client, at QoS 0: no message is refused because a recorder has no room.
-Back-pressure on fast publishers counts it as a subscriber.
+`sys_interval`, and at once when somebody subscribes to one client's topic. The recorder learns the
+clients and their subscriptions from ``clients/+/subscriptions``. At each look it subscribes anew to
+``clients/ID/link`` of each client, which makes the broker publish the present state. It subscribes
+to messages like any client, at QoS 0, so that no message is refused because the recorder has no
+room. Back-pressure on fast publishers counts it as a subscriber.
 """
 
 from __future__ import annotations
@@ -55,20 +55,21 @@ MOST_BYTES: Final = 100_000_000
 
 
 class RecordError(PenstockError):
-    """The broker cannot be reached, or does not let the recorder see what it needs; status 2."""
+    """An error: the broker is out of reach or hides what the recorder needs; status 2."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A broker and how to log in there.
+    """A broker's address and the recorder's credentials.
 
     Attributes:
         url: ``mqtt://HOST:PORT`` or ``mqtts://HOST:PORT``.
         username: User Name; None for none.
         password_file: the file with the password; None for that of ``PENSTOCK_PASSWORD``, if any.
-        ca_file: authorities that may sign the broker's certificate; None for the system's.
-        cert_file: the client's certificate; None for none.
-        key_file: its key, where that is in another file.
+        ca_file: the file of authorities that may sign the broker's certificate; None for the
+            system's.
+        cert_file: the file of the client's certificate; None for none.
+        key_file: the file of its private key; None where `cert_file` holds it.
     """
 
     url: str
@@ -80,14 +81,15 @@ class Address:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class RecordingChoice:
     """The choice of what is recorded.
 
     Attributes:
-        topics: filters of the messages; empty for no messages.
+        topics: the topic filters of the recorded messages; empty for no messages.
         look_seconds: the time between two looks at the path of each client.
         most_clients: the most clients that are looked at.
-        hides_names: client identifiers and topic levels are replaced by what does not tell them.
+        hides_names: whether client identifiers and topic levels are replaced by names that do not
+            identify them.
     """
 
     topics: tuple[str, ...] = ("#",)
@@ -103,13 +105,13 @@ class Recorder:
         n_clients: the number of clients that were seen.
     """
 
-    def __init__(self, address: Address, wanted: Wanted, take: Take) -> None:
+    def __init__(self, address: Address, wanted: RecordingChoice, take: Take) -> None:
         """Prepare the connection.
 
         Args:
             address: the address of the broker.
-            wanted: what to record.
-            take: gets each row; what it raises ends the recording.
+            wanted: the choice of what is recorded.
+            take: a function that gets each row; an exception from it ends the recording.
 
         Raises:
             RecordError: the address, or a file that it names, is not usable.
@@ -170,7 +172,7 @@ class Recorder:
 
         Args:
             seconds: the time for which it records; infinity for no end.
-            tell: gets a line about what happens.
+            tell: a function that gets a line of progress.
 
         Raises:
             RecordError: the broker lets nothing be read.
@@ -367,18 +369,20 @@ def record_into(
     """Record a broker for some time.
 
     Args:
-        folder: new or empty.
+        folder: a new or empty folder.
         address: the address of the broker.
-        topics: filters of the messages.
-        seconds: for which; it ends before, where the files become `MOST_BYTES` long.
-        tell: gets a line about what happens.
+        topics: the topic filters of the recorded messages.
+        seconds: the length of the recording; it ends earlier when the files reach `MOST_BYTES`.
+        tell: a function that gets a line of progress.
 
     Raises:
-        RecordError: it cannot be recorded.
+        RecordError: the broker cannot be recorded.
         OSError: the folder cannot be written.
     """
     writer: Writer | None = None
-    recorder = Recorder(address, Wanted(topics), lambda row: writer.take(row) if writer else None)
+    recorder = Recorder(
+        address, RecordingChoice(topics), lambda row: writer.take(row) if writer else None
+    )
     recorder.open()
     writer = Writer(folder, MOST_BYTES)
     try:

@@ -1,7 +1,7 @@
 """The rows of a recording, and their files: a folder with a CSV file for each kind of row.
 
-Times are seconds since the recording began. An empty cell is what is not known or does not apply.
-Payloads are not recorded.
+Times are seconds since the recording began. An empty cell stands for a value that is unknown or
+does not apply. Payloads are not recorded.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class RttRow(NamedTuple):
         rtt_bytes: payload bytes of the packet that was timed; 0 for a bare acknowledgement.
         unanswered_seconds: how long the oldest timed packet had been without an answer.
         unanswered_bytes: payload bytes of that packet.
-        threshold_l_seconds: above it the policy takes the path for congested.
-        bytes_per_second: the rate at which data was lately acknowledged, by the kernel.
-        is_app_limited: the broker had too little to send, and the path may carry more.
-        retransmit_ratio: share of the recent segments that were sent again.
+        threshold_l_seconds: the RTT above which the policy considers the path congested.
+        bytes_per_second: the recent rate of acknowledged data, as the kernel reports it.
+        is_app_limited: whether the broker had too little to send, so that the path may carry more.
+        retransmit_ratio: the share of recent segments that were retransmitted.
     """
 
     seconds: float
@@ -53,7 +53,7 @@ class MessageRow(NamedTuple):
         seconds: the time at which the recorder had it.
         topic: Topic Name, or what stands for its levels.
         payload_bytes: the length of the payload.
-        expiry_seconds: rest of its Message Expiry Interval.
+        expiry_seconds: the remaining Message Expiry Interval.
     """
 
     seconds: float
@@ -102,14 +102,14 @@ Take: TypeAlias = Callable[[tuple[Any, ...]], None]
 
 
 class FullError(Exception):
-    """The files are as large as they may become."""
+    """An error: the files are as large as they may become."""
 
 
 class Writer:
     """Writes rows as they come, so that a recording is whole whenever it ends.
 
     Attributes:
-        n_bytes: the bytes that all files have.
+        n_bytes: the total length of all files, bytes.
         n_rows: the number of rows of each kind.
     """
 
@@ -162,7 +162,7 @@ class Writer:
 
 
 class _Line:
-    """Where csv writes a line."""
+    """A file object that takes the lines of a `csv.writer`."""
 
     text = ""
 

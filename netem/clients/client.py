@@ -36,7 +36,7 @@ class _Client:
     Attributes:
         client_id: the client's name.
         pid: the process id of its process.
-        orders: file descriptor of its input.
+        orders: the file descriptor of its standard input.
     """
 
     def __init__(self, namespace: str, plan: PublisherPlan | SubscriberPlan) -> None:

@@ -24,7 +24,7 @@ class StreamPlan:
         number: the number of the stream in the scenario.
         client_id: the Client Identifier of its connection.
         topic: Topic Name.
-        payload_bytes: length of each message.
+        payload_bytes: the payload length of each message.
         qos: the QoS of each message.
         times: the times at which messages are due.
     """
@@ -46,10 +46,10 @@ class PublisherPlan:
         number: the number of the publisher in the run.
         address: the address of the broker.
         protocol: the version of MQTT.
-        streams: each has a connection of its own.
-        file: path of the file for the messages that it published.
-        log: path of its log.
-        sounds: whether it tries the way to its subscribers until the beginning of the traffic.
+        streams: its streams, each of which has a connection of its own.
+        file: the path of the file for the messages that it published.
+        log: the path of its log.
+        sounds: whether it sends test messages to its subscribers until the traffic begins.
     """
 
     client_id: str
@@ -69,8 +69,8 @@ class Awaited:
     Attributes:
         publisher: the number of the publisher.
         stream: the number of the stream.
-        messages: how many there are.
-        is_promised: whether each message must arrive: at QoS 1 and 2.
+        messages: the number of its messages.
+        is_promised: whether every message must arrive: at QoS 1 and 2.
     """
 
     publisher: int
@@ -85,8 +85,8 @@ class LanePlan:
 
     Attributes:
         client_id: the Client Identifier.
-        filters: topic filters.
-        sizes: size class of its subscriptions, ``small`` or ``large``; None for both.
+        filters: the topic filters of its subscriptions.
+        sizes: the size class of its subscriptions, ``small`` or ``large``; None for both.
         has_lanes: whether it opens a second connection by itself, as `penstock.lanes` does.
     """
 
@@ -103,15 +103,15 @@ class SubscriberPlan:
     Attributes:
         client_id: the name in the results.
         address: the address of the broker.
-        port: TCP port of the broker, or of a load balancer before it.
+        port: the TCP port of the broker, or of a load balancer before it.
         protocol: the version of MQTT.
-        lanes: its connections; what comes over any of them counts as the subscriber's.
-        qos: maximum QoS that it requests.
-        keep_alive_seconds: Keep Alive of its CONNECT.
+        lanes: its connections; a message on any of them counts as received.
+        qos: the maximum QoS that it requests.
+        keep_alive_seconds: the Keep Alive of its CONNECT.
         user_properties: the User Properties of its CONNECT.
-        awaited: the streams that it should receive.
-        file: path of the file for the messages that it received.
-        log: path of its log.
+        awaited: the streams that it should receive completely.
+        file: the path of the file for the messages that it received.
+        log: the path of its log.
     """
 
     client_id: str

@@ -1,4 +1,4 @@
-"""The connection of a publisher or subscriber: a standard MQTT client, and lines to the runner."""
+"""The connection of a publisher or subscriber: an MQTT client that reports to the runner."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ SESSION_SECONDS: Final = 86_400
 """The Session Expiry Interval, which is longer than any run."""
 
 BULK_BYTES: Final = 32_768
-"""How much of a large message a subscriber reads at once: a quarter of a socket's least buffer."""
+"""The bytes of a large message that a subscriber reads at once: a quarter of a socket's least
+buffer."""
 
 LEAST_WAIT_SECONDS: Final = 1
 MOST_WAIT_SECONDS: Final = 4
@@ -75,7 +76,7 @@ def new_client(client_id: str, protocol: Protocol, *, has_lanes: bool = False) -
     Args:
         client_id: the Client Identifier.
         protocol: the version of MQTT; ``5`` with lanes.
-        has_lanes: whether it is that of `penstock.lanes`.
+        has_lanes: whether the client is that of `penstock.lanes`.
     """
     client: mqtt.Client
     if has_lanes:

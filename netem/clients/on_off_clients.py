@@ -6,9 +6,9 @@ waits for another. It writes ``ready`` to standard output when all clients have 
 reads ``begin SECONDS`` (monotonic) from standard input, follows the plan to its end, and writes
 what it recorded to FILE.
 
-A subscriber works on one message after the other, each for the time that the plan has for it, and
-acknowledges it then. One that is interrupted goes on where it was, when the message comes again. It
-gives up a message whose lifetime ends in its hands.
+A subscriber works on one message after the other, each for the time that the plan gives, and
+acknowledges it then. Interrupted work resumes when the message is delivered again. The subscriber
+gives up a message whose lifetime ends during the work.
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ class _Publisher(_Client):
 
 
 class _Work(NamedTuple):
-    """A message in the hands of a subscriber.
+    """The message that a subscriber works on.
 
     Attributes:
         mid: the packet identifier.

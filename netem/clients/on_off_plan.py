@@ -1,4 +1,4 @@
-"""The plan of clients that are on and off by schedule, and what they recorded: JSON files.
+"""The plan of clients that are on and off by schedule, and their records: JSON files.
 
 All times are seconds after the beginning of the run.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ALWAYS = ((0.0, math.inf),)
-"""The times on of a client that is never off."""
+"""The times on of a client that is always on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +24,13 @@ class OnOffPublisher:
         topic: Topic Name.
         on: the begin and the end of each time on, ascending; the last end may be infinite.
         created: when each message is created, ascending.
-        services: seconds for which a subscriber works on each message; empty for no time.
-        payload_bytes: the payload length of each message; 20 at least, for its head.
+        services: the seconds for which a subscriber works on each message; empty for no time.
+        payload_bytes: the payload length of each message, at least 20 for its head.
         qos: the QoS of each message. A publisher that is off keeps messages of QoS 1, and loses
             those of QoS 0.
-        lifetime: seconds from the creation of a message to its end; infinite for none. A message
-            is sent with the rest of it, in whole seconds rounded up (Message Expiry Interval).
+        lifetime: the seconds from the creation of a message to its end; infinite for none. A
+            message is sent with the remaining lifetime, in whole seconds rounded up (Message Expiry
+            Interval).
         host: the host of the process that has this client.
         address: the address of the broker, for this client.
     """
@@ -60,10 +61,10 @@ class OnOffSubscriber:
 
     Attributes:
         client_id: the Client Identifier.
-        filters: topic filters, of QoS 1.
+        filters: the topic filters of its subscriptions, with QoS 1.
         on: the times on, as in `OnOffPublisher`.
         keeps_session: whether its session outlives its connections.
-        receive_maximum: the Receive Maximum of its CONNECT; None for the protocol's.
+        receive_maximum: the Receive Maximum of its CONNECT; None for the protocol's default.
         host: the host, as in `OnOffPublisher`.
         address: the address of the broker, for this client.
     """
@@ -83,10 +84,10 @@ class OnOffClientsPlan:
 
     Attributes:
         port: the TCP port of the broker.
-        end_seconds: when all clients end, once nothing arrives any more.
+        end_seconds: the time at which all clients end, unless messages still arrive.
         publishers: the publishers by their number.
         subscribers: the subscribers by their number.
-        quiet_seconds: without an arrival, after which nothing more is awaited.
+        quiet_seconds: the time without an arrival after which no more messages are awaited.
     """
 
     port: int
@@ -149,7 +150,8 @@ class Arrived(NamedTuple):
         number: the number of the message.
         at: the time since the beginning, seconds.
         is_duplicate: the DUP flag.
-        asked_at: when the subscriber asked for the connection on which it came.
+        asked_at: the time at which the subscriber began to connect, on the connection that
+            delivered it.
     """
 
     subscriber: int
@@ -161,7 +163,7 @@ class Arrived(NamedTuple):
 
 
 class Worked(NamedTuple):
-    """A message that a subscriber has done within its lifetime.
+    """A message whose work a subscriber has finished within its lifetime.
 
     Attributes:
         subscriber: the number of the subscriber.
@@ -184,8 +186,8 @@ class OnOffRecords:
         sent: the messages that were sent, in order of time.
         answered: the PUBACKs that came, in order of time.
         arrived: the messages that arrived, in order of time.
-        worked: the messages that were done, in order of time.
-        late: seconds after its time at which each thing of the schedule began.
+        worked: the messages whose work was finished, in order of time.
+        late: the lateness of each action of the schedule, seconds.
     """
 
     sent: list[Sent] = field(default_factory=list)

@@ -15,7 +15,7 @@ MARK: Final = b"pnst"
 """The first bytes of each payload; messages of the broker itself do not have them."""
 
 SOUNDING: Final = 0xFFFFFFFF
-"""The number of a message that only tries the way from a publisher to its subscribers."""
+"""The number of test messages, which only try the way from a publisher to its subscribers."""
 
 _HEAD: Final = struct.Struct("!4sHHId")
 
@@ -29,7 +29,7 @@ class Head(NamedTuple):
         publisher: its number in the run, 0 to 65,535.
         stream: its number in the scenario, 0 to 65,535.
         number: the number of the message in the stream of this publisher, from 0; or `SOUNDING`.
-        due_at: monotonic seconds at which it was due to be published.
+        due_at: the time at which it was due to be published, monotonic seconds.
     """
 
     publisher: int
@@ -53,15 +53,16 @@ def read_head(payload: bytes) -> Head | None:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """When the messages of a stream are due.
+    """The times at which the messages of a stream are due.
 
     Attributes:
-        first_seconds: time of the first message, in seconds after the beginning; ``random`` for
-            one that is drawn: anywhere in the first period, or as any other time between two.
-        period_seconds: time between two messages; with ``poisson`` its mean.
+        first_seconds: the time of the first message, in seconds after the beginning. With
+            ``random`` the time is drawn: anywhere in the first period, or for ``poisson`` like any
+            time between two messages.
+        period_seconds: the time between two messages; with ``poisson``, its mean.
         arrivals: ``periodic``, or ``poisson`` (exponential inter-arrival times).
-        until_seconds: end of the stream, exclusive, in seconds after the beginning.
-        chance: seed of random times.
+        until_seconds: the end of the stream, exclusive, in seconds after the beginning.
+        chance: the seed of random times.
     """
 
     first_seconds: float | Literal["random"]

@@ -35,20 +35,20 @@ from penstock.netem.clients.payloads import HEAD_BYTES, SOUNDING, Head, write_pa
 KEEP_ALIVE_SECONDS: Final = 60
 
 SOUNDING_SECONDS: Final = 0.5
-"""The time between two soundings."""
+"""The time between two test messages."""
 
 SMALL_BYTES: Final = 10_000
 """Streams with messages up to this size continue after the traffic (threshold_s of paper 002)."""
 
 
 class Published(NamedTuple):
-    """A message as its publisher knows it.
+    """A message from its publisher's view.
 
     Attributes:
         stream: the number of the stream.
         number: the number of the message.
-        published_at: monotonic seconds at which it was given to the connection.
-        acknowledged_at: monotonic seconds of its PUBACK or PUBCOMP; None if none arrived.
+        published_at: the time at which it was given to the connection, monotonic seconds.
+        acknowledged_at: the time of its PUBACK or PUBCOMP, monotonic seconds; None if none arrived.
     """
 
     stream: int
@@ -88,8 +88,9 @@ def run(plan: PublisherPlan, await_begin: Callable[[], float]) -> None:
     The runner is told ``ready`` on connection, and ``published`` after the last message.
 
     Args:
-        plan: what to publish.
-        await_begin: waits for the beginning and returns it in monotonic seconds.
+        plan: the messages to publish.
+        await_begin: a function that waits for the beginning and returns its time, monotonic
+            seconds.
     """
     threading.excepthook = lambda failed: give_up(f"{failed.exc_type}: {failed.exc_value}")
     lines = os.open(plan.file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -114,8 +115,8 @@ class _Stream:
     """A stream and its connection.
 
     Attributes:
-        connected: set when the broker has accepted the connection.
-        published: set when the last message has been given to the connection.
+        connected: an event that is set when the broker has accepted the connection.
+        published: an event that is set when the last message has been given to the connection.
     """
 
     def __init__(self, publisher: PublisherPlan, plan: StreamPlan, lines: int) -> None:

@@ -35,7 +35,7 @@ class PublisherMember(NamedTuple):
     Attributes:
         client_id: the name in the results.
         number: the number in the run, from 0.
-        topic_number: value of ``{n}`` in a topic, from 1.
+        topic_number: the value of ``{n}`` in a topic, from 1.
         publisher: the publisher's entry in the scenario.
     """
 
@@ -65,13 +65,13 @@ class Roster:
     """The clients of one broker in the run with one seed.
 
     Attributes:
-        scenario: the experiment.
-        broker: name of the broker.
+        scenario: the scenario of the run.
+        broker: the name of the broker.
         seed: the seed of the run.
         publishers: the publishers by their number.
         subscribers: the subscribers of the scenario.
-        streams: names, by their number.
-        units: independent unit of each subscriber, by its name in the scenario.
+        streams: the names of the streams, by their number.
+        units: the independent unit of each subscriber, by the subscriber's name in the scenario.
     """
 
     def __init__(self, scenario: Scenario, broker: str, seed: int) -> None:
@@ -103,7 +103,7 @@ class Roster:
         return member.publisher.topic_of(self.scenario.traffic[stream], member.topic_number)
 
     def times(self, member: PublisherMember, stream: str) -> Times:
-        """Return when the messages of a publisher's stream are due: the same for each broker."""
+        """Return when the messages of a publisher's stream are due: equal for each broker."""
         plan = self.scenario.traffic[stream]
         return Times(
             plan.first_seconds,

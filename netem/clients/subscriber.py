@@ -46,7 +46,7 @@ class Delivered(NamedTuple):
         number: the number of the message.
         qos: the QoS of the PUBLISH.
         is_duplicate: the DUP flag.
-        at: monotonic seconds.
+        at: the time at which it was read, monotonic seconds.
     """
 
     publisher: int
@@ -88,11 +88,11 @@ def run(plan: SubscriberPlan) -> None:
 
 
 class Progress:
-    """Progress of the expected messages.
+    """The progress of the expected messages.
 
     Args:
         plan: the expected messages.
-        tell: called with ``reached``, ``assured`` and ``complete``, once each.
+        tell: a function that is called with ``reached``, ``assured`` and ``complete``, once each.
     """
 
     def __init__(self, plan: SubscriberPlan, tell: Callable[[str], None]) -> None:

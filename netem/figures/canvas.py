@@ -31,7 +31,8 @@ IMPAIRED_COLOUR: Final = "#E4E4E4"
 DIMMED_COLOUR: Final = "#A9C9DD"
 """The colour of areas that belong to the broker in focus."""
 LEAST_LATENCY: Final = 0.001
-"""A latency below this is drawn as this, because a log axis has no zero, seconds."""
+"""The least latency in plots, seconds: a smaller one is drawn as this, because a log axis has no
+zero."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +40,9 @@ class Plot:
     """A picture.
 
     Attributes:
-        name: the name of the file, in the folder of the report.
-        title: what it shows came out.
-        about: what is drawn.
+        name: the name of its file in the folder of the report.
+        title: the finding, as a sentence.
+        about: the description of the curves and axes.
     """
 
     name: str
@@ -54,11 +55,11 @@ def spread(places: Sequence[float], least: float, low: float) -> list[float]:
 
     Args:
         places: the places, in any order.
-        least: distance between two.
-        low: below which none is put.
+        least: the least distance between two places.
+        low: the lower bound of all places.
 
     Returns:
-        One for each, in the same order of height: pushed up where there is no room below.
+        A place for each, in the same order of height; moved up where there is no room below.
     """
     found = [0.0] * len(places)
     free = low
@@ -69,12 +70,12 @@ def spread(places: Sequence[float], least: float, low: float) -> list[float]:
 
 
 class Canvas:
-    """A picture to draw into: a title that says the finding, what is drawn, and where it is from.
+    """A picture with a title that says the finding, a description, and the origin of its figures.
 
     Attributes:
         figure: the figure of matplotlib.
-        top: where axes may begin, as a share of its height.
-        bottom: where they must end.
+        top: the upper edge of the axes, as a share of the picture's height.
+        bottom: the lower edge of the axes, likewise.
     """
 
     def __init__(self, info: RunInfo, title: str, about: str, *, inches: float = 7.2) -> None:
@@ -177,14 +178,16 @@ def shaded(measures: Measures) -> list[Patch]:
 
 
 def shade(axes: Axes, measures: Measures, broker: str, seed: int, unit: str | None = None) -> None:
-    """Show when the way to a subscriber in focus was impaired; where it never is, any link.
+    """Shade the times at which the way to a subscriber in focus was impaired.
+
+    Where no such way is ever impaired, the times of any impaired link are shaded.
 
     Args:
         axes: the axes to draw into.
         measures: the measures of the run.
-        broker: name.
+        broker: the name of the broker.
         seed: the seed of the run.
-        unit: name of the unit of the subscriber; None for any.
+        unit: the name of the subscriber's unit; None for any.
     """
     if _is_focus_impaired(measures):
         times = measures.impaired(broker, seed, unit)

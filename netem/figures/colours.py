@@ -1,7 +1,7 @@
-"""The colour of each broker that a report compares, the same in all plots.
+"""The colour of each broker that a report compares, which is the same in all plots.
 
-The palette is one that colour-blind people can tell apart. The broker that the scenario is about is
-blue, the one it is compared with vermilion.
+The palette is one that colour-blind people can distinguish. The broker that the scenario is about
+is blue, the one it is compared with vermilion.
 """
 
 from __future__ import annotations

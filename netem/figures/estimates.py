@@ -1,8 +1,8 @@
-"""Statistics of independent units, their confidence intervals, and how they stand to a bound.
+"""Statistics of independent units, their confidence intervals, and their comparison with bounds.
 
-A unit is what chance decides anew: a link of a seed, a run, a trace of a simulation. Its messages
-are not independent of each other. A statistic is a function of units that are given by number, so
-that a bootstrap can draw them again::
+A unit is the smallest part of a run with random values of its own: a link of a seed, a run, a trace
+of a simulation. The messages of a unit are not independent of each other. A statistic is a function
+of units that are given by number, so that a bootstrap can draw them again::
 
     ours = pooled_quantile(latencies_of_adaptive, 0.9)  # seconds, a list for each unit
     peers = pooled_quantile(latencies_of_mosquitto, 0.9)  # the same units in the same order
@@ -26,8 +26,8 @@ from statistics import NormalDist
 from typing import Final, NamedTuple, TypeAlias
 
 N_RESAMPLES: Final = 2000
-"""The resamples of a bootstrap. Another 2,000 would move the ends of an interval by some 2 % of its
-width."""
+"""The number of resamples of a bootstrap. Another 2,000 would move the ends of an interval by
+some 2 % of its width."""
 
 LEAST_UNITS: Final = 6
 """The fewest units that have an interval. The least and the greatest of five values do not have the
@@ -37,8 +37,9 @@ TOLERANCE: Final = 0.1
 """Our figure agrees with another source's if it differs by at most this share."""
 
 MOST_LATE_SECONDS: Final = 0.05
-"""How late 99 of 100 actions of a run's clients may be. It is a fortieth of the shortest lifetime
-in a run and a quarter of a service; a run that was later has measured the machine."""
+"""The most lateness of 99 of 100 actions of a run's clients, seconds. It is a fortieth of the
+shortest lifetime in a run and a quarter of a service; a run with later actions has measured the
+machine."""
 
 BUSY: Final = "not shown: busy machine"
 """The verdict on a run whose clients were late."""
@@ -47,7 +48,7 @@ Units: TypeAlias = Sequence[int]
 """Numbers of units, from 0 on; in a resample the same unit may come more than once."""
 
 Statistic: TypeAlias = Callable[[Units], float]
-"""A figure of some units; nan where these have none."""
+"""A function that returns a figure of some units; nan where these have none."""
 
 
 class Estimate(NamedTuple):
@@ -55,9 +56,9 @@ class Estimate(NamedTuple):
 
     Attributes:
         value: the figure of all units.
-        low: lower end of the interval; nan where none can be had.
-        high: upper end, likewise.
-        n_units: number of independent units.
+        low: the lower end of the interval; nan where there is none.
+        high: the upper end, likewise.
+        n_units: the number of independent units.
     """
 
     value: float
@@ -85,7 +86,7 @@ class Estimate(NamedTuple):
 
 
 class Standing(StrEnum):
-    """How a figure stands to a bound (M1: an interval that straddles it shows nothing)."""
+    """The standing of a figure against a bound: an interval that straddles it shows nothing."""
 
     MET = "met"
     MISSED = "missed"
@@ -125,12 +126,12 @@ def all_of(standings: Iterable[Standing]) -> Standing:
 def agrees(found: Estimate, value: float, tolerance: float = TOLERANCE) -> Standing:
     """Say whether a figure agrees with the one of another source.
 
-    It does where its interval holds the other figure, or lies within the tolerance of it.
+    It agrees where its interval holds the other figure, or lies within the tolerance around it.
 
     Args:
         found: the figure.
         value: the other source's figure.
-        tolerance: share of the other figure.
+        tolerance: the tolerated difference, as a share of the other figure.
     """
     if math.isnan(found.low):
         found = Estimate(found.value, found.value, found.value, found.n_units)
@@ -152,8 +153,8 @@ def bootstrap(n_units: int, statistic: Statistic) -> Estimate:
     have equal intervals, and figures of the same units are paired.
 
     Args:
-        n_units: how many there are, one at least.
-        statistic: the statistic of units, which are given by their numbers.
+        n_units: the number of units, at least one.
+        statistic: the function of units, which are given by their numbers.
 
     Returns:
         The estimate. It has no interval with fewer units than `LEAST_UNITS`, and where the

@@ -54,7 +54,7 @@ class Table:
 
     Attributes:
         columns: headings.
-        rows: the rows, with as many cells each.
+        rows: the rows, each with a cell for every column.
     """
 
     columns: Sequence[str]
@@ -64,8 +64,8 @@ class Table:
         """Return a cell.
 
         Args:
-            row: the first cell of its row.
-            column: the heading of its column.
+            row: the first cell of the row.
+            column: the heading of the column.
 
         Raises:
             KeyError: there is not one such row and column; with what is allowed.
@@ -124,7 +124,7 @@ def _index(name: str, names: Sequence[str]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where figures are from.
+    """The origin of figures.
 
     Attributes:
         command: the command that makes the figures again.
@@ -179,7 +179,7 @@ def begin(command: str) -> Origin:
 
 
 def write_figure_file(file: Path, origin: Origin, tables: Mapping[str, Table]) -> None:
-    """Write what a run has found, with where it is from; overwrite the file.
+    """Write the tables and the origin of a run; overwrite the file.
 
     Args:
         file: the file, which pages name.

@@ -1,10 +1,10 @@
-"""Figures of kinds of links: how well each broker does on each kind, and how well it could do.
+"""Figures of kinds of links: the latency of each broker, and its share of the possible gain.
 
-A *cell* is a kind with a congestion control and a way to the broker. Chance decides anew for each
-cell and seed, which is an independent unit. The reference is `BASELINE`, which holds nothing back,
-and the measure is `ORACLE`, which is told what links carry: it *gains* 1 less its mean latency of
-small messages over the reference's. A policy *closes* a share of this: 0 is no better than the
-reference, 1 as good as the oracle.
+A *cell* is a kind with a congestion control and a way to the broker. A cell with a seed has random
+values of its own and is an independent unit. The reference is the broker `BASELINE`, which
+withholds nothing; the measure is `ORACLE`, which knows what the links carry. The oracle *gains* 1
+less the ratio of its mean latency of small messages to the reference's. A policy *closes* a share
+of this gain: 0 is no better than the reference, 1 as good as the oracle.
 
 Latencies are as in `penstock.netem.figures.measures`; sizes are what counts, not streams: small
 messages are those of up to `SMALL_BYTES`.
@@ -45,7 +45,7 @@ LANES: Final = "lanes"
 """The names of the brokers that figures and targets are about."""
 
 GAIN_THAT_COUNTS: Final = 0.2
-"""The least gain of the oracle of which a share is judged: a share of less is a share of chance."""
+"""The least gain of the oracle that is judged: a share of less is random noise."""
 
 LEAST_SHARE: Final = 0.7
 MOST_P90: Final = 1.1
@@ -70,12 +70,12 @@ ALL: Final = "all"
 Size = Literal["small", "large"]
 
 
-class Row(NamedTuple):
-    """The subject of a line of a table.
+class KindRow(NamedTuple):
+    """The cells that a row of a table is about.
 
     Attributes:
-        words: kind, congestion control and way.
-        cells: one, or all of a kind.
+        words: its kind, congestion control and way, as text.
+        cells: one cell, or all cells of a kind.
     """
 
     words: tuple[str, str, str]
@@ -98,25 +98,25 @@ class KindFigures:
         return self.measures.scenario.cells()
 
     @cached_property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[KindRow]:
         """The cells; before those of a kind, if there are several, a row for all of them."""
         found = []
         for kind in self.measures.scenario.kinds:
             cells = [cell for cell in self.cells if cell.kind == kind]
             if len(cells) > 1:
-                found.append(Row((kind, ALL, ALL), tuple(cells)))
-            found += [Row((kind, cell.congestion_control, cell.way), (cell,)) for cell in cells]
+                found.append(KindRow((kind, ALL, ALL), tuple(cells)))
+            found += [KindRow((kind, cell.congestion_control, cell.way), (cell,)) for cell in cells]
         return found
 
     @cached_property
-    def judged(self) -> list[Row]:
+    def judged(self) -> list[KindRow]:
         """The rows that targets are about: each cell by itself, if seeds are enough for intervals.
 
         Otherwise each kind, whose cells together may have as many units as it takes.
         """
         if len(self.measures.scenario.seeds) >= LEAST_UNITS:
             return [row for row in self.rows if len(row.cells) == 1]
-        firsts: dict[str, Row] = {}
+        firsts: dict[str, KindRow] = {}
         for row in self.rows:
             firsts.setdefault(row.words[0], row)
         return list(firsts.values())
@@ -327,7 +327,7 @@ def _policy_verdicts(figures: KindFigures, *, is_judged: bool) -> list[TargetVer
 
 def _estimates(
     figures: KindFigures, of: Callable[[Sequence[Cell]], Statistic | None]
-) -> list[tuple[Row, Estimate]]:
+) -> list[tuple[KindRow, Estimate]]:
     """Return a figure of each row that is judged."""
     return [(row, figures.estimate(row.cells, of(row.cells))) for row in figures.judged]
 
@@ -343,7 +343,7 @@ def _has_outages(figures: KindFigures, cell: Cell) -> bool:
 
 def _each(
     figure: str,
-    found: Sequence[tuple[Row, Estimate, Standing]],
+    found: Sequence[tuple[KindRow, Estimate, Standing]],
     bounds: str,
     put: Callable[[Estimate], str],
     *,

@@ -21,8 +21,8 @@ from penstock.netem.figures.sections import Section
 from penstock.netem.runs.kinds import Cell
 
 Column: TypeAlias = tuple[Callable[[Sequence[Cell]], Statistic | None], Callable[[Estimate], str]]
-"""A column of a table: its statistic of some cells, None where its brokers did not run; and how it
-is written."""
+"""A column of a table: the statistic of some cells, which is None where its brokers did not run,
+and the format of its cells."""
 
 
 def kind_sections(measures: Measures) -> list[Section]:

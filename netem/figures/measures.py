@@ -1,13 +1,14 @@
 """Figures of a run by name, with their intervals, and the verdicts on its targets.
 
-Latencies are those of the subscribers in focus, from when a message was due at its publisher to
-its last byte at the subscriber; promises are those to all subscribers. A message that never came
-is not left out: its latency is infinite, so that a broker does not look faster for what it lost.
+Latencies are those of the subscribers in focus, from the time at which a message was due at its
+publisher to its last byte at the subscriber; promises are those to all subscribers. A message that
+never arrived is not left out: its latency is infinite, so that a broker does not look faster for
+the messages that it lost.
 
-Chance decides anew for each independent unit: a link, or links that share their chance, of a seed.
-Figures of latencies and of withholding have an interval over these units; figures of a broker's
-process have one over seeds. Brokers are compared unit by unit. Counts, and the greatest latency,
-are exact. Where a seed has no data, the figure is not a number, and meets nothing.
+An independent unit is a link, or links with common random values, of one seed. Figures of latencies
+and of withholding have an interval over these units; figures of a broker's process have one over
+seeds. Brokers are compared unit by unit. Counts, and the greatest latency, are exact. Where a seed
+has no data, the figure is not a number, and meets no target.
 """
 
 from __future__ import annotations
@@ -43,16 +44,16 @@ from penstock.netem.figures.withheld_times import Accuracy, find_impaired, judge
 from penstock.netem.runs.scenario import Scenario, Target
 
 TOLERANCE_SECONDS: Final = 0.005
-"""A message counts as equally fast if it is later by at most this time, which a busy machine of two
-cores adds to a process that wakes up."""
+"""A message counts as equally fast if it is later by at most this time, seconds: a busy machine
+of two cores adds as much to a process that wakes up."""
 
 QUANTILES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 LATENCIES: Final = (*QUANTILES, "mean", "max")
-"""The figures in seconds, which stand behind the name of a stream."""
+"""The figures in seconds, which follow the name of a stream."""
 
 SHARE_AS_FAST: Final = "share_as_fast"
-"""The share of a stream's messages that are at least as fast as under another broker; it stands
-behind the name of a stream."""
+"""The share of a stream's messages that are at least as fast as under another broker; this
+follows the name of a stream."""
 
 COUNTS: Final = ("lost", "not_delivered", "reordered", "duplicated", "repeated")
 """The figures of `Promises`."""
@@ -77,9 +78,9 @@ class Figure(NamedTuple):
     """A figure of a broker, before its interval is known.
 
     Attributes:
-        statistic: the statistic of its units.
-        n_units: number of them; 0 where data is missing.
-        is_exact: whether it leaves nothing to chance.
+        statistic: the function of its units.
+        n_units: the number of units; 0 where data is missing.
+        is_exact: whether no random value has a part in it.
     """
 
     statistic: Statistic
@@ -99,11 +100,11 @@ class TargetVerdict(NamedTuple):
     """The verdict on a target.
 
     Attributes:
-        figure: what it is about.
-        found: what came out, in words, with its interval.
-        bounds: what was to come out, in words.
-        standing: how the first stands to the second.
-        is_judged: whether it counts: a timing does not in a short run.
+        figure: the figure that the target is about.
+        found: the measured figure with its interval, as text.
+        bounds: the target's bound, as text.
+        standing: the standing of the figure against the bound.
+        is_judged: whether the verdict counts: that of a timing does not in a short run.
     """
 
     figure: str
@@ -129,9 +130,9 @@ class TargetVerdict(NamedTuple):
 
 
 def quantile(latencies: Seconds, share: float) -> float:
-    """Return the least latency that a share of all do not exceed; nan of none.
+    """Return the least latency that a share of all latencies do not exceed; nan of none.
 
-    One of the latencies itself: between two of them, one infinite, there is nothing.
+    The result is one of the latencies: there is no value between two of them if one is infinite.
 
     Args:
         latencies: ascending, seconds.
@@ -146,7 +147,7 @@ class Measures:
     """Figures of a run.
 
     Attributes:
-        scenario: the scenario as it was run.
+        scenario: the scenario that was run.
         tables: the rows of the run.
     """
 
@@ -216,8 +217,8 @@ class Measures:
         """Return the outcomes of a stream, a list for each of `units`.
 
         Args:
-            broker: name.
-            stream: name.
+            broker: the name of the broker.
+            stream: the name of the stream.
             group: the group of the subscribers; None for all in focus.
 
         Returns:
@@ -278,10 +279,10 @@ class Measures:
         return sorted(known, key=lambda stream: traffic[stream].payload_bytes)
 
     def impaired(self, broker: str, seed: int, unit: str | None = None) -> list[Interval]:
-        """Return when any subscriber in focus could not be reached as usual.
+        """Return the times at which any subscriber in focus could not be reached as usual.
 
         Args:
-            broker: name.
+            broker: the name of the broker.
             seed: the seed of the run.
             unit: name of the unit of the subscribers; None for all.
         """
@@ -328,9 +329,9 @@ class Measures:
         """Return a figure with its interval.
 
         Args:
-            name: one of `Scenario.figures`.
-            broker: whose.
-            over: the broker that a share compares with; no other figure looks at it.
+            name: the figure's name, one of `Scenario.figures`.
+            broker: the name of the broker.
+            over: the broker that a share compares with; only shares use it.
 
         Raises:
             NetemError: there is no such figure or broker, or a share has nothing to compare with.

@@ -1,4 +1,4 @@
-"""The outcome of each message at each subscriber, and how MQTT's promises were kept."""
+"""The outcome of each message at each subscriber, and MQTT's promises that were kept or broken."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from penstock.netem.figures.table_rows import MessageRow, Tables
 
 
 class MessageOutcome(NamedTuple):
-    """A message that a subscriber was to get.
+    """A message that a subscriber should have received.
 
     Attributes:
         message: the message as it was published.
-        subscriber: Client Identifier.
+        subscriber: the Client Identifier of the subscriber.
         is_focus: whether its latency is reported and compared.
         qos: the QoS at which it is delivered; at 0 nothing is promised.
-        delivered_s: when it came first, seconds since the beginning; infinite for never.
-        copies: how often it came.
+        delivered_s: the time of its first delivery, seconds since the beginning; infinite for
+            never.
+        copies: the number of its deliveries.
     """
 
     message: MessageRow
@@ -38,16 +39,17 @@ class MessageOutcome(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Promises:
-    """How MQTT's promises were kept.
+    """The messages for which MQTT's promises were broken, and repeated deliveries.
 
     Attributes:
-        lost: messages that never came to a subscriber at QoS 1 or 2.
-        not_delivered: messages that never came to a subscriber at QoS 0, where none is promised.
-        reordered: first deliveries after that of a later message of the same client on the same
+        lost: the messages that never reached a subscriber at QoS 1 or 2.
+        not_delivered: the messages that never reached a subscriber at QoS 0, where none is
+            promised.
+        reordered: the first deliveries after that of a later message of the same client on the same
             topic ([MQTT-4.6.0-6] of 3.1.1, [MQTT-4.6.0-5] of 5).
-        duplicated: deliveries at QoS 2 of what had been delivered.
-        repeated: repeated deliveries at QoS 1, which may be; and at QoS 0 of what was published at
-            1.
+        duplicated: the deliveries at QoS 2 of a message that had been delivered.
+        repeated: the repeated deliveries at QoS 1, which are allowed, and those at QoS 0 of a
+            message that was published at QoS 1.
     """
 
     lost: int

@@ -1,7 +1,7 @@
 """Plots of a run for slides, each of which shows one finding.
 
-Over time only the first seed is shown, and of latencies only one unit of it, as others are bad at
-other times; distributions are of all.
+Plots over time show the first seed alone, and latencies of one of its units, as other links are bad
+at other times; distributions cover all seeds and units.
 """
 
 from __future__ import annotations

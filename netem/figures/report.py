@@ -1,4 +1,4 @@
-"""The report of a run, in Markdown with plots, which is made from the run's folder alone."""
+"""The report of a run in Markdown with plots, which is made from the run's folder alone."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def join_runs(folders: Sequence[Path], out: Path) -> None:
 
     Args:
         folders: the folders of the runs, in the order in which their rows are to stand.
-        out: folder of the result.
+        out: the folder of the result.
 
     Raises:
         NetemError: a folder holds no run, they differ in more than their seeds, or `out` holds
@@ -107,7 +107,7 @@ def write_report(
         with_plots: whether plots are drawn; without, matplotlib is not loaded.
 
     Returns:
-        What came out for each of the scenario's targets, in their order.
+        The verdict on each of the scenario's targets, in their order.
 
     Raises:
         NetemError: a file is missing or wrong, or a target names no figure.
@@ -177,9 +177,9 @@ def to_markdown(
     """Return the report's text.
 
     Args:
-        info: what was run.
-        verdicts: the verdicts of its targets.
-        plots: those that stand beside it.
+        info: the description of the run.
+        verdicts: the verdicts on its targets.
+        plots: the plots beside it.
         tables: the tables, as `sections` returns them.
     """
     scenario = info.scenario

@@ -35,8 +35,8 @@ class Section:
         name: the name of the table in a file of figures.
         heading: the heading of the section.
         columns: headings.
-        rows: the rows, with as many cells each.
-        words: number of columns, the first ones, that hold words; the others hold numbers.
+        rows: the rows, each with a cell for every column.
+        words: the number of columns, from the left, that hold text; the others hold numbers.
     """
 
     name: str

@@ -122,17 +122,17 @@ def _draw_quantiles(axes: Axes, x: float, latencies: Seconds, colour: str) -> No
 
 
 def correlate(measures: Measures, broker: str, seed: int, size: int) -> float:
-    """Return how far a broker's memory goes with the latency from it to subscribers.
+    """Return the correlation between a broker's memory and the latency from it to subscribers.
 
     Args:
         measures: the measures of the run.
-        broker: name.
+        broker: the name of the broker.
         seed: the seed of the run.
-        size: payloads of the messages that are looked at, bytes.
+        size: the payload length of the messages that count, bytes.
 
     Returns:
-        Spearman's rank correlation of a message's latency and the memory in the middle of its
-        way, -1 to 1; nan where one of both is always the same.
+        Spearman's rank correlation of a message's latency and the memory in the middle of its way,
+        -1 to 1; nan where one of the two is constant.
     """
     growth = measures.growth(broker, seed)
     pairs = [

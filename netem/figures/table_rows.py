@@ -1,7 +1,8 @@
 """The rows of the tables that a run writes, in Parquet or CSV.
 
-Times are seconds since the beginning of the traffic of that seed; None stands for what did not
-happen or is not known. ``broker`` is the name in the scenario, ``seed`` that of the run.
+Times are seconds since the beginning of the traffic of that seed; None stands for an event that did
+not happen or a value that is unknown. ``broker`` is the name in the scenario, ``seed`` the seed of
+the run.
 """
 
 from __future__ import annotations
@@ -11,21 +12,21 @@ from typing import NamedTuple
 
 
 class MessageRow(NamedTuple):
-    """A message, as its publisher and the broker have it.
+    """A message from the view of its publisher and the broker.
 
     Attributes:
-        broker: name.
+        broker: the name of the broker.
         seed: the seed of the run.
-        publisher: Client Identifier.
-        stream: name in the scenario.
-        topic: Topic Name.
-        number: the number in the stream of this publisher, from 0.
-        payload_bytes: length.
+        publisher: the Client Identifier of the publisher.
+        stream: the name of its stream in the scenario.
+        topic: its Topic Name.
+        number: its number in the stream of this publisher, from 0.
+        payload_bytes: its payload length.
         qos: the QoS at which it was published.
-        due_s: when it was to be published; latencies count from here.
-        published_s: when it was given to the connection.
-        acknowledged_s: when PUBACK or PUBCOMP came; None at QoS 0.
-        arrived_s: when a subscriber beside the broker had it.
+        due_s: the time at which it was due; latencies count from here.
+        published_s: the time at which it was given to the connection.
+        acknowledged_s: the time of its PUBACK or PUBCOMP; None at QoS 0.
+        arrived_s: the time at which a subscriber beside the broker received it.
     """
 
     broker: str
@@ -46,15 +47,15 @@ class DeliveryRow(NamedTuple):
     """A PUBLISH at a subscriber; a message that comes twice has two, in the order of arrival.
 
     Attributes:
-        broker: name.
+        broker: the name of the broker.
         seed: the seed of the run.
-        subscriber: Client Identifier.
+        subscriber: the Client Identifier of the subscriber.
         publisher: the publisher of the message.
         stream: the stream of the message.
         number: the number of the message.
         qos: the QoS of the PUBLISH.
         is_duplicate: whether its DUP flag was set.
-        delivered_s: when its last byte was read.
+        delivered_s: the time at which its last byte was read.
     """
 
     broker: str
@@ -69,19 +70,19 @@ class DeliveryRow(NamedTuple):
 
 
 class ExpectedRow(NamedTuple):
-    """A stream of a publisher that a subscriber is to get, all of it.
+    """A stream of a publisher that a subscriber should receive completely.
 
     Attributes:
-        broker: name.
+        broker: the name of the broker.
         seed: the seed of the run.
-        subscriber: Client Identifier.
-        group: name of the subscriber in the scenario.
+        subscriber: the Client Identifier of the subscriber.
+        group: the name of the subscriber's entry in the scenario.
         is_focus: whether its latencies are reported and compared.
-        publisher: Client Identifier.
-        stream: name.
-        qos: the QoS at which it is delivered: the lesser of both sides' (at 0 nothing is promised).
-        unit: name of the independent unit to which the subscriber belongs: a link, with all links
-            that share its chance. Units are paired over brokers by this name and the seed.
+        publisher: the Client Identifier of the publisher.
+        stream: the name of the stream.
+        qos: the QoS of its delivery: the lesser of both sides' (nothing is promised at 0).
+        unit: the name of the subscriber's independent unit: a link, with all links that share its
+            random values. Units are paired over brokers by this name and the seed.
     """
 
     broker: str
@@ -99,10 +100,10 @@ class MemoryRow(NamedTuple):
     """A look at a broker's memory; those before the beginning have negative times.
 
     Attributes:
-        broker: name.
+        broker: the name of the broker.
         seed: the seed of the run.
         at_s: the time of the look.
-        rss_bytes: resident set of its process and those it has started.
+        rss_bytes: the resident set of its process and those it has started.
     """
 
     broker: str
@@ -115,11 +116,11 @@ class WithheldRow(NamedTuple):
     """A time for which Penstock withheld messages from a subscriber.
 
     Attributes:
-        broker: name.
+        broker: the name of the broker.
         seed: the seed of the run.
-        subscriber: Client Identifier.
+        subscriber: the Client Identifier of the subscriber.
         begin_s: the begin.
-        end_s: the end, give or take the time between two looks.
+        end_s: the end, exact to the time between two looks.
         most_messages: the most messages that were withheld at a time.
     """
 
@@ -135,11 +136,11 @@ class LinkRow(NamedTuple):
     """A time for which a link had one profile.
 
     Attributes:
-        broker: name.
+        broker: the name of the broker.
         seed: the seed of the run.
-        link: name, such as ``cloud-edge``.
-        profile: name.
-        is_impaired: whether it was another than the topology's.
+        link: its name, such as ``cloud-edge``.
+        profile: the name of the profile.
+        is_impaired: whether this is another profile than the topology's.
         begin_s: the begin.
         end_s: the end.
     """
@@ -157,19 +158,18 @@ class PacketsRow(NamedTuple):
     """The fates of the packets of one direction of a link, from its making to the end of the run.
 
     Attributes:
-        broker: name.
+        broker: the name of the broker.
         seed: the seed of the run.
         link: the name of the link.
         direction: ``upstream`` or ``downstream``.
-        taken: packets that entered it.
-        delivered: packets that arrived, duplicates included.
+        taken: the packets that entered it.
+        delivered: the packets that arrived, duplicates included.
         lost: the packets lost by chance, as its profile says.
         dropped: the packets dropped at a full queue, as its profile says.
-        harness_dropped: the packets dropped that no profile says: in queues of the hosts' devices,
-            or because too much was under way for the forwarder.
+        harness_dropped: the packets that the harness dropped without a profile's order: in queues
+            of the hosts' devices, or because too much was under way for the forwarder.
         carried_bytes: the bytes of packets that used the link since the beginning of the traffic,
-            IP headers included; also of those that were lost on it, but not of those dropped before
-            it.
+            IP headers included: also of packets lost on it, but not of those dropped before it.
     """
 
     broker: str
@@ -188,13 +188,13 @@ class RunRow(NamedTuple):
     """A broker in a run.
 
     Attributes:
-        broker: name.
+        broker: the name of the broker.
         seed: the seed of the run.
-        round: number of the round, from 1; brokers of the same round ran at the same time.
-        harness_dropped: packets that no profile drops, on all its links.
+        round: the number of the round, from 1; brokers of the same round ran at the same time.
+        harness_dropped: the packets that were dropped on all its links without a profile's order.
         deliveries: times at which its forwarder had packets to deliver during the traffic.
-        late_deliveries: how often packets were late by more than 10 ms.
-        most_late_s: greatest lateness.
+        late_deliveries: the number of times at which packets were late by more than 10 ms.
+        most_late_s: the greatest lateness.
     """
 
     broker: str
@@ -216,12 +216,12 @@ class MachineRow(NamedTuple):
         end_s: the end.
         busy_share: the share of all processors that was in use.
         steal_share: the share of all processors that the hypervisor gave to others.
-        others_share: the share of all processors that programs used which the run did not start.
-        wait_share: the share of the time for which the thread of the run that waited longest waited
-            for a processor; None if the kernel does not tell.
-        runnable: processes that ran or waited for a processor at the end.
-        most_late_s: greatest lateness of a forwarder of the round.
-        is_doubtful: whether latencies of this time may be those of the machine.
+        others_share: the share of all processors that programs outside the run used.
+        wait_share: the share of the time for which one thread of the run waited for a processor, of
+            the thread that waited longest; None if the kernel does not report it.
+        runnable: the number of processes that ran or waited for a processor at the end.
+        most_late_s: the greatest lateness of a forwarder of the round.
+        is_doubtful: whether latencies of this time may be caused by the machine.
     """
 
     seed: int

@@ -11,21 +11,21 @@ from penstock.netem.figures.table_rows import Tables
 from penstock.netem.runs.scenario import Scenario
 
 GRACE_SECONDS: Final = 5.0
-"""Withholding for this time after an impairment counts as explained: paper 002 asks every 5 s, so a
-broker may notice that late. A link with much to catch up on takes longer, which counts as
-outside."""
+"""Withholding within this time after an impairment counts as explained, seconds: paper 002
+probes every 5 s, so a broker may notice the end that late. A link with a long backlog takes
+longer, which counts as outside."""
 
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """Times of withholding against times of impairment, all of them seconds.
+    """The times of withholding compared with those of impairment, all in seconds.
 
     Attributes:
-        withheld: the time for which something was withheld.
+        withheld: the time for which messages were withheld.
         impaired: the time for which the way was impaired.
-        both: the time for which something was withheld in an impairment.
-        outside: the time for which something was withheld, neither in an impairment nor in its
-            grace.
+        both: the time for which messages were withheld during an impairment.
+        outside: the time for which messages were withheld, neither in an impairment nor within
+            `GRACE_SECONDS` after it.
         most_messages: the most messages that were withheld at a time.
     """
 
@@ -49,17 +49,17 @@ class Accuracy:
 def find_impaired(
     scenario: Scenario, tables: Tables, broker: str, seed: int, group: str
 ) -> list[Interval]:
-    """Return when subscribers of a group could not be reached as usual.
+    """Return the times at which subscribers of a group could not be reached as usual.
 
     Args:
-        scenario: the scenario as it was run.
+        scenario: the scenario that was run.
         tables: the tables of the run.
-        broker: name.
+        broker: the name of the broker.
         seed: the seed of the run.
-        group: name of the subscribers in the scenario.
+        group: the name of the subscribers in the scenario.
 
     Returns:
-        When a link between them and the broker was impaired.
+        The times for which a link between them and the broker was impaired.
 
     Raises:
         NetemError: the scenario has no such subscribers.
@@ -81,14 +81,14 @@ def find_impaired(
 def judge_withholding(
     scenario: Scenario, tables: Tables, broker: str, seed: int, unit: str | None = None
 ) -> Accuracy:
-    """Return how the times of withholding from the subscribers in focus fit to impairments.
+    """Return the accuracy of withholding from the subscribers in focus.
 
     Args:
-        scenario: the scenario as it was run.
+        scenario: the scenario that was run.
         tables: the tables of the run.
-        broker: name.
+        broker: the name of the broker.
         seed: the seed of the run.
-        unit: name of the independent unit of the subscribers; None for all of them.
+        unit: the name of the subscribers' independent unit; None for all of them.
 
     Raises:
         NetemError: a subscriber is not one of the scenario's.

@@ -1,4 +1,4 @@
-"""One direction of a link: which packets are lost, and when the others arrive.
+"""One direction of a link, which decides which packets are lost and when the others arrive.
 
 Theory of operation. A packet first waits in a bounded queue for the rate. It occupies the link for
 its length divided by the rate, and leaves with its last bit. Chance then decides whether the packet
@@ -30,18 +30,18 @@ UNIMPAIRED: Final = Direction()
 
 @dataclass(slots=True)
 class Counts:
-    """Packets of one direction.
+    """The numbers of packets of one direction.
 
     taken + duplicated = delivered + lost + dropped + overflowed + under way.
 
     Attributes:
-        taken: packets that entered the link.
-        delivered: packets that arrived, duplicates included.
-        lost: packets lost by chance.
-        dropped: packets for which the queue was full.
-        duplicated: packets that arrive twice.
-        overtaking: packets that were not delayed.
-        overflowed: packets that this harness dropped, because too much was under way.
+        taken: the packets that entered the link.
+        delivered: the packets that arrived, duplicates included.
+        lost: the packets lost by chance.
+        dropped: the packets for which the queue was full.
+        duplicated: the packets that arrive twice.
+        overtaking: the packets that were not delayed.
+        overflowed: the packets that this harness dropped, because too much was under way.
         refused: the delivered packets that the host's device did not take.
         carried_bytes: the bytes of packets that left the queue and used the link, IP headers
             included, also of those that were lost on it.

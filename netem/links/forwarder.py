@@ -30,14 +30,14 @@ from typing import Final
 from penstock.netem.links.channel import Channel, Counts
 from penstock.netem.links.forwarder_messages import (
     LATE_SECONDS,
-    Add,
+    AddLink,
     Answer,
-    Follow,
+    FollowPlan,
     Lateness,
+    ReadCounts,
+    ReadLateness,
     Request,
-    Switch,
-    Tell,
-    TellLateness,
+    SwitchLink,
 )
 from penstock.netem.links.namespaces import remove_namespaces
 from penstock.netem.links.profiles import Direction, Profile
@@ -52,7 +52,7 @@ IFF_NO_PI: Final = 0x1000
 """Constants from linux/if_tun.h. Without packet information, a read returns an IP packet alone."""
 
 PACKETS_AT_A_TIME: Final = 64
-"""The most packets that are read from one device before the other devices are served."""
+"""The most packets that are read from one device at a time, before the other devices are served."""
 
 
 def open_tun(name: str) -> int:
@@ -77,12 +77,12 @@ def open_tun(name: str) -> int:
     return descriptor
 
 
-class Way:
+class ForwardedDirection:
     """One direction of a link: a channel between two devices.
 
     Attributes:
-        channel: delays, drops and reorders packets.
-        wakes_at: monotonic seconds of its timer; infinite for none.
+        channel: the channel, which delays, drops and reorders packets.
+        wakes_at: the time of its timer, monotonic seconds; infinite for none.
     """
 
     __slots__ = ("_destination", "_source", "channel", "wakes_at")
@@ -128,8 +128,8 @@ class Way:
                 self.channel.counts.refused += 1
 
 
-class Link:
-    """Two directions, and when they change.
+class ForwardedLink:
+    """A link with its two directions and the schedule of their changes.
 
     Attributes:
         upstream: the way from the client's device to the server's.
@@ -138,8 +138,10 @@ class Link:
     """
 
     def __init__(self, server: int, client: int, profile: Profile, seed: str) -> None:
-        self.upstream = Way(client, server, profile.upstream, f"{seed} upstream")
-        self.downstream = Way(server, client, profile.downstream, f"{seed} downstream")
+        self.upstream = ForwardedDirection(client, server, profile.upstream, f"{seed} upstream")
+        self.downstream = ForwardedDirection(
+            server, client, profile.downstream, f"{seed} downstream"
+        )
         self.schedule = Schedule(profile, self._become, time.monotonic())
 
     def counts(self) -> tuple[Counts, Counts]:
@@ -152,7 +154,7 @@ class Link:
 
 
 class Forwarder:
-    """Serves links and requests on one thread."""
+    """The forwarder, which serves links and requests on one thread."""
 
     def __init__(self, network: Connection) -> None:
         """Make one without links.
@@ -161,9 +163,9 @@ class Forwarder:
             network: brings requests and takes answers; the forwarder ends when it is closed.
         """
         self._network = network
-        self._links: dict[int, Link] = {}
-        self._ways: dict[int, Way] = {}
-        self._timers: list[tuple[float, int, Way | tuple[Link, int]]] = []
+        self._links: dict[int, ForwardedLink] = {}
+        self._ways: dict[int, ForwardedDirection] = {}
+        self._timers: list[tuple[float, int, ForwardedDirection | tuple[ForwardedLink, int]]] = []
         self._number = count()
         self._lateness = Lateness()
         self._poller = select.epoll()
@@ -208,13 +210,13 @@ class Forwarder:
         lateness.late_deliveries += seconds > LATE_SECONDS
         lateness.most_seconds = max(lateness.most_seconds, seconds)
 
-    def _arm(self, way: Way) -> None:
+    def _arm(self, way: ForwardedDirection) -> None:
         at = way.channel.next_event
         if at < way.wakes_at:
             way.wakes_at = at
             heapq.heappush(self._timers, (at, next(self._number), way))
 
-    def _step(self, link: Link, now: float) -> None:
+    def _step(self, link: ForwardedLink, now: float) -> None:
         at = link.schedule.step(now)
         # Packets that wait for a slow rate may become due earlier.
         self._arm(link.upstream)
@@ -240,34 +242,34 @@ class Forwarder:
     def _do(self, request: Request) -> Answer:
         now = time.monotonic()
         match request:
-            case Add():
+            case AddLink():
                 self._add(request)
-            case Switch():
+            case SwitchLink():
                 link = self._links[request.link]
                 link.schedule.switch(request.profile, now)
                 self._step(link, now)
-            case Follow():
+            case FollowPlan():
                 link = self._links[request.link]
                 link.schedule.follow(request.changes.steps(), request.begin_at)
                 self._step(link, now)
-            case Tell():
+            case ReadCounts():
                 link = self._links[request.link]
                 upstream, downstream = link.counts()
                 return Answer(log=link.schedule.log, upstream=upstream, downstream=downstream)
-            case TellLateness():
+            case ReadLateness():
                 lateness = dataclasses.replace(self._lateness)
                 self._lateness.most_seconds = 0.0
                 return Answer(lateness=lateness)
         return Answer()
 
-    def _add(self, request: Add) -> None:
+    def _add(self, request: AddLink) -> None:
         server = open_tun(request.devices[0])
         try:
             client = open_tun(request.devices[1])
         except OSError:
             os.close(server)
             raise
-        link = Link(server, client, request.profile, request.seed)
+        link = ForwardedLink(server, client, request.profile, request.seed)
         self._links[request.link] = link
         for source, way in ((client, link.upstream), (server, link.downstream)):
             self._ways[source] = way

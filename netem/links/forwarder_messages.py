@@ -14,18 +14,19 @@ from penstock.netem.links.link_variation import Changes
 from penstock.netem.links.profiles import Profile
 
 LATE_SECONDS: Final = 0.01
-"""Lateness from which on a packet counts as late: half of the delay of our good links."""
+"""The lateness from which on a packet counts as late, seconds: half of the delay of our good
+links."""
 
 
 @dataclass(frozen=True, slots=True)
-class Add:
-    """Make two TUN devices and forward between them.
+class AddLink:
+    """The request to make two TUN devices and to forward between them.
 
     Attributes:
-        link: its number.
-        devices: names of the server's device and the client's.
+        link: the number of the link.
+        devices: the names of the server's device and the client's.
         profile: the profile at the beginning.
-        seed: the seed of its random numbers.
+        seed: the seed of its random values.
     """
 
     link: int
@@ -35,21 +36,21 @@ class Add:
 
 
 @dataclass(frozen=True, slots=True)
-class Switch:
-    """Change a link at once and drop its plan."""
+class SwitchLink:
+    """The request to change a link at once and drop its plan."""
 
     link: int
     profile: Profile
 
 
 @dataclass(frozen=True, slots=True)
-class Follow:
-    """Change a link by a plan.
+class FollowPlan:
+    """The request to change a link by a plan.
 
     Attributes:
-        link: its number.
+        link: the number of the link.
         changes: the plan.
-        begin_at: monotonic seconds of the plan's beginning; may be in the past.
+        begin_at: the time of the plan's beginning, monotonic seconds; it may be in the past.
     """
 
     link: int
@@ -58,24 +59,24 @@ class Follow:
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
-    """Return a link's packets by outcome, and its changes."""
+class ReadCounts:
+    """The request for a link's packets by outcome, and its changes."""
 
     link: int
 
 
 @dataclass(frozen=True, slots=True)
-class TellLateness:
-    """Return how late packets were."""
+class ReadLateness:
+    """The request for the lateness of packets."""
 
 
 @dataclass(slots=True)
 class Lateness:
-    """How late a forwarder was to deliver packets.
+    """The lateness of a forwarder's deliveries.
 
     Attributes:
-        deliveries: how often packets were due.
-        late_deliveries: how often they were more than `LATE_SECONDS` late.
+        deliveries: the number of times at which packets were due.
+        late_deliveries: the number of these times at which they were more than `LATE_SECONDS` late.
         most_seconds: the greatest lateness since the previous request.
     """
 
@@ -89,12 +90,12 @@ class Answer:
     """The answer to a request.
 
     Attributes:
-        error: why the request failed; None if it succeeded.
-        log: the answer to `Tell`: (monotonic seconds, name of the profile) of each change, oldest
+        error: the reason for which the request failed; None if it succeeded.
+        log: for `ReadCounts`, (monotonic seconds, name of the profile) of each change, oldest
             first.
-        upstream: the answer to `Tell`: packets towards the server.
-        downstream: the answer to `Tell`: packets towards the client.
-        lateness: the answer to `TellLateness`.
+        upstream: for `ReadCounts`, the packets towards the server.
+        downstream: for `ReadCounts`, the packets towards the client.
+        lateness: for `ReadLateness`, the lateness.
     """
 
     error: str | None = None
@@ -104,4 +105,4 @@ class Answer:
     lateness: Lateness | None = None
 
 
-Request: TypeAlias = Add | Switch | Follow | Tell | TellLateness
+Request: TypeAlias = AddLink | SwitchLink | FollowPlan | ReadCounts | ReadLateness

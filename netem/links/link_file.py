@@ -1,4 +1,4 @@
-"""The file of a link: its profiles, and when it changes between them.
+"""The file of a link, with its profiles and the changes between them.
 
 YAML, in the units of `penstock.netem.links.profiles`; docs/how-to/netem.md has an example.
 """

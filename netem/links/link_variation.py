@@ -23,10 +23,10 @@ class OnOff:
     Attributes:
         good: the profile while the link is good.
         bad: the profile while it is bad.
-        mean_good_seconds: mean time for which it is good, at least `LEAST_SECONDS`.
-        mean_bad_seconds: mean time for which it is bad, at least `LEAST_SECONDS`.
-        seed: the seed of the times: the same seed gives the same times. Links that are bad at times
-            of their own have their names in their seeds.
+        mean_good_seconds: the mean length of a good state, at least `LEAST_SECONDS`.
+        mean_bad_seconds: the mean length of a bad state, at least `LEAST_SECONDS`.
+        seed: the seed of the times; equal seeds give equal times. For independent links, the seed
+            holds the link's name.
     """
 
     good: Profile
@@ -68,9 +68,9 @@ class Trace:
     """A link that changes at given times.
 
     Attributes:
-        at_seconds: times of the changes in seconds since the beginning, from 0, rising.
+        at_seconds: the times of the changes, seconds after the beginning, from 0, ascending.
         profiles: the profile from each time on, one for each time.
-        repeat_seconds: period after which the trace repeats, at least `LEAST_SECONDS` after the
+        repeat_seconds: the period after which the trace repeats, at least `LEAST_SECONDS` after the
             last change; None if it does not repeat.
     """
 

@@ -95,7 +95,7 @@ def run_tool(*words: str, lines: str | None = None) -> str:
     """Run a program of iproute2.
 
     Args:
-        words: its name and its arguments.
+        words: the program's name and its arguments.
         lines: the standard input of ``-batch -``, one command a line.
 
     Returns:

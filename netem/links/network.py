@@ -42,14 +42,14 @@ from penstock.netem.links.congestion_control import (
 )
 from penstock.netem.links.device_drops import DEVICE_PREFIX, DeviceDrops, device_drops
 from penstock.netem.links.forwarder_messages import (
-    Add,
+    AddLink,
     Answer,
-    Follow,
+    FollowPlan,
     Lateness,
+    ReadCounts,
+    ReadLateness,
     Request,
-    Switch,
-    Tell,
-    TellLateness,
+    SwitchLink,
 )
 from penstock.netem.links.link_variation import Changes
 from penstock.netem.links.namespaces import (
@@ -95,10 +95,10 @@ class Host:
     """A host of a network; made by `Network.host`.
 
     Attributes:
-        name: unique in the network.
-        namespace: name of its network namespace, as for ``ip netns exec``.
-        address: its IPv4 address, for hosts that share a link with it, and after `Network.route`
-            for all hosts that links connect with it.
+        name: the name of the host, unique in the network.
+        namespace: the name of its network namespace, as for ``ip netns exec``.
+        address: its IPv4 address for hosts that share a link with it, and after `Network.route` for
+            all connected hosts.
     """
 
     def __init__(self, name: str, namespace: str, address: str) -> None:
@@ -122,7 +122,7 @@ class Host:
         If it still runs at the end of the network, it gets SIGTERM, and soon after SIGKILL.
 
         Args:
-            command: program and arguments.
+            command: the program and its arguments.
             cwd: the working directory; None for this process's.
             env: the environment; None for this process's.
             stdin: the standard input, as for `subprocess.Popen`; nothing by default.
@@ -172,9 +172,9 @@ class Link:
     """A link between two hosts; made by `Network.link`.
 
     Attributes:
-        server_address: IPv4 address of the first host on this link.
-        client_address: IPv4 address of the second.
-        device: name of its device in both hosts.
+        server_address: the IPv4 address of the first host on this link.
+        client_address: the IPv4 address of the second host.
+        device: the name of its device in both hosts.
     """
 
     def __init__(
@@ -188,26 +188,26 @@ class Link:
 
     def switch(self, profile: Profile) -> None:
         """Change to a profile and drop the plan; packets under way keep their time of arrival."""
-        self._forwarder.ask(Switch(self._number, profile))
+        self._forwarder.ask(SwitchLink(self._number, profile))
 
     def follow(self, changes: Changes, begin_at: float | None = None) -> None:
         """Follow a plan.
 
         Args:
             changes: the plan.
-            begin_at: `time.monotonic` of the plan's beginning, for links that should change
-                together; None for the time of the call.
+            begin_at: the `time.monotonic` of the plan's beginning, for links that change together;
+                None for the time of the call.
         """
         at = time.monotonic() if begin_at is None else begin_at
-        self._forwarder.ask(Follow(self._number, changes, at))
+        self._forwarder.ask(FollowPlan(self._number, changes, at))
 
     def log(self) -> list[tuple[float, str]]:
         """Return `time.monotonic` and the profile's name for each change, the first included."""
-        return self._forwarder.ask(Tell(self._number)).log
+        return self._forwarder.ask(ReadCounts(self._number)).log
 
     def counts(self) -> tuple[Counts, Counts]:
         """Return the packets by outcome: towards the server, and towards the client."""
-        answer = self._forwarder.ask(Tell(self._number))
+        answer = self._forwarder.ask(ReadCounts(self._number))
         return answer.upstream or Counts(), answer.downstream or Counts()
 
 
@@ -269,7 +269,7 @@ class Network:
 
     def lateness(self) -> Lateness:
         """Return how late packets were, and the greatest lateness since the last call."""
-        return self._running().ask(TellLateness()).lateness or Lateness()
+        return self._running().ask(ReadLateness()).lateness or Lateness()
 
     def check(self) -> None:
         """Check that links are carried.
@@ -320,8 +320,8 @@ class Network:
         """Join two hosts.
 
         Args:
-            server: upstream is towards it.
-            client: downstream is towards it.
+            server: the host in the direction ``upstream``.
+            client: the host in the direction ``downstream``.
             profile: the profile at the beginning.
             congestion_control: the congestion control of the TCP connections whose packets
                 leave either host by this link; None for that of the host.
@@ -398,7 +398,7 @@ class Network:
         """Make the devices of a link, and move them to its hosts."""
         # Until they are moved, the devices share the machine's names: 15 bytes, and unique.
         devices = (f"pnst{os.getpid()}.{next(_devices)}", f"pnst{os.getpid()}.{next(_devices)}")
-        self._running().ask(Add(number, devices, profile, f"{self._seed} {number}"))
+        self._running().ask(AddLink(number, devices, profile, f"{self._seed} {number}"))
         run_ip(
             *("-batch", "-"),
             lines="".join(

@@ -16,24 +16,25 @@ CHUNK_SECONDS: Final = 0.01
 """The time for which one chunk occupies the link: the granularity of a change of profile."""
 
 CATCH_UP_SECONDS: Final = 0.002
-"""A caller that is late by at most this loses no rate: the resolution of an event loop's clock."""
+"""A caller that is late by at most this time loses no rate, seconds: the resolution of an event
+loop's clock."""
 
 MIN_CHUNK_BYTES: Final = 256
 MAX_CHUNK_BYTES: Final = 64 * 1024
 
 SLACK_BYTES: Final = 64 * 1024
-"""Bytes that may be under way beyond ``rate * delay``: the link stops after them if the far side
-takes nothing."""
+"""The bytes that may be under way beyond ``rate * delay``: the link stops after them if the far
+side takes nothing."""
 
 UNLIMITED_BYTES: Final = 1024 * 1024
-"""Bytes that may be under way on a link without a rate."""
+"""The bytes that may be under way on a link without a rate."""
 
 
 class Pacer:
     """One direction of a link.
 
     Attributes:
-        free_at: monotonic seconds at which the last chunk has been sent.
+        free_at: the time at which the last chunk has been sent, monotonic seconds.
     """
 
     __slots__ = ("_direction", "free_at")

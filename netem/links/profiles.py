@@ -1,4 +1,4 @@
-"""Profiles of links: how long each direction takes, how much it carries, what it does to packets.
+"""Profiles of links: their delay, rate and losses in each direction.
 
 A network (`penstock.netem.links.network`) sees packets and does everything here. The relay
 (`penstock.netem.links.relay`) sees the bytes of TCP connections and does delay and rate alone.
@@ -18,7 +18,7 @@ buffer."""
 
 
 class _KeyType:
-    """Makes pydantic read a key as a type of `penstock.broker.config.key_types`.
+    """A marker by which pydantic reads a key as a type of `penstock.broker.config.key_types`.
 
     Each network starts a forwarder, which needs profiles and reads no file. So pydantic is imported
     where a file is read.
@@ -52,10 +52,10 @@ class Bursts:
     A burst lasts ``1 / end`` packets on average.
 
     Attributes:
-        begin: probability that a burst begins with a packet (p), 0 to 1.
-        end: probability that it ends with one (r), above 0 and up to 1.
-        inside: share of a burst's packets that are lost (1 - h).
-        outside: share of the other packets that are lost (1 - k).
+        begin: the probability that a burst begins with a packet (p), 0 to 1.
+        end: the probability that it ends with one (r), above 0 and up to 1.
+        inside: the share of a burst's packets that are lost (1 - h).
+        outside: the share of the other packets that are lost (1 - k).
     """
 
     __pydantic_config__: ClassVar[Any] = STRICT
@@ -87,15 +87,16 @@ class Direction:
     """One direction of a link.
 
     Attributes:
-        delay: seconds from the last bit sent to the last bit received, at least 0.
+        delay: the seconds from the last bit sent to the last bit received, at least 0.
         rate: bytes per second, above 0; None for no limit.
-        jitter: seconds by which the delay varies in either direction, uniformly distributed; at
+        jitter: the seconds by which the delay varies in either direction, uniformly distributed; at
             most the delay. Jitter does not reorder: a packet waits for the packet before it.
-        loss: share of packets that are lost, or bursts. A lost packet uses its time of the rate.
-        queue_bytes: bytes that may wait for the rate; further packets are dropped. None for what
-            passes in `QUEUE_SECONDS`, and at least `LEAST_QUEUE_BYTES`.
-        reorder: share of packets that are not delayed, and so overtake packets that are.
-        duplicate: share of packets that arrive twice.
+        loss: the share of packets that are lost, or bursts. A lost packet uses the rate like any
+            other.
+        queue_bytes: the bytes that may wait for the rate; further packets are dropped. None for the
+            bytes that pass in `QUEUE_SECONDS`, and at least `LEAST_QUEUE_BYTES`.
+        reorder: the share of packets that are not delayed, and so overtake packets that are.
+        duplicate: the share of packets that arrive twice.
     """
 
     __pydantic_config__: ClassVar[Any] = STRICT
@@ -147,7 +148,7 @@ class Direction:
 
     @property
     def acts_on_packets(self) -> bool:
-        """Whether it does more than delay and rate, for which packets must be seen."""
+        """Return whether it does more than delay and rate, so that packets must be seen."""
         return self != Direction(self.delay, self.rate)
 
 
@@ -156,9 +157,9 @@ class Profile:
     """A link in a certain state.
 
     Attributes:
-        name: the name as on the command line and in the log.
-        upstream: towards the server.
-        downstream: towards the client.
+        name: the name on the command line and in the log.
+        upstream: the direction towards the server.
+        downstream: the direction towards the client.
     """
 
     name: str
@@ -176,7 +177,7 @@ class Profile:
 
 
 OPEN: Final = Profile("open", Direction(), Direction())
-"""No delay and no limit: bytes pass as fast as they are taken."""
+"""A link without delay and limit: bytes pass as fast as they are read."""
 
 GOOD: Final = Profile("good", Direction(0.02, 2_500_000), Direction(0.02, 2_500_000))
 """A mobile link without other users: 20 Mbit/s, 40 ms round trip."""

@@ -38,19 +38,19 @@ from penstock.netem.links.pacer import Pacer
 from penstock.netem.links.profiles import PROFILES, Direction, Profile
 
 BUFFER_BYTES: Final = 16 * 1024
-"""The SO_RCVBUF and SO_SNDBUF that are asked for; Linux doubles them."""
+"""The SO_RCVBUF and SO_SNDBUF that are requested, bytes; Linux doubles them."""
 
 SEGMENT_BYTES: Final = 1460
-"""TCP_MAXSEG, so that a segment fits an Ethernet frame over IPv4."""
+"""The TCP_MAXSEG, bytes, with which a segment fits an Ethernet frame over IPv4."""
 
 
 class _Channel:
     """One direction of the link, which all connections share.
 
     Attributes:
-        pacer: the rule of when what enters it leaves it.
-        turn: the turn of the connection whose chunk occupies it; the others wait in the order of
-            asking.
+        pacer: the pacer, which says when bytes leave the link.
+        turn: the lock that the connection holds whose chunk occupies the link; the others wait in
+            the order of their requests.
     """
 
     def __init__(self, direction: Direction) -> None:
@@ -132,7 +132,7 @@ class Relay:
 
     Attributes:
         profile: the current link.
-        address: (host, port) that it listens on, once started.
+        address: the (host, port) that it listens on, once started.
     """
 
     def __init__(
@@ -147,11 +147,11 @@ class Relay:
         """Make a relay that is not running.
 
         Args:
-            target_host: address of the server.
+            target_host: the address of the server.
             target_port: the TCP port of the target.
             profile: the link at the beginning.
-            host: address to listen on.
-            port: TCP port to listen on; 0 for any free one.
+            host: the address to listen on.
+            port: the TCP port to listen on; 0 for any free one.
 
         Raises:
             ValueError: the profile asks for more than delay and rate.
@@ -260,7 +260,7 @@ async def serve(targets: list[tuple[str, int]], profile: Profile, port: int = 0)
     """Relay to each target until SIGINT or SIGTERM, switching as standard input says.
 
     Args:
-        targets: (host, port) of the servers; each has a link of its own.
+        targets: the (host, port) of the servers; each has a link of its own.
         profile: the links at the beginning.
         port: the port to listen on, where there is one target; 0 for any free one.
 

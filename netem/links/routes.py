@@ -12,11 +12,11 @@ class End:
     """A link as one of its hosts sees it.
 
     Attributes:
-        device: its name on this host.
-        peer: name of the other host.
-        peer_address: IPv4 address of the other host on this link.
-        congestion_control: the congestion control of the TCP connections that leave by it; None for
-            that of the host.
+        device: the name of the link's device on this host.
+        peer: the name of the other host.
+        peer_address: the IPv4 address of the other host on this link.
+        congestion_control: the congestion control of the TCP connections over it; None for the
+            host's.
     """
 
     device: str
@@ -31,7 +31,7 @@ def first_ends(start: str, ends: Mapping[str, Sequence[End]]) -> dict[str, End]:
     Paths use the fewest links; of several such paths, the one over the links made first.
 
     Args:
-        start: name of the host where the paths begin.
+        start: the name of the host where the paths begin.
         ends: the links of each host, in the order in which they were made.
     """
     firsts: dict[str, End] = {}

@@ -22,16 +22,16 @@ class Schedule:
 
     Attributes:
         log: (monotonic seconds, name of the profile) of each change, oldest first.
-        plan: number of calls of `follow` and `switch`: a timer of an older plan is void.
+        plan: the number of calls of `follow` and `switch`; a timer of an older plan is void.
     """
 
     def __init__(self, profile: Profile, become: Become, now: float) -> None:
-        """Make one without a plan.
+        """Make a schedule without a plan.
 
         Args:
             profile: the current profile of the link.
-            become: changes the link.
-            now: monotonic seconds.
+            become: a function that changes the link.
+            now: the present time, monotonic seconds.
         """
         self.log = [(now, profile.name)]
         self.plan = 0

@@ -1,6 +1,6 @@
 """The process of a broker: its command, its start, its log and its end.
 
-Benchmarks start their peers in this way too, without a host.
+Benchmarks start their peers in the same way, without an emulated host.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LOOK_SECONDS: Final = 0.05
 processor time."""
 
 TAIL_BYTES: Final = 2_000
-"""How much of a log a failure shows."""
+"""The bytes of a log that an error message shows."""
 
 ANONYMOUS: Final = "amqtt.plugins.authentication.AnonymousAuthPlugin"
 
@@ -86,8 +86,8 @@ def proxy_command(directory: Path, config: Mapping[str, Any], *options: str) -> 
 
     Args:
         directory: the directory for the file.
-        config: what stands in it.
-        options: further ones of ``penstock proxy``.
+        config: the content of the file.
+        options: further options of ``penstock proxy``.
     """
     file = _write_yaml(directory, config)
     return [sys.executable, "-m", "penstock", "proxy", *options, "-c", file]
@@ -138,15 +138,15 @@ _ASKED: Final = {
     "mosquitto": ("-h", "mosquitto version "),
     "haproxy": ("-v", "HAProxy version "),
 }
-"""How programs tell their version: by which option, and behind which words."""
+"""The option by which each program prints its version, and the words before the version."""
 
 
 class RunningBroker:
     """A broker that was started.
 
     Attributes:
-        process: its own, which may start others.
-        log: what it writes, also over several starts in one directory.
+        process: its process, which may have child processes.
+        log: its log, which holds all starts in one directory.
     """
 
     def __init__(
@@ -156,13 +156,14 @@ class RunningBroker:
         directory: Path,
         popen: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen,
     ) -> None:
-        """Start it; it may not serve yet.
+        """Start the broker, which may not listen yet.
 
         Args:
-            name: the name for failures.
+            name: the name for error messages.
             command: the command that starts it.
-            directory: where it runs, and where its log is written.
-            popen: starts a process as `subprocess.Popen` does, such as `Host.popen`.
+            directory: its working directory, in which its log is written.
+            popen: a function that starts a process as `subprocess.Popen` does, such as
+                `Host.popen`.
         """
         self._name = name
         self._command = command
@@ -186,7 +187,7 @@ class RunningBroker:
 
         Args:
             port: TCP port.
-            seconds: maximum to wait; None for `START_SECONDS`.
+            seconds: the longest wait; None for `START_SECONDS`.
             look_seconds: the time between two looks at whether it listens.
 
         Raises:

@@ -33,16 +33,16 @@ from penstock.netem.runs.oracle_states import oracle_states
 from penstock.netem.runs.scenario import LinkPlan
 
 READY_SECONDS: Final = 60.0
-"""How long clients may take to be subscribed or connected; for each four, they have one second
-more."""
+"""The seconds within which clients must be subscribed or connected; one more for every four
+clients."""
 
 
 class Crew:
-    """The clients of some hosts: a process that has forked one for each.
+    """The clients of some hosts: a process that has forked one process for each client.
 
     Attributes:
-        process: the parent of all.
-        told: what each client has said, by client id.
+        process: the parent of all clients.
+        told: the lines that each client has written, by client id.
     """
 
     def __init__(
@@ -52,8 +52,8 @@ class Crew:
 
         Args:
             name: the name of their broker.
-            plans: the plans by the namespace of a host.
-            host: where the parent of all runs.
+            plans: the clients' plans by the namespace of their host.
+            host: the host of the parent process.
             directory: the directory for its log and the plan.
         """
         clients = [each for plan in plans.values() for each in plan.clients()]
@@ -109,7 +109,7 @@ class Crew:
 
 
 class BrokerTopology:
-    """One broker and all that is there for it: its sidecar, edge brokers, links and clients.
+    """One broker with its sidecar, edge brokers, links and clients.
 
     Attributes:
         name: the name of the broker in the scenario.
@@ -117,10 +117,10 @@ class BrokerTopology:
         directory: the directory for the files of the broker and the clients.
         network: the network with the hosts and links of this broker alone, so that no other
             broker's packets delay its own.
-        links: the links by name in the scenario.
+        links: the links by their names in the scenario.
         broker: the running one, on the broker's host.
-        helpers: its sidecar and edge brokers, once they are started.
-        crew: its clients, once they are started.
+        helpers: its sidecar and edge brokers, after their start.
+        crew: its clients, after their start.
     """
 
     def __init__(self, network: Network, roster: Roster, directory: Path) -> None:

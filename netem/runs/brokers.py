@@ -1,8 +1,8 @@
 """The configuration of the brokers that are compared, with their sidecars and edge brokers.
 
-Clients find all of them on port 1883 of every address of their host. Behind a sidecar, a broker
-listens on another port of the loopback interface. Brokers accept anonymous clients, and queue any
-number of messages for a subscriber. All other settings are defaults.
+All brokers listen on port 1883 of every address of their host. Behind a sidecar, a broker listens
+on another port of the loopback interface. Brokers accept anonymous clients, and queue any number of
+messages for a subscriber. All other settings are defaults.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def edge_policy(settings: Mapping[str, Any], host: str, broker_address: str) -> 
     Args:
         settings: the settings of the scenario, laid over the runner's own key by key, with
             the marks of `Edges`.
-        host: name of its host.
+        host: the name of its host.
         broker_address: the address of the broker behind it.
     """
     uplink = {
@@ -251,9 +251,9 @@ def prepare_edge(edges: Edges, host: str, broker_address: str, directory: Path) 
     """Write an edge broker's configuration into an empty directory.
 
     Args:
-        edges: what it is.
-        host: name of its host.
-        broker_address: the address of the broker behind it, from there.
+        edges: the scenario's entry of the edge brokers.
+        host: the name of its host.
+        broker_address: the address of the broker behind it, as seen from its host.
         directory: the directory for its file.
 
     Returns:

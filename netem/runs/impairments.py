@@ -1,10 +1,9 @@
-"""The impairments of a scenario's links by names of profiles, and what they mean with a seed.
+"""The impairments of a scenario's links, and the changes that follow from them with a seed.
 
 Theory of operation. A link's random times come from the seed of the run and the name of the link.
-So they are the same for each broker, and comparisons are paired; and they are independent of those
-of other links, so that each link of each seed is an independent unit.
-What a profile draws (`penstock.netem.runs.profile_plan`) comes from the seed, the link's name and
-the profile's.
+So they are equal for each broker, which makes comparisons paired, and independent of those of other
+links, which makes each link of each seed an independent unit. The random parameters of a profile
+(`penstock.netem.runs.profile_plan`) come from the seed, the link's name and the profile's name.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from penstock.netem.runs.profile_plan import ProfilePlan
 
 @dataclass(frozen=True, slots=True)
 class OnOffPlan:
-    """`OnOff` of `link_variation` by names of profiles; its seed is given apart."""
+    """An `OnOff` of `link_variation` that names profiles; its seed is given apart."""
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
@@ -43,7 +42,7 @@ class OnOffPlan:
 
 @dataclass(frozen=True, slots=True)
 class TracePlan:
-    """`penstock.netem.links.link_variation.Trace` by names of profiles."""
+    """A `penstock.netem.links.link_variation.Trace` that names profiles."""
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
@@ -54,11 +53,11 @@ class TracePlan:
 
 @dataclass(frozen=True, slots=True)
 class RedrawnPlan:
-    """A profile whose drawn parameters change again and again.
+    """A profile whose random parameters are drawn again and again.
 
     Attributes:
         profile: its name; it has parameters to draw.
-        mean_seconds: mean of the exponential times between two changes.
+        mean_seconds: the mean of the exponential times between two changes.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -71,11 +70,11 @@ class RedrawnPlan:
 class Impairment:
     """The changes of one link, from the beginning of the traffic to its end.
 
-    One of `on_off`, `trace` and `redrawn` is given.
+    Exactly one of `on_off`, `trace` and `redrawn` is given.
 
     Attributes:
-        link: its name. The end of the traffic makes it again what the topology says.
-        on_off: good and bad in turn, by chance; or None.
+        link: the name of the link, which has the topology's profile again when the traffic ends.
+        on_off: random times of a good and a bad profile in turn; or None.
         trace: changes at given times; or None.
         redrawn: a profile that is drawn anew at random times; or None.
     """
@@ -88,15 +87,15 @@ class Impairment:
     redrawn: RedrawnPlan | None = None
 
     def changes(self, ways: Mapping[str, ProfilePlan], seed: int, until_seconds: float) -> Changes:
-        """Return what happens to the link in the run with a seed.
+        """Return the changes of the link in the run with a seed.
 
         Args:
-            ways: the links' states, by name.
+            ways: the states of links, by name.
             seed: the seed of the run.
-            until_seconds: end of the traffic, after which nothing changes.
+            until_seconds: the end of the traffic, after which nothing changes.
 
         Raises:
-            MistakesError: it says what cannot be.
+            MistakesError: the plan is impossible.
         """
         given = [key for key in _PLANS if getattr(self, key) is not None]
         if len(given) != 1:
@@ -113,11 +112,11 @@ class Impairment:
 
 
 _PLANS: Final = ("on_off", "trace", "redrawn")
-"""The keys of `Impairment`, one of which is given."""
+"""The keys of `Impairment`, exactly one of which is given."""
 
 
 def draw_profiles(ways: Mapping[str, ProfilePlan], seed: int, link: str) -> dict[str, Profile]:
-    """Return the states of one link in the run with a seed, by name: the same for each broker."""
+    """Return the states of one link in the run with a seed, by name; equal for each broker."""
     return {
         name: each.draw(name, random.Random(f"{seed} {link} {name}"))  # noqa: S311 - no secret
         for name, each in ways.items()
@@ -151,13 +150,13 @@ def make_changes(
     profiles: Mapping[str, Profile],
     seed: int | str,
 ) -> Changes | None:
-    """Return what a plan means; None where there is none.
+    """Return the changes that a plan stands for; None where there is none.
 
     Args:
-        on_off: the one kind of plan, or None.
-        trace: the other; at most one is given.
+        on_off: random times of two profiles, or None.
+        trace: changes at given times, or None; at most one of the two is given.
         profiles: the profiles by name.
-        seed: the seed of times that are drawn.
+        seed: the seed of random times.
 
     Raises:
         MistakesError: a name is unknown, or times are out of range; places begin with ``on_off``

@@ -1,10 +1,10 @@
 """Kinds of bad links in a scenario, each of which stands for links and clients. Pure.
 
-Theory of operation. A kind says what happens to a link. A scenario with kinds measures each of them
-with each congestion control and on each way to the broker: a *cell* is one of these. A cell has a
-host of its own with a link to the broker's host, a subscriber there, and a publisher beside the
-broker; or, with several receivers, a link that they share to a host in between. So a cell with a
-seed is an independent unit. All have names of one pattern, ``KIND-CONGESTION_CONTROL-WAY``.
+Theory of operation. A kind says how a link changes. A scenario with kinds measures each of them
+with each congestion control and on each way to the broker; such a combination is a *cell*. A cell
+has a host of its own with a link to the broker's host, a subscriber there, and a publisher beside
+the broker. With several receivers, their hosts share a link from a host in between. So a cell with
+a seed is an independent unit. All names follow one pattern, ``KIND-CONGESTION_CONTROL-WAY``.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from penstock.broker.config.key_types import STRICT, Positive
 from penstock.netem.runs.impairments import OnOffPlan, RedrawnPlan, TracePlan
 
 Way: TypeAlias = Literal["direct", "haproxy"]
-"""How subscribers reach the broker: by its own port, or by that of a load balancer before it."""
+"""The way of subscribers to the broker: its own port, or that of a load balancer before it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """A kind of bad link: what happens to it, as in `Impairment`.
+class LinkKind:
+    """A kind of bad link, with the same plans as `Impairment`.
 
     Attributes:
-        on_off: good and bad in turn, by chance; or None.
+        on_off: random times of a good and a bad profile in turn; or None.
         trace: changes at given times; or None.
-        redrawn: a profile that is drawn anew again and again; or None.
-        receivers: subscribers that share the link, each of which has a publisher of its own.
-        streams: names in `Scenario.traffic`; None for those of each kind.
+        redrawn: a profile that is drawn anew at random times; or None.
+        receivers: the number of subscribers that share the link; each has a publisher of its own.
+        streams: the names of streams in `Scenario.traffic`; None for those of `EachKind`.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -48,13 +48,13 @@ class EachKind:
 
     Attributes:
         profile: the profile of links that nothing impairs; a name in `Scenario.profiles`.
-        streams: names in `Scenario.traffic`, whose topics have ``{to}`` in them.
+        streams: the names of streams in `Scenario.traffic` whose topics contain ``{to}``.
         congestion_controls: the congestion controls of the TCP connections over a link, on both
             sides.
-        ways: how subscribers reach the broker.
-        links_at_once: how many links run at a time at most, of all brokers together; at least one
-            kind does. None for all.
-        few: brokers that are measured on the first of `ways` alone.
+        ways: the ways of subscribers to the broker.
+        links_at_once: the most links that run at a time, of all brokers together, but at least one
+            kind; None for all.
+        few: the brokers that are measured on the first of `ways` alone.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -71,10 +71,10 @@ class Cell(NamedTuple):
     """A kind with a congestion control and a way to the broker.
 
     Attributes:
-        kind: name.
+        kind: the name of the kind.
         congestion_control: the congestion control of the TCP connections over its link.
         way: the way to the broker.
-        receivers: names of its subscribers, and of their hosts.
+        receivers: the names of its subscribers, and of their hosts.
     """
 
     kind: str
@@ -88,7 +88,7 @@ class Cell(NamedTuple):
         return f"{self.kind}-{self.congestion_control}-{self.way}"
 
 
-def cells(kinds: dict[str, Kind], each: EachKind | None) -> list[Cell]:
+def cells(kinds: dict[str, LinkKind], each: EachKind | None) -> list[Cell]:
     """Return the cells of a scenario: by kind, then by way, then by congestion control."""
     if each is None:
         return []

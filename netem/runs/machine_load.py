@@ -1,13 +1,14 @@
-"""The load of this machine while a scenario ran, second by second.
+"""The load of this machine during a run, second by second.
 
-Latencies of a second in which processes of the run had to wait for a processor may be those of this
-machine. A mean over a whole run would hide such seconds. What counts is how long they waited
-themselves. Programs of the scheduling class SCHED_IDLE keep processors busy, but nobody waits for
-them.
+In a second in which processes of the run had to wait for a processor, latencies may be caused by
+this machine. A mean over a whole run would hide such seconds, so each is judged by the waiting
+times of the run's own threads. Programs of the scheduling class SCHED_IDLE keep processors busy,
+but no other process waits for them.
 
-Processes of the run wait for each other too, which is no doubt: they wake up at the same packet, as
-they would on machines of their own that are as loaded. The kernel does not tell for whom a process
-waited. But it cannot have waited for other programs for longer than these ran.
+Processes of the run also wait for each other, which is no reason for doubt: they wake up at the
+same packet, as they would on machines of their own with the same load. The kernel does not report
+for which process a thread waited. But it cannot have waited for other programs for longer than
+these ran.
 """
 
 from __future__ import annotations
@@ -22,46 +23,46 @@ LOOK_SECONDS: Final = 1.0
 """The time between two looks."""
 
 BUSY_SHARE: Final = 0.9
-"""From this share of all processors in use on, a process may have to wait for one. It counts where
-the kernel does not tell how long processes wait."""
+"""The share of all processors in use from which on a process may have to wait for one. It is
+used where the kernel does not report how long processes wait."""
 
 STEAL_SHARE: Final = 0.05
 """The share of all processors that the hypervisor may give to others: such a pause has no other
 trace."""
 
 OTHERS_SHARE: Final = 0.1
-"""The share of all processors that other programs may use, where the kernel does not tell how long
-processes wait."""
+"""The share of all processors that other programs may use, where the kernel does not report how
+long processes wait."""
 
 WAIT_SHARE: Final = 0.5
-"""The share of the time for which one thread of the run may wait for a processor, whoever has it:
-beyond it, this machine is too small for the run. Processes that wake up at the same packet wait for
-each other: on a quiet machine of two processors for 0.4 of the second in which 35 links carry a
-megabyte each."""
+"""The share of the time for which one thread of the run may wait for a processor, for whatever
+process; above it, this machine is too small for the run. Processes that wake up at the same
+packet wait for each other: on a quiet machine of two processors for 0.4 of the second in which
+35 links carry a megabyte each."""
 
 DISTURBED_SHARE: Final = 0.1
 """The share of the time for which a thread of the run may wait for other programs. On a quiet
 machine, these run for less than that."""
 
 DOUBTFUL_SECONDS: Final = 0.05
-"""The lateness of a packet in a forwarder from which on its second is doubtful."""
+"""The lateness of a packet in a forwarder that makes its second doubtful."""
 
 STAT: Final = Path("/proc/stat")
 
 
-class Look(NamedTuple):
-    """Totals since the machine started.
+class LoadTotals(NamedTuple):
+    """The totals since the machine started.
 
     Attributes:
-        at: monotonic seconds.
-        busy: seconds of all processors together that were in use, `steal` included.
+        at: the time of the look, monotonic seconds.
+        busy: the seconds of all processors together that were in use, `steal` included.
         programs: the part of these seconds that programs used, without interrupts and programs of
             the class SCHED_IDLE.
-        steal: seconds that the hypervisor gave to others.
-        own: seconds that the processes of the run used.
-        waits: seconds for which each thread of the run has waited for a processor, by its id;
-            empty if the kernel does not tell.
-        runnable: processes that run or wait for a processor at this moment.
+        steal: the seconds that the hypervisor gave to others.
+        own: the seconds that the processes of the run used.
+        waits: the seconds for which each thread of the run has waited for a processor, by its id;
+            empty if the kernel does not report it.
+        runnable: the number of processes that run or wait for a processor at this moment.
     """
 
     at: float
@@ -77,17 +78,17 @@ class Load(NamedTuple):
     """The load between two looks.
 
     Attributes:
-        begin: monotonic seconds.
-        end: monotonic seconds.
+        begin: the time of the first look, monotonic seconds.
+        end: the time of the second look, monotonic seconds.
         busy_share: the share of all processors in use, 0 to 1.
         steal_share: the share of all processors that the hypervisor gave to others.
-        others_share: the share of all processors that programs used which the run did not start.
-        wait_share: the share of the time for which the thread of the run that waited longest waited
-            for a processor; nan if the kernel does not tell.
+        others_share: the share of all processors that programs outside the run used.
+        wait_share: the share of the time for which one thread of the run waited for a processor, of
+            the thread that waited longest; nan if the kernel does not report it.
         disturbed_share: the share of the time for which that thread may have waited for programs
-            that the run did not start; nan if the kernel does not tell.
-        runnable: processes that ran or waited at the end.
-        most_late_seconds: greatest lateness of a forwarder.
+            outside the run; nan if the kernel does not report it.
+        runnable: the number of processes that ran or waited at the second look.
+        most_late_seconds: the greatest lateness of a forwarder.
     """
 
     begin: float
@@ -127,17 +128,17 @@ class Load(NamedTuple):
 
 def look(
     now: float, own_seconds: float, idle_class_seconds: float, waits: Mapping[int, float]
-) -> Look:
+) -> LoadTotals:
     """Return the totals of this moment.
 
     Args:
-        now: monotonic seconds.
-        own_seconds: processor time of the processes of the run.
-        idle_class_seconds: processor time of programs of the class SCHED_IDLE.
-        waits: as in `Look`.
+        now: the present time, monotonic seconds.
+        own_seconds: the processor time of the processes of the run.
+        idle_class_seconds: the processor time of programs of the class SCHED_IDLE.
+        waits: as in `LoadTotals`.
     """
     busy, programs, steal, runnable = parse_stat(STAT.read_text(), os.sysconf("SC_CLK_TCK"))
-    return Look(now, busy, programs - idle_class_seconds, steal, own_seconds, waits, runnable)
+    return LoadTotals(now, busy, programs - idle_class_seconds, steal, own_seconds, waits, runnable)
 
 
 def parse_stat(text: str, ticks_per_second: int) -> tuple[float, float, float, int]:
@@ -155,7 +156,7 @@ def parse_stat(text: str, ticks_per_second: int) -> tuple[float, float, float, i
     return busy * tick, programs * tick, steal * tick, int(values["procs_running"][0])
 
 
-def load_between(before: Look, after: Look, most_late_seconds: float) -> Load:
+def load_between(before: LoadTotals, after: LoadTotals, most_late_seconds: float) -> Load:
     """Return the load between two looks."""
     seconds = after.at - before.at
     processors = os.cpu_count() or 1

@@ -15,8 +15,8 @@ from penstock.netem.errors import RunError
 from penstock.netem.runs.broker_process import ENVIRONMENT, log_tail
 
 BEGIN_SECONDS: Final = 0.5
-"""The time from when all clients are ready to the beginning, which every process is told before
-it."""
+"""The seconds between the moment at which all clients are ready and the beginning of the run,
+which every process is told in advance."""
 
 Popen = Callable[..., subprocess.Popen[bytes]]
 
@@ -30,13 +30,14 @@ def run_on_off_clients(
     """Run the clients of a plan to its end.
 
     Args:
-        plan: what they do; the broker listens already.
+        plan: the plan; the broker listens already.
         directory: the directory for files of the run.
-        hosts: what starts a process on each host; None: all are of one host, "", this machine.
-        begun: is called with the beginning, monotonic seconds, before it.
+        hosts: the function that starts a process on each host; None: all clients run on this
+            machine, whose host name is "".
+        begun: a function that is called before the beginning, with its time in monotonic seconds.
 
     Returns:
-        What they recorded, of all hosts.
+        The records of the clients of all hosts.
 
     Raises:
         RunError: a process of clients has failed; the text holds the end of its log.

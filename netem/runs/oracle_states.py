@@ -1,4 +1,4 @@
-"""The states of links that the oracle is told in a run. Pure."""
+"""The states of links that a run writes for the oracle. Pure."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Iterator, Sequence
 from penstock.netem.clients.roster import Roster
 from penstock.netem.links.network import DEFAULT_CONGESTION_CONTROL
 from penstock.netem.links.profiles import Profile
-from penstock.netem.oracle_file import State, Told
+from penstock.netem.oracle_file import ToldLink, ToldState
 from penstock.netem.runs.impairments import Impairment
 from penstock.netem.runs.scenario import LinkPlan
 
 
-def oracle_states(roster: Roster, begin_at: float) -> dict[str, Told]:
+def oracle_states(roster: Roster, begin_at: float) -> dict[str, ToldLink]:
     """Return what the link of each subscriber is, by the Client Identifier of each connection.
 
     Args:
@@ -21,10 +21,10 @@ def oracle_states(roster: Roster, begin_at: float) -> dict[str, Told]:
         begin_at: monotonic seconds of the beginning.
     """
     scenario = roster.scenario
-    told: dict[str, Told] = {}
+    told: dict[str, ToldLink] = {}
     for member in roster.subscribers:
         way = scenario.topology.way(scenario.broker_host, member.subscriber.host) or []
-        each = Told(
+        each = ToldLink(
             way[0].name if way else "",
             _congestion_control(roster, way),
             tuple(_states(roster, way, begin_at)),
@@ -42,7 +42,7 @@ def _congestion_control(roster: Roster, way: Sequence[LinkPlan]) -> str:
     return next((name for name in named if name is not None), DEFAULT_CONGESTION_CONTROL)
 
 
-def _states(roster: Roster, way: Sequence[LinkPlan], begin_at: float) -> Iterator[State]:
+def _states(roster: Roster, way: Sequence[LinkPlan], begin_at: float) -> Iterator[ToldState]:
     """Yield what a way over several links is, from each change of one of them on."""
     scenario, seed = roster.scenario, roster.seed
     if not way:
@@ -67,7 +67,9 @@ def _steps(roster: Roster, impairment: Impairment) -> Iterator[tuple[float, str,
         yield at, impairment.link, profile
 
 
-def _state(at: float, begin: str, way: Sequence[LinkPlan], profiles: dict[str, Profile]) -> State:
+def _state(
+    at: float, begin: str, way: Sequence[LinkPlan], profiles: dict[str, Profile]
+) -> ToldState:
     near, rates, passed, rtt = begin, [], 1.0, 0.0
     for link in way:
         first, second = link.between
@@ -78,4 +80,4 @@ def _state(at: float, begin: str, way: Sequence[LinkPlan], profiles: dict[str, P
             rates.append(towards.rate)
         passed *= 1 - towards.mean_loss
         rtt += profile.upstream.delay + profile.downstream.delay
-    return State(at, min(rates, default=None), 1 - passed, rtt)
+    return ToldState(at, min(rates, default=None), 1 - passed, rtt)

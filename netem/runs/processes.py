@@ -1,4 +1,4 @@
-"""The memory and processor time of groups of processes, and of the idle class."""
+"""The memory and processor time of groups of processes, and of the scheduler's idle class."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FAMILY_SECONDS: Final = 3.0
 
 
 class Families:
-    """Groups of processes, each with those that its members have started.
+    """Groups of processes, each with the child processes of its members.
 
     Args:
         roots: process ids by the group's name.
@@ -98,10 +98,11 @@ class IdleClass:
     def processor_seconds(self) -> float:
         """Return the processor time that they have used, in user and kernel mode.
 
-        A program that has ended counts with the time that the last call read.
+        A program that has ended counts with the time of the previous call.
 
         Returns:
-            Seconds; 0 where this process is of that class too: then it does wait for them.
+            Seconds; 0 where this process is of that class itself, because then it does wait for
+            them.
         """
         if os.sched_getscheduler(0) == os.SCHED_IDLE:
             return 0.0

@@ -1,9 +1,9 @@
-"""A link's state in a file: both directions, and the parameters that chance draws. Pure.
+"""A profile in a scenario file: both directions, and the ranges of its random parameters. Pure.
 
-Theory of operation. A drawn parameter has a range in the file. Each link draws a value of its own
-with each seed of a run, from the seed, the link's name and the profile's: the same for each broker.
-Seconds and shares are drawn evenly between the ends of their range; rates evenly by their
-logarithm, so that a link is as often slower than the middle by a factor as it is faster.
+Theory of operation. A random parameter has a range in the file. Each link draws a value of its own
+with each seed of a run, from the seed, the link's name and the profile's name; so the value is
+equal for each broker. Seconds and shares are drawn uniformly from their range; rates uniformly by
+their logarithm, so that a link is as often slower than the middle by a factor as it is faster.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 DIRECTIONS: Final = ("upstream", "downstream")
 PARAMETERS: Final = ("delay", "jitter", "rate", "loss", "loss.begin", "loss.end")
-"""The parameters that may be drawn: keys of a direction, and of a loss in bursts."""
+"""The parameters that may be random: keys of a direction, and of a loss in bursts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +32,11 @@ class ProfilePlan:
     """A profile without its name.
 
     Attributes:
-        upstream: towards the first host of a link.
-        downstream: towards the second.
-        drawn: ranges of parameters that chance draws, over what `upstream` and `downstream` say:
-            one of `PARAMETERS`, of both directions alike, or behind ``upstream.`` or
-            ``downstream.``, of one; least and greatest value.
+        upstream: the direction towards the first host of a link.
+        downstream: the direction towards the second host.
+        drawn: the least and greatest value of each random parameter, which replaces the value in
+            `upstream` and `downstream`. A key of `PARAMETERS` stands for both directions; with
+            ``upstream.`` or ``downstream.`` before it, for one.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT

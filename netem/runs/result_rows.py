@@ -1,4 +1,4 @@
-"""The rows of tables from what a broker's clients, watch and links have written."""
+"""The rows of a run's tables, made from the clients' and the watch's files and links' counts."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def message_rows(roster: Roster, files: Path, begin_at: float) -> list[MessageRo
     """Return the messages that publishers have published.
 
     Args:
-        roster: who took part.
-        files: the directory of what clients have written.
-        begin_at: monotonic seconds of the beginning.
+        roster: the clients that took part.
+        files: the directory with the files of the clients.
+        begin_at: the time of the beginning, monotonic seconds.
     """
     arrived: dict[tuple[int, int, int], float] = {}
     for each in read_delivered_file(witness_files(files)[0]):
@@ -104,14 +104,15 @@ def link_rows(
     begin_at: float,
     end_at: float,
 ) -> list[LinkRow]:
-    """Return for which times a link had which profile.
+    """Return the times for which a link had each profile.
 
     Args:
-        roster: who took part.
+        roster: the clients that took part.
         link: the name of the link.
-        log: monotonic seconds and the profile's name of each change, the first included.
-        begin_at: monotonic seconds of the beginning.
-        end_at: those of the end of the last row.
+        log: the time (monotonic seconds) and the profile's name of each change, the first profile
+            included.
+        begin_at: the time of the beginning, monotonic seconds.
+        end_at: the end of the last row, monotonic seconds.
     """
     (usual,) = (each.profile for each in roster.scenario.topology.links if each.name == link)
     changes: list[tuple[float, str]] = []
@@ -141,14 +142,14 @@ def packets_rows(
     bytes_before: tuple[int, int],
     drops: Mapping[str, Mapping[str, DeviceDrops]],
 ) -> Iterator[PacketsRow]:
-    """Yield what each direction of a link did to packets.
+    """Yield the fates of packets in each direction of a link.
 
     Args:
-        roster: who took part.
+        roster: the clients that took part.
         link: the link of the topology.
-        device: name of its device in both hosts.
-        counts: towards the first host, and towards the second.
-        bytes_before: carried before the beginning of the traffic, likewise.
+        device: the name of its device in both hosts.
+        counts: the counts towards the first host, and towards the second.
+        bytes_before: the bytes carried before the beginning of the traffic, likewise.
         drops: the drops of the devices of each host, by host and device.
     """
     first, second = (drops[host].get(device, DeviceDrops()) for host in link.between)

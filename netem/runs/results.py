@@ -1,4 +1,4 @@
-"""The folder of a result: what may be replaced, and what is written into it."""
+"""The folder of a result: the files that may be replaced there, and the files that a run writes."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ def join_infos(infos: Sequence[RunInfo], names: Sequence[str]) -> RunInfo:
 
     Args:
         infos: the descriptions of the runs; at least one.
-        names: their folders, for messages.
+        names: the names of their folders, for error messages.
 
     Raises:
-        NetemError: they differ in more than their seeds, or have a seed in common: units would not
-            be alike, or not independent.
+        NetemError: they differ in more than their seeds, or have a seed in common: then units are
+            not comparable, or not independent.
     """
     first, *others = infos
     for info, name in zip(others, names[1:], strict=True):

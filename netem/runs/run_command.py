@@ -53,26 +53,26 @@ def run(
     """Run an experiment and write its tables, plots and report.
 
     Args:
-        scenario: name or file.
-        short: whether in its short length, which judges no timings.
-        brokers: names with commas between; None for all.
-        seeds: numbers with commas between; None for the scenario's.
-        kinds: names with commas between; None for all.
-        out: folder of the result; None for ``netem-NAME`` in the working directory.
+        scenario: the name of a scenario, or its file.
+        short: whether to run its short length, which judges no timings.
+        brokers: the names of brokers, separated by commas; None for all.
+        seeds: the seeds, separated by commas; None for the scenario's.
+        kinds: the names of kinds, separated by commas; None for all.
+        out: the folder of the result; None for ``netem-NAME`` in the working directory.
         form: the format of the tables: name of a `Format`.
-        check: whether missed targets count.
+        check: whether missed targets make the run fail.
         congestion_control: the congestion control of hosts that name none; None for the scenario's.
         figures: file for the tables of the report, for pages; None for none.
         with_plots: whether plots are drawn.
 
     Returns:
-        Whether no judged target was missed; always true without `check`.
+        Whether every judged target was met; always true without `check`.
 
     Raises:
-        typer.BadParameter: an option says what cannot be.
-        NetemError: likewise the scenario; or networks cannot be had here.
-        RunError: a broker or a client has failed, or nothing can be written any more.
-        SystemExit: after SIGINT, SIGTERM or SIGHUP, with everything taken down.
+        typer.BadParameter: an option has an impossible value.
+        NetemError: the scenario is wrong, or networks cannot be made here.
+        RunError: a broker or a client has failed, or the result cannot be written.
+        SystemExit: after SIGINT, SIGTERM or SIGHUP, with all processes and networks ended.
     """
     if form not in set(Format):
         raise typer.BadParameter(
@@ -147,10 +147,10 @@ def choose(
     Targets of brokers that do not run are left out.
 
     Args:
-        scenario: the whole.
-        brokers: names with commas between; None for all.
-        seeds: numbers with commas between; None for the scenario's.
-        kinds: names with commas between; None for all.
+        scenario: the whole scenario.
+        brokers: the names of brokers, separated by commas; None for all.
+        seeds: the seeds, separated by commas; None for the scenario's.
+        kinds: the names of kinds, separated by commas; None for all.
 
     Raises:
         typer.BadParameter: there is no such broker, or that is no seed.

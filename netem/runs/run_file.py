@@ -1,7 +1,7 @@
 """The description of a run beside its tables: ``run.json``.
 
-A report is made from a folder alone. This file holds the experiment of its rows, the command that
-makes them again, and the machine and versions.
+A report is made from the folder of a run alone. This file holds the scenario of the tables, the
+command that makes them again, and the machine and versions.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ NAME: Final = "run.json"
 
 
 class ProcessorShare(NamedTuple):
-    """Processor time of a broker.
+    """The processor time of a broker.
 
     Attributes:
-        broker: name.
+        broker: the name of the broker.
         seed: the seed of the run.
-        share: processor time of its process and those it has started, from the beginning of the
+        share: the processor time of its process and those it has started, from the beginning of the
             traffic to the end of the run, divided by that time: 1 is one core.
     """
 
@@ -43,16 +43,16 @@ class RunInfo:
 
     Attributes:
         scenario: the scenario with the durations and the seeds of this length.
-        length: the length that was run.
+        length: the length of the run, ``full`` or ``short``.
         command: the command that makes it again.
         commit: short commit of Penstock's source, with ``and changes`` if it was modified; None
             without a checkout.
-        machine: cores, model, memory, kernel.
-        python: version.
-        date: the date of the beginning, ISO 8601 with the offset from UTC.
-        versions: broker name to program and version.
+        machine: the machine's cores, model, memory and kernel.
+        python: the version of Python.
+        date: the time of the beginning, ISO 8601 with the offset from UTC.
+        versions: the program and version of each broker, by the broker's name.
         processor: the processor time of each broker and seed.
-        remarks: reasons to doubt the figures, a line each.
+        remarks: the reasons to doubt the figures, a line each.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT

@@ -1,11 +1,11 @@
-"""The runner of a scenario: for each seed, its brokers side by side, each with its own copy of all.
+"""The runner of a scenario: each seed with its brokers side by side, each with links of its own.
 
-A round is a seed, as many brokers as run at a time, each with a network of its own, and in a
-scenario with kinds of links as many kinds as run at a time. Brokers start, then all clients. When
-all are subscribed or connected, links are left calm for a moment, and the traffic and what happens
-to the links begin at the same monotonic second everywhere; with kinds, of one broker after the
-other. At the end of the traffic links are again what the topology says, and what is missing gets
-its time to arrive.
+A round is a seed with as many brokers as run at a time, each in a network of its own, and in a
+scenario with kinds of links with as many kinds as run at a time. The brokers start first, then all
+clients. When all clients are subscribed or connected, links stay unimpaired for a moment. Then
+traffic and impairments begin at the same monotonic second everywhere; with kinds, for one broker
+after the other. At the end of the traffic links have the topology's profiles again, and missing
+messages get some time to arrive.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from penstock.netem.progress_display import Display
 from penstock.netem.runs.broker_topology import READY_SECONDS, BrokerTopology
 from penstock.netem.runs.kind_links import parts
 from penstock.netem.runs.machine_load import LOOK_SECONDS as LOAD_LOOK_SECONDS
-from penstock.netem.runs.machine_load import Load, Look, describe_doubt, load_between, look
+from penstock.netem.runs.machine_load import Load, LoadTotals, describe_doubt, load_between, look
 from penstock.netem.runs.processes import Families, IdleClass
 from penstock.netem.runs.result_rows import (
     delivery_rows,
@@ -49,21 +49,21 @@ LOOK_SECONDS: Final = 0.1
 """The time between two looks at everything that runs."""
 
 SILENT_SECONDS: Final = 60.0
-"""After this silence, missing messages of QoS 0 are not waited for. TCP doubles its retransmission
-timeout with each loss, and can stay silent for as long as the link was bad."""
+"""The silence after which missing messages of QoS 0 are not waited for, seconds. TCP doubles its
+retransmission timeout with each loss, and can stay silent for as long as the link was bad."""
 
 SETTLE_SECONDS: Final = 1.0
-"""How long a run waits after the last delivery, for its acknowledgement and for messages that come
-twice."""
+"""The time for which a run waits after the last delivery, for its acknowledgement and for
+repeated messages."""
 
 DOUBTFUL_SHARE: Final = 0.01
-"""The share of the traffic for which the machine may be busy unmentioned: a p99 does not show
-it."""
+"""The share of the traffic's time for which the machine may be busy without a remark: a p99 does
+not show it."""
 
 KINDS_APART_SECONDS: Final = 2.0
-"""The time between the beginnings of two brokers in a scenario with kinds of links. When links get
-good, all that has waited comes at once, for a second or two. That of all brokers would come
-together."""
+"""The time between the beginnings of two brokers in a scenario with kinds of links. When links
+turn good, all waiting messages arrive within a second or two. With equal beginnings, those of
+all brokers would arrive together."""
 
 EVERYTHING: Final = "everything"
 """The name of the group of this process and all that it has started."""
@@ -75,8 +75,8 @@ class RunOutcome:
 
     Attributes:
         rows: the rows of all brokers and seeds.
-        processor: how busy each broker was on each seed.
-        remarks: what makes the figures doubtful, a line each.
+        processor: the processor time of each broker on each seed.
+        remarks: the reasons to doubt the figures, a line each.
     """
 
     rows: Tables = field(default_factory=Tables)
@@ -98,16 +98,17 @@ def planned_seconds(scenario: Scenario) -> float:
 
 
 def run_scenario(scenario: Scenario, display: Display) -> RunOutcome:
-    """Run all of it.
+    """Run a scenario.
 
     Args:
-        scenario: what.
-        display: told what is going on.
+        scenario: the scenario.
+        display: the display of the progress.
 
     Raises:
-        RunError: a broker, a client or the links have failed. All is taken down.
-        NetemError: networks cannot be had, or a broker is not installed.
-        OSError: what is written in between cannot be, such as on a full disk.
+        RunError: a broker, a client or a link has failed; all processes and networks have been
+            ended.
+        NetemError: networks cannot be made, or a broker is not installed.
+        OSError: a temporary file cannot be written, such as on a full disk.
     """
     outcome = RunOutcome()
     left = planned_seconds(scenario)
@@ -121,7 +122,7 @@ def run_scenario(scenario: Scenario, display: Display) -> RunOutcome:
         with temporary_folder() as folder, ExitStack() as held:
             networks = {name: held.enter_context(Network(seed=seed)) for name in group}
             one = _Round(part, seed, number, networks, folder)
-            one.run(outcome, _Teller(display, words, left))
+            one.run(outcome, _RoundDisplay(display, words, left))
         left -= planned_seconds(scenario) / scenario.rounds
     if len(parts(scenario)) > 1:
         # A broker had several processes with each seed, and their memory has no sum.
@@ -144,13 +145,13 @@ def temporary_folder() -> Iterator[Path]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Teller:
-    """A display in one round.
+class _RoundDisplay:
+    """The display of one round's progress.
 
     Attributes:
         display: the display.
-        words: which round.
-        left_seconds: the least time that it and the following rounds take.
+        words: the description of the round.
+        left_seconds: the least time that this and the following rounds take.
     """
 
     display: Display
@@ -165,7 +166,7 @@ class _Teller:
 
 
 class _Round:
-    """A seed and some brokers."""
+    """A round: a seed with some brokers."""
 
     def __init__(
         self,
@@ -178,10 +179,10 @@ class _Round:
         """Make hosts and links, and start brokers.
 
         Args:
-            scenario: what.
+            scenario: the scenario.
             seed: the seed of the run.
             number: the number of the round, from 1.
-            networks: an empty one for each broker, by its name.
+            networks: an empty network for each broker, by its name.
             folder: an empty folder for the files of brokers and clients.
         """
         self._scenario = scenario
@@ -199,7 +200,7 @@ class _Round:
         self._memory_due_at = time.monotonic()
         self._families = Families({})
 
-    def run(self, outcome: RunOutcome, teller: _Teller) -> None:
+    def run(self, outcome: RunOutcome, teller: _RoundDisplay) -> None:
         """Run the round and add what came out of it."""
         scenario, topologies = self._scenario, self._topologies
         teller.stage("brokers start")
@@ -295,7 +296,7 @@ class _Round:
                     f"{row.harness_dropped} packets, which no profile asks for"
                 )
 
-    def _start_clients(self, teller: _Teller) -> None:
+    def _start_clients(self, teller: _RoundDisplay) -> None:
         teller.stage("clients connect")
         for topology in self._topologies:
             topology.start_clients()
@@ -397,7 +398,7 @@ class _Round:
 
 
 class _LoadWatch:
-    """Looks at the load of the machine and the lateness of forwarders, second by second.
+    """A thread that measures the load of the machine and the lateness of forwarders each second.
 
     Attributes:
         loads: the load of each second, from the making of this object on.
@@ -431,7 +432,7 @@ class _LoadWatch:
         self.loads.append(load_between(self._newest, newest, most_late_seconds))
         self._newest = newest
 
-    def _look(self) -> Look:
+    def _look(self) -> LoadTotals:
         families = self._families
         return look(
             time.monotonic(),

@@ -1,6 +1,6 @@
-"""An experiment: a network, brokers that take turns or stand side by side, traffic, and bad times.
+"""A scenario: a network, brokers in turn or side by side, traffic, and impairments of links.
 
-A scenario says what; `penstock.netem.runs.scenario_file` reads one from YAML and
+A scenario describes an experiment; `penstock.netem.runs.scenario_file` reads one from YAML and
 `penstock.netem.runs.runner` runs it. Each broker gets a copy of the topology, of the clients and of
 the impairments, with the same seed: links are bad at the same times for all of them.
 """
@@ -19,14 +19,14 @@ from penstock.broker.config.key_types import STRICT, Positive, Seconds, Size
 from penstock.netem.links.link_variation import Changes
 from penstock.netem.links.profiles import Profile
 from penstock.netem.runs.impairments import Impairment, draw_profiles
-from penstock.netem.runs.kinds import Cell, EachKind, Kind, cells
+from penstock.netem.runs.kinds import Cell, EachKind, LinkKind, cells
 from penstock.netem.runs.profile_plan import ProfilePlan
 
 UPLINK: Final = "cloud"
 """The name of the uplink, or of the connection, of an edge broker."""
 
 LEAST_PAYLOAD_BYTES: Final = 24
-"""The least payload, which holds the head that tells messages apart."""
+"""The least payload length, bytes: that of the head, which identifies the message."""
 
 MAX_PAYLOAD_BYTES: Final = 268_000_000
 """The largest payload that fits into a packet, of which the protocol allows 268,435,455 bytes after
@@ -79,8 +79,8 @@ class LinkPlan:
     """A link of the topology; hosts further away are reached over hosts in between.
 
     Attributes:
-        between: its two hosts; upstream is towards the first.
-        profile: what it is where no impairment says otherwise; a name in `Scenario.profiles`.
+        between: its two hosts; ``upstream`` is the direction towards the first.
+        profile: its profile without an impairment; a name in `Scenario.profiles`.
         congestion_control: the congestion control of the TCP connections whose packets leave either
             host by it; None for that of the host.
     """
@@ -93,7 +93,7 @@ class LinkPlan:
 
     @property
     def name(self) -> str:
-        """As impairments and results call it: ``cloud-edge``."""
+        """Return the name in impairments and results, such as ``cloud-edge``."""
         return "-".join(self.between)
 
 
@@ -144,11 +144,11 @@ class Stream:
     Attributes:
         topic: Topic Name; ``{n}`` in it stands for the publisher's number, from 1, ``{host}``
             for the name of its host, and ``{to}`` for `Publisher.to`.
-        payload_bytes: length of each, at least 24 (the head that tells them apart).
-        period_seconds: the time between two messages; the mean of it where they come at random.
-        qos: the QoS at which they are published: 0, 1 or 2.
-        first_seconds: the time of the first message, after the beginning; ``random`` for a phase
-            that each publisher draws by the seed, the same for each broker.
+        payload_bytes: the payload length of each message, at least 24 (its head).
+        period_seconds: the time between two messages; with ``poisson``, its mean.
+        qos: the QoS of their PUBLISH packets: 0, 1 or 2.
+        first_seconds: the time of the first message after the beginning; ``random`` for a phase
+            that each publisher draws from the seed, equal for each broker.
         arrivals: ``periodic``, or ``poisson``: exponential times between two.
     """
 
@@ -164,15 +164,15 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class Publisher:
-    """A client that publishes, a process of its own with one connection for each stream.
+    """A publisher: a process of its own with one connection for each stream.
 
     Attributes:
-        host: where it runs.
-        streams: names in `Scenario.traffic`.
-        count: how many of these there are; their client ids end in a number then.
+        host: the host that it runs on.
+        streams: the names of its streams in `Scenario.traffic`.
+        count: the number of such clients; with more than one, their client ids end in a number.
         protocol: the version of MQTT.
-        brokers: names of the brokers that have it; None for all.
-        to: whom it publishes for.
+        brokers: the names of the brokers that have it; None for all.
+        to: the client for which it publishes.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -197,20 +197,20 @@ class Publisher:
 
 @dataclass(frozen=True, slots=True)
 class Subscriber:
-    """A client that subscribes, a process of its own.
+    """A subscriber: a process of its own.
 
     Attributes:
-        host: where it runs.
-        filters: topic filters.
-        qos: greatest QoS that it asks for.
-        count: how many of these there are; their client ids end in a number then.
+        host: the host that it runs on.
+        filters: the topic filters of its subscriptions.
+        qos: the greatest QoS that it requests.
+        count: the number of such clients; with more than one, their client ids end in a number.
         protocol: the version of MQTT.
-        keep_alive_seconds: the time after which a connection without an answer is given up; it
-            connects again to its session.
+        keep_alive_seconds: the time after which it gives up a silent connection; it reconnects to
+            its session.
         user_properties: the User Properties of its CONNECT, such as ``threshold_l``; MQTT 5 alone.
-        brokers: names of the brokers that have it; None for all.
-        through: a load balancer before the broker, on its host, to which it connects: ``haproxy``;
-            None for the broker itself.
+        brokers: the names of the brokers that have it; None for all.
+        through: the load balancer on the broker's host to which it connects: ``haproxy``; None for
+            the broker itself.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -233,12 +233,12 @@ class Edges:
     A client connects to the first edge broker on its way to that host, its own host included.
 
     Attributes:
-        hosts: where one runs.
+        hosts: the hosts on each of which one runs.
         kind: ``penstock``, with the plugin `uplink`; or ``mosquitto``, with a bridge.
         settings: Penstock's keys of the policy file, laid over the runner's own, which has one
             uplink ``cloud`` for all topics in both directions, on one connection.
-        lines: lines of mosquitto's configuration file, behind the runner's own, which begins one
-            connection, ``cloud``: its topics are for these lines to say.
+        lines: the lines of mosquitto's configuration file that follow the runner's own. These begin
+            one connection, ``cloud``, whose topics are for the scenario's lines to give.
 
     In `settings` and `lines`, ``{host}`` stands for the name of the edge broker's host and
     ``{broker}`` for the address of the broker behind it.
@@ -295,12 +295,12 @@ class Broker:
 
     @property
     def withholds(self) -> bool:
-        """Whether large messages may be withheld from its own clients."""
+        """Return whether large messages may be withheld from its own clients."""
         return self.is_penstock or self.sidecar is not None
 
     @property
     def is_penstock(self) -> bool:
-        """Whether it is a Penstock."""
+        """Return whether the broker is Penstock."""
         return self.kind in ("penstock", "oracle")
 
 
@@ -309,14 +309,15 @@ class Measurements:
     """The measurements beside what clients write down.
 
     Attributes:
-        arrivals: whether a subscriber beside the broker, at QoS 0, tells when messages arrive.
-        memory_period_seconds: the time between two looks at the broker's resident set.
-        withheld_period_seconds: the time between two looks at what Penstock withholds from `focus`.
-        focus: names of the subscribers whose latencies are reported and compared; None for
-            those with an impaired link on their way, or all where there is none.
-        unit: what counts as independent: ``link``, for links that share nothing with each other,
-            as `penstock.netem.runs.statistical_units` finds them; or ``seed``, for a whole run,
-            where what is asked about is what links share, such as the broker.
+        arrivals: whether a subscriber with QoS 0 beside the broker records when messages arrive.
+        memory_period_seconds: the time between two readings of the broker's resident set.
+        withheld_period_seconds: the time between two readings of the messages that Penstock
+            withholds from `focus`.
+        focus: the names of the subscribers whose latencies are reported and compared; None for
+            those with an impaired link on their way, or for all where there is none.
+        unit: the independent unit: ``link``, for links that share nothing with each other, as
+            `penstock.netem.runs.statistical_units` finds them; or ``seed``, for a whole run, where
+            the figures depend on a part that links share, such as the broker.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -330,15 +331,15 @@ class Measurements:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A figure that is to come out; `penstock.netem.figures.measures` names the figures.
+    """A target: a bound for a figure, as `penstock.netem.figures.measures` names it.
 
     Attributes:
-        figure: such as ``small p90``, ``large mean``, ``lost``, ``memory``.
-        broker: whose.
-        over: the broker it is divided by; None for the figure itself.
-        at_most: greatest value; or None.
-        at_least: least value; or None. One of both is given.
-        is_timing: whether it depends on how fast the machine is, so that a short run does not
+        figure: the figure's name, such as ``small p90``, ``large mean``, ``lost``, ``memory``.
+        broker: the name of the broker.
+        over: the broker whose figure is the divisor; None for the figure itself.
+        at_most: the greatest allowed value; or None.
+        at_least: the least allowed value; or None. One of the two is given.
+        is_timing: whether it depends on the speed of the machine, so that a short run does not
             judge it.
     """
 
@@ -354,34 +355,34 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """An experiment.
+    """A scenario.
 
     Attributes:
         name: the name, of letters, digits and dashes.
         title: the title of its report.
-        about: what it shows, a paragraph; and where it comes from.
-        profiles: states of links, by name.
-        topology: hosts and links, the same for each broker.
-        broker_host: where the broker runs.
+        about: a paragraph on what it shows and where it comes from.
+        profiles: the profiles of links, by name.
+        topology: the hosts and links, equal for each broker.
+        broker_host: the host of the broker.
         brokers: the brokers that are compared, by name.
-        traffic: streams by name.
+        traffic: the streams by name.
         publishers: the publishers by client id.
         subscribers: the subscribers by client id.
-        impairments: what happens to links.
+        impairments: the impairments of links.
         kinds: kinds of bad links by name, which stand for all links and clients
             (`penstock.netem.runs.kinds`).
-        each_kind: what the kinds have in common; None where there are none.
-        measurements: what is measured.
-        targets: what is to come out.
+        each_kind: the settings that the kinds have in common; None where there are none.
+        measurements: the settings of what is measured.
+        targets: the bounds that figures should keep.
         duration_seconds: the time for which messages are published.
-        drain_seconds: what they get to arrive after that; the rest is lost.
+        drain_seconds: the time in which the messages may arrive after that; the rest is lost.
         seeds: the seeds of the runs, one after the other. A seed decides the times at which links
             are bad, which packets are lost, and random traffic.
-        side_by_side: how many brokers run at a time; None for all.
+        side_by_side: the number of brokers that run at a time; None for all.
         congestion_control: the congestion control of the TCP connections of hosts that name none,
             on both sides; None for cubic.
         calm_seconds: the time between the last subscription and the beginning, in which brokers
-            learn what the links are like.
+            measure the unimpaired links.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -398,7 +399,7 @@ class Scenario:
     subscribers: dict[str, Subscriber] = field(default_factory=dict)
     profiles: dict[str, ProfilePlan] = field(default_factory=dict)
     impairments: list[Impairment] = field(default_factory=list)
-    kinds: dict[str, Kind] = field(default_factory=dict)
+    kinds: dict[str, LinkKind] = field(default_factory=dict)
     each_kind: EachKind | None = None
     measurements: Measurements = field(default_factory=Measurements)
     targets: list[Target] = field(default_factory=list)
@@ -409,7 +410,7 @@ class Scenario:
     calm_seconds: FromZero = 5.0
 
     def profiles_of(self, link: str, seed: int) -> dict[str, Profile]:
-        """Return a link's states in the run with a seed, by name: the same for each broker."""
+        """Return a link's states in the run with a seed, by name; equal for each broker."""
         return draw_profiles(self.profiles, seed, link)
 
     def cells(self) -> list[Cell]:
@@ -417,7 +418,7 @@ class Scenario:
         return cells(self.kinds, self.each_kind)
 
     def changes_of(self, impairment: Impairment, seed: int) -> Changes:
-        """Return what happens to a link in the run with a seed: the same for each broker.
+        """Return the changes of a link in the run with a seed; equal for each broker.
 
         Raises:
             MistakesError: it says what cannot be.
@@ -469,7 +470,7 @@ class Scenario:
 
     @property
     def rounds(self) -> int:
-        """How often the traffic runs: for each seed, as often as it takes for all brokers."""
+        """Return the number of rounds: for each seed as many as all brokers take."""
         return len(self.seeds) * len(self.kinds_at_once()) * len(self.groups())
 
     def kinds_at_once(self) -> list[list[str]]:

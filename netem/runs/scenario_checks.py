@@ -1,4 +1,4 @@
-"""Checks of a scenario that types alone cannot make: names and times that must fit together."""
+"""Checks of a scenario beyond types: names must exist and times must fit together."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _BELONGS_TO: Final = {
     "lines": ("mosquitto",),
     "command": ("command",),
 }
-"""The kinds of brokers that a key is for."""
+"""The kinds of brokers that have each key."""
 
 
 def find_mistakes(scenario: Scenario) -> Iterator[Mistake]:

@@ -32,13 +32,13 @@ def read_scenario(name_or_path: str, *, short: bool = False) -> Scenario:
     """Read a scenario.
 
     Args:
-        name_or_path: of one that comes with Penstock; or a file, which has a slash in it or ends
-            in ``.yaml`` or ``.yml``.
-        short: whether to lay what stands under ``short`` over the rest.
+        name_or_path: the name of a scenario that comes with Penstock; or a file, whose path
+            contains a slash or ends in ``.yaml`` or ``.yml``.
+        short: whether to lay the overlay ``short`` over the rest.
 
     Raises:
-        NetemError: there is none, it cannot be read, or it says what cannot be: one line for each
-            mistake, with the file, the place in it, what was read and what is allowed.
+        NetemError: the scenario does not exist, cannot be read, or has mistakes: one line for each,
+            with the file, the place, the value that was read and the allowed ones.
     """
     path = _find(name_or_path)
     mapping = _read_with_inherited(path, ())
@@ -56,11 +56,11 @@ def read_scenario(name_or_path: str, *, short: bool = False) -> Scenario:
 
 
 def _read_with_inherited(path: Path, heirs: tuple[Path, ...]) -> dict[str, Any]:
-    """Return what stands in a file, laid over what it inherits.
+    """Return the content of a file, laid over the content that it inherits.
 
     Args:
         path: the path of the file.
-        heirs: files that inherit from it, directly or not.
+        heirs: the files that inherit from it, directly or not.
 
     Raises:
         NetemError: a file cannot be read, there is no such scenario, or it inherits from itself.

@@ -1,4 +1,4 @@
-"""The independent units of a run with one seed: who shares what chance decides. Pure."""
+"""The independent units of a run: groups of subscribers that share random values. Pure."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from penstock.broker.mqtt.topics import matches
 from penstock.netem.runs.scenario import Publisher, Scenario, Subscriber
 
 SEED_UNIT = "seed"
-"""The name of the unit that is all of a run, where `Measurements.unit` says so."""
+"""The name of the unit that is a whole run, where `Measurements.unit` is ``seed``."""
 
 
 def units(scenario: Scenario) -> dict[str, str]:
     """Return the unit of each subscriber of a scenario, by its name there.
 
-    A unit is a link, named as in the topology. Two subscribers belong to one unit if chance draws
-    something for both:
+    A unit is named after a link of the topology. Two subscribers belong to one unit if a random
+    value affects both:
 
     * their ways to the broker share a link;
     * both get the messages of one publisher's stream, whose phase is one draw, or those of

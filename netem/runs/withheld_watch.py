@@ -1,4 +1,4 @@
-"""The watch of a run, which looks at what Penstock withholds.
+"""The watch of a run, which records the messages that Penstock withholds.
 
 ``python -m penstock.netem.runs.withheld_watch`` asks the HTTP API of the plugin `console` and
 writes a line for each look at which something is withheld, or has been since the look before:
@@ -20,24 +20,24 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 MOST_ONE_BY_ONE: Final = 8
-"""The most clients that are asked for by name; more are found in the list of all, which costs the
-broker less than so many questions."""
+"""The most clients that are requested one by one; more are read from the list of all clients,
+which costs the broker less than so many requests."""
 
 PAGE_CLIENTS: Final = 1_000
 
 TIMEOUT_SECONDS: Final = 60.0
-"""The time limit of a question: a broker that has much to do answers late."""
+"""The time limit of a request, seconds: a busy broker answers late."""
 
 
-class Look(NamedTuple):
-    """A look at one client.
+class WithheldLook(NamedTuple):
+    """The state of one client at one look.
 
     Attributes:
-        client_id: whose.
-        at: monotonic seconds.
-        before: the monotonic seconds of the look before it.
-        withheld: messages held then.
-        withheld_total: messages that had been held by then.
+        client_id: the Client Identifier.
+        at: the time of the look, monotonic seconds.
+        before: the time of the previous look, monotonic seconds.
+        withheld: the messages that were withheld at that moment.
+        withheld_total: the messages that had been withheld since the start.
     """
 
     client_id: str
@@ -47,12 +47,12 @@ class Look(NamedTuple):
     withheld_total: int
 
 
-class Interval(NamedTuple):
+class WithheldInterval(NamedTuple):
     """A time for which messages were withheld from a client.
 
     Attributes:
-        client_id: whose.
-        begin: monotonic seconds.
+        client_id: the Client Identifier.
+        begin: the begin, monotonic seconds.
         end: the end, monotonic seconds.
         most_messages: the most messages that were withheld at a time.
     """
@@ -63,13 +63,13 @@ class Interval(NamedTuple):
     most_messages: int
 
 
-def intervals(looks: Iterable[Look]) -> Iterator[Interval]:
+def intervals(looks: Iterable[WithheldLook]) -> Iterator[WithheldInterval]:
     """Yield when messages were withheld, by looks in the order of time.
 
     What began and ended between two looks lasts from the one to the other.
     """
     began: dict[str, float] = {}
-    newest: dict[str, Look] = {}
+    newest: dict[str, WithheldLook] = {}
     most: dict[str, int] = {}
     for look in looks:
         client_id = look.client_id
@@ -79,22 +79,22 @@ def intervals(looks: Iterable[Look]) -> Iterator[Interval]:
             began.setdefault(client_id, look.at)
             most[client_id] = max(most.get(client_id, 0), look.withheld)
         elif client_id in began:
-            yield Interval(client_id, began.pop(client_id), look.at, most.pop(client_id))
+            yield WithheldInterval(client_id, began.pop(client_id), look.at, most.pop(client_id))
         else:
             more = look.withheld_total - (earlier.withheld_total if earlier else 0)
-            yield Interval(client_id, look.before, look.at, more)
+            yield WithheldInterval(client_id, look.before, look.at, more)
     for client_id, begin in began.items():
-        yield Interval(client_id, begin, newest[client_id].at, most[client_id])
+        yield WithheldInterval(client_id, begin, newest[client_id].at, most[client_id])
 
 
-def read_looks_file(file: Path) -> list[Look]:
+def read_looks_file(file: Path) -> list[WithheldLook]:
     """Return what a watch has written; nothing where it has not."""
     if not file.exists():
         return []
     looks = []
     for line in file.read_text().splitlines():
         client_id, at, before, withheld, total = line.rsplit(" ", 4)
-        looks.append(Look(client_id, float(at), float(before), int(withheld), int(total)))
+        looks.append(WithheldLook(client_id, float(at), float(before), int(withheld), int(total)))
     return looks
 
 
@@ -102,12 +102,12 @@ class Noticed:
     """A filter of looks, which passes those that tell something new."""
 
     def __init__(self) -> None:
-        self._newest: dict[str, Look] = {}
+        self._newest: dict[str, WithheldLook] = {}
 
-    def notice(self, client_id: str, at: float, withheld: int, total: int) -> Look | None:
+    def notice(self, client_id: str, at: float, withheld: int, total: int) -> WithheldLook | None:
         """Return a look that is to be written; None where nothing is and was withheld."""
         earlier = self._newest.get(client_id)
-        look = Look(client_id, at, earlier.at if earlier else at, withheld, total)
+        look = WithheldLook(client_id, at, earlier.at if earlier else at, withheld, total)
         self._newest[client_id] = look
         was = (earlier.withheld, earlier.withheld_total) if earlier else (0, 0)
         return look if withheld or was != (0, total) else None

@@ -9,7 +9,7 @@ from penstock.netem.figures.table_rows import DeliveryRow, ExpectedRow, MessageR
 from penstock.netem.links.profiles import Direction
 from penstock.netem.runs.impairments import OnOffPlan
 from penstock.netem.runs.kind_links import with_kinds
-from penstock.netem.runs.kinds import EachKind, Kind
+from penstock.netem.runs.kinds import EachKind, LinkKind
 from penstock.netem.runs.profile_plan import ProfilePlan
 from penstock.netem.runs.scenario import Broker, HostPlan, Scenario, Stream, Topology
 
@@ -58,9 +58,9 @@ def kind_scenario(
 ) -> Scenario:
     """Return a scenario with kinds, each directly alone."""
     plans = {
-        "loss": Kind(on_off=OnOffPlan("good", "lossy", 2.0, 2.0)),
-        "outage": Kind(on_off=OnOffPlan("good", "dead", 2.0, 2.0)),
-        "two": Kind(on_off=OnOffPlan("good", "lossy", 2.0, 2.0), receivers=2),
+        "loss": LinkKind(on_off=OnOffPlan("good", "lossy", 2.0, 2.0)),
+        "outage": LinkKind(on_off=OnOffPlan("good", "dead", 2.0, 2.0)),
+        "two": LinkKind(on_off=OnOffPlan("good", "lossy", 2.0, 2.0), receivers=2),
     }
     return with_kinds(
         Scenario(

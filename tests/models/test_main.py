@@ -13,9 +13,9 @@ import pytest
 from penstock import __main__ as command_line
 from penstock.models.__main__ import main
 from penstock.models.papers import live_comparison
-from penstock.models.papers.fabric.sweep import Effort, Results
+from penstock.models.papers.fabric.sweep import FabricResults, FabricRuns
 from penstock.models.planner import planning, report, validation
-from penstock.models.planner.live_run import Measured, Share
+from penstock.models.planner.live_run import LiveRunResult, SubscriberShare
 from penstock.models.recording.rows import MessageRow, RttRow, SubscriptionRow, Writer
 from penstock.netem.errors import NetemError
 from penstock.netem.figures.figure_file import Table, read_figure_file
@@ -223,10 +223,10 @@ def test_plan_runs_the_fabric(
 ) -> None:
     """``penstock plan fabric`` gives paper 001's numbers, claims and figures."""
     pytest.importorskip("matplotlib")
-    simulated: list[Effort] = []
+    simulated: list[FabricRuns] = []
 
-    def run(effort: Effort, tell: Callable[[str], None]) -> Results:
-        simulated.append(effort)
+    def run(runs: FabricRuns, tell: Callable[[str], None]) -> FabricResults:
+        simulated.append(runs)
         tell("all settings")
         return small_results()
 
@@ -236,7 +236,7 @@ def test_plan_runs_the_fabric(
     assert main(["fabric", *words]) == 0
     told = capsys.readouterr()
     assert "| error responses with consistent hashing | 2379 |" in told.out
-    assert (simulated, told.err) == ([Effort(2)], "all settings\n")
+    assert (simulated, told.err) == ([FabricRuns(2)], "all settings\n")
     _, tables = read_figure_file(figures)
     assert all(str(table) in told.out for table in tables.values())
     assert "<svg" in plot.read_text()
@@ -379,16 +379,16 @@ def test_a_plan_is_validated_by_a_run(
 ) -> None:
     """``--validate`` adds what was measured to the tables; it is for what subscribers get."""
     monkeypatch.setattr(planning, "make_plan", lambda _fleet, _tell: small_plan())
-    share = Share(100, 90, 80, 20.0)
+    share = SubscriberShare(100, 90, 80, 20.0)
     shares = {pair: [share] * 8 for pair in small_plan().deliveries}
-    found = Measured(shares, shares, 0.05, 0.01)
+    found = LiveRunResult(shares, shares, 0.05, 0.01)
     monkeypatch.setattr(validation, "run", lambda *_: found)
     file = tmp_path / "plan.yaml"
     file.write_text(SMALL)
     assert main([str(file), "--validate"]) == 0
     assert "| sensors to operators: delivered | 0." in capsys.readouterr().out
 
-    def fails(*_: object) -> Measured:
+    def fails(*_: object) -> LiveRunResult:
         raise NetemError("broker plan has ended")
 
     monkeypatch.setattr(validation, "run", fails)
@@ -409,7 +409,7 @@ def test_real_runs_are_told_with_their_doubts(
     monkeypatch.setattr(
         live_comparison,
         "run",
-        lambda _, **__: live_comparison.Found({"real runs": table}, ["busy"]),
+        lambda _, **__: live_comparison.LiveResults({"real runs": table}, ["busy"]),
     )
     file = tmp_path / "real.json"
     assert main(["papers", "--real", "--quick", "--figures", str(file)]) == 0

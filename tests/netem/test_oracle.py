@@ -18,25 +18,25 @@ from penstock.netem.oracle import (
     seconds_to_send,
     throughput,
 )
-from penstock.netem.oracle_file import State, Told, read_told, write_told
+from penstock.netem.oracle_file import ToldLink, ToldState, read_told, write_told
 
-GOOD = State(0.0, 2.5e6, 0.0, 0.04)
-SLOW = State(100.0, 1e5, 0.0, 0.04)
-LOSSY = State(100.0, 2.5e6, 0.2, 0.2)
-DEAD = State(100.0, 2.5e6, 1.0, 0.04)
+GOOD = ToldState(0.0, 2.5e6, 0.0, 0.04)
+SLOW = ToldState(100.0, 1e5, 0.0, 0.04)
+LOSSY = ToldState(100.0, 2.5e6, 0.2, 0.2)
+DEAD = ToldState(100.0, 2.5e6, 1.0, 0.04)
 MEGABYTE = Message("pictures/1", bytes(1_000_000), qos=1)
 
 
-def plugin(folder: Path, told: dict[str, Told]) -> OraclePlugin:
+def plugin(folder: Path, told: dict[str, ToldLink]) -> OraclePlugin:
     """Return one that was told something."""
     write_told(folder / "told.json", told)
     context = PluginContext(logging.getLogger("test"), "policy.yaml", lambda: 0.0)
     return OraclePlugin(OracleConfig(told=str(folder / "told.json")), context)
 
 
-def one(folder: Path, *states: State, congestion_control: str = "cubic") -> OraclePlugin:
+def one(folder: Path, *states: ToldState, congestion_control: str = "cubic") -> OraclePlugin:
     """Return one with a single subscriber, ``sub``."""
-    return plugin(folder, {"sub": Told("cloud-a", congestion_control, states)})
+    return plugin(folder, {"sub": ToldLink("cloud-a", congestion_control, states)})
 
 
 def test_the_throughput_equation_is_that_of_rfc_5348() -> None:
@@ -54,19 +54,19 @@ def test_the_throughput_equation_is_that_of_rfc_5348() -> None:
         (GOOD, "cubic", 2, 0.8 + 0.04),
         (SLOW, "bbr", 1, 10.0 + 0.04),
         # Of 690.6 packets, some are lost 2.84 times in a row.
-        (State(0.0, 2e6, 0.1, 0.1), "bbr", 1, 1 / 1.8 + 0.284),
-        (State(0.0, 2e6, 0.1, 0.1), "cubic", 1, 1e6 / throughput(0.1, 0.1) + 0.1),
+        (ToldState(0.0, 2e6, 0.1, 0.1), "bbr", 1, 1 / 1.8 + 0.284),
+        (ToldState(0.0, 2e6, 0.1, 0.1), "cubic", 1, 1e6 / throughput(0.1, 0.1) + 0.1),
         # So many losses are too many for either.
         (LOSSY, "bbr", 1, 1e6 / throughput(0.2, 0.2) + 0.2),
         (LOSSY, "cubic", 1, 1e6 / throughput(0.2, 0.2) + 0.2),
         # The rate is less than what losses leave.
-        (State(0.0, 1e4, 0.01, 0.04), "cubic", 1, 100 / 0.99 + 0.04),
+        (ToldState(0.0, 1e4, 0.01, 0.04), "cubic", 1, 100 / 0.99 + 0.04),
         (DEAD, "bbr", 1, math.inf),
-        (State(0.0, None, 0.0, 0.04), "cubic", 1, 0.04),
+        (ToldState(0.0, None, 0.0, 0.04), "cubic", 1, 0.04),
     ],
 )
 def test_a_message_takes_what_its_link_carries(
-    state: State, congestion_control: str, sharing: int, seconds: float
+    state: ToldState, congestion_control: str, sharing: int, seconds: float
 ) -> None:
     """The rate less losses, or the equation's; and the round trips until nothing is missing."""
     found = seconds_to_send(1_000_000, state, congestion_control, sharing)
@@ -75,7 +75,7 @@ def test_a_message_takes_what_its_link_carries(
 
 def test_a_message_is_held_while_its_link_would_take_too_long(tmp_path: Path) -> None:
     """Until the link changes, at which the gate is asked again."""
-    gate = one(tmp_path, GOOD, SLOW, State(117.5, 2.5e6, 0.0, 0.04)).gate
+    gate = one(tmp_path, GOOD, SLOW, ToldState(117.5, 2.5e6, 0.0, 0.04)).gate
     link = Link("sub")
     assert gate.decide(MEGABYTE, link, 0.0, 99.0).deliver
     verdict = gate.decide(MEGABYTE, link, 0.0, 100.0)
@@ -121,9 +121,9 @@ def test_one_large_message_is_unacknowledged_at_a_time(tmp_path: Path) -> None:
 
 def test_subscribers_that_share_a_link_share_its_rate(tmp_path: Path) -> None:
     """While the other has a large message under way; it is looked at often then."""
-    state = State(0.0, 8e5, 0.0, 0.04)
-    told = {name: Told("cloud-a", "cubic", (state,)) for name in ("one", "two")}
-    oracle = plugin(tmp_path, told | {"three": Told("cloud-b", "cubic", (state,))})
+    state = ToldState(0.0, 8e5, 0.0, 0.04)
+    told = {name: ToldLink("cloud-a", "cubic", (state,)) for name in ("one", "two")}
+    oracle = plugin(tmp_path, told | {"three": ToldLink("cloud-b", "cubic", (state,))})
     gate, sampler = oracle.gate, oracle.sampler
     assert gate.decide(MEGABYTE, Link("one"), 0.0, 1.0).deliver
     sampler.sent(Link("two"), 1, 1_000_000, 1.0)
@@ -138,7 +138,7 @@ def test_what_nothing_was_told_of_goes(tmp_path: Path) -> None:
     context = PluginContext(logging.getLogger("test"), "policy.yaml", lambda: 0.0)
     early = OraclePlugin(OracleConfig(told=str(tmp_path / "told.json")), context)
     assert early.gate.decide(MEGABYTE, Link("sub"), 0.0, 1.0).deliver
-    write_told(tmp_path / "told.json", {"sub": Told("cloud-a", "cubic", (DEAD,))})
+    write_told(tmp_path / "told.json", {"sub": ToldLink("cloud-a", "cubic", (DEAD,))})
     assert not early.gate.decide(MEGABYTE, Link("sub"), 0.0, 101.0).deliver
     assert early.gate.decide(MEGABYTE, Link("other"), 0.0, 101.0).deliver
     assert early.gate.decide(MEGABYTE, Link("sub"), 0.0, 99.0).deliver
@@ -153,12 +153,12 @@ def test_a_subscriber_that_has_gone_is_forgotten(tmp_path: Path) -> None:
     assert sampler.clients() == set()
 
 
-GOOD, BAD = State(10.0, 2.5e6, 0.0, 0.04), State(17.5, None, 0.2, 0.2)
+GOOD, BAD = ToldState(10.0, 2.5e6, 0.0, 0.04), ToldState(17.5, None, 0.2, 0.2)
 
 
 def test_what_is_told_is_read_again(tmp_path: Path) -> None:
     """The file has every client; writing it leaves no other file."""
-    told = {"one": Told("cloud-a", "bbr", (GOOD, BAD)), "two": Told("cloud-b", "cubic", ())}
+    told = {"one": ToldLink("cloud-a", "bbr", (GOOD, BAD)), "two": ToldLink("cloud-b", "cubic", ())}
     write_told(tmp_path / "told.json", told)
     assert read_told(tmp_path / "told.json") == told
     assert [file.name for file in tmp_path.iterdir()] == ["told.json"]
@@ -166,7 +166,7 @@ def test_what_is_told_is_read_again(tmp_path: Path) -> None:
 
 def test_the_present_state_is_the_newest_that_has_begun() -> None:
     """Before the first there is none; behind the last nothing changes."""
-    told = Told("cloud-a", "bbr", (GOOD, BAD))
+    told = ToldLink("cloud-a", "bbr", (GOOD, BAD))
     assert told.now(9.9) == (None, 10.0)
     assert told.now(10.0) == (GOOD, 17.5)
     assert told.now(17.4) == (GOOD, 17.5)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from penstock.models.papers.dequeue.sweep import FIGURES, RDS, Results, claims
+from penstock.models.papers.dequeue.sweep import FIGURES, RDS, DequeueResults, claims
 from penstock.models.papers.pictures import draw_curve, panels
 from penstock.netem.figures.estimates import mean_estimate
 
 
-def draw(results: Results, file: Path) -> None:
+def draw(results: DequeueResults, file: Path) -> None:
     """Draw the figures, with intervals, and what holds of the paper's claims below them.
 
     Raises:

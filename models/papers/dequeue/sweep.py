@@ -8,7 +8,7 @@ from random import Random
 from typing import Final
 
 from penstock.models.kernels.dequeue_simulation import DequeueOutcome, DequeueSetting, simulate
-from penstock.models.papers.paper_figures import Claim, Reported, paper_tables
+from penstock.models.papers.paper_figures import Claim, ReportedNumber, paper_tables
 from penstock.netem.figures.estimates import (
     Estimate,
     Units,
@@ -40,8 +40,9 @@ RUNS: Final[Mapping[str, tuple[str, float, int, int]]] = {
     "rds+wake": ("rds+wake", SLEEP_TIME, 10, 1),
     "rds+wake, at least 50": ("rds+wake", SLEEP_TIME, 10, 50),
 }
-"""What is run, by label: the strategy, the sleep time, the number of dequeue controllers, and the
-messages that a request waits for. A group of the queue has one controller for all back ends."""
+"""The compared runs, by label: the strategy, the sleep time, the number of dequeue controllers,
+and the messages that a request waits for. A group of the queue has one controller for all back
+ends."""
 
 FIGURES: Final[Mapping[str, tuple[str, str]]] = {
     "messages_per_second": ("figure 9: messages/s", ",.0f"),
@@ -63,13 +64,13 @@ BUSY_RATE: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Results:
+class DequeueResults:
     """The outcomes of the runs; those of equal places had equal seeds.
 
     Attributes:
         rates: lambda, ascending.
-        by_rate: outcomes by label of `RUNS` and lambda.
-        by_sleep_time: outcomes of RDS at the highest lambda, by sleep time.
+        by_rate: the outcomes by label of `RUNS` and lambda.
+        by_sleep_time: the outcomes of RDS at the highest lambda, by sleep time.
     """
 
     rates: Sequence[int]
@@ -98,13 +99,13 @@ def _over(some: Sequence[DequeueOutcome], others: Sequence[DequeueOutcome], name
 
 def run(
     rates: Sequence[int], seeds: Sequence[int], seconds: float, tell: Callable[[str], None]
-) -> Results:
+) -> DequeueResults:
     """Simulate every strategy with every seed.
 
     Args:
         rates: lambda, ascending.
         seeds: the seeds of the runs of each strategy.
-        seconds: that count of each run; half as many go before them.
+        seconds: the measured seconds of each run; half as many go before them.
         tell: gets a line about each finished step.
     """
 
@@ -134,7 +135,7 @@ def run(
         else outcomes(RDS, rates[-1], sleep_time)
         for sleep_time in SLEEP_TIMES
     }
-    return Results(rates, by_rate, by_sleep_time)
+    return DequeueResults(rates, by_rate, by_sleep_time)
 
 
 def n_steps(rates: Sequence[int]) -> int:
@@ -142,7 +143,7 @@ def n_steps(rates: Sequence[int]) -> int:
     return len(RUNS) * len(rates) + len(SLEEP_TIMES) - 1
 
 
-def tables(results: Results) -> dict[str, Table]:
+def tables(results: DequeueResults) -> dict[str, Table]:
     """Return the figures as tables, and the claims."""
     found = {
         title.partition(":")[0]: Table(
@@ -163,10 +164,10 @@ def tables(results: Results) -> dict[str, Table]:
     return found | paper_tables(numbers(results), claims(results))
 
 
-def numbers(results: Results) -> Iterator[Reported]:
+def numbers(results: DequeueResults) -> Iterator[ReportedNumber]:
     """Yield each number of the paper's text that a run without servers has."""
     top = results.rates[-1]
-    yield Reported(
+    yield ReportedNumber(
         f"RDS over conventional, messages/s at lambda {top}",
         TARGET_RATIO,
         results.over(RDS, top, CONVENTIONAL, top),
@@ -181,7 +182,7 @@ def numbers(results: Results) -> Iterator[Reported]:
     def best(units: Units) -> float:
         return max(received, key=lambda seconds: sum(received[seconds][unit] for unit in units))
 
-    yield Reported(
+    yield ReportedNumber(
         "figure 12: sleep time of RDS with the most messages/s",
         SLEEP_TIME,
         bootstrap(len(results.by_sleep_time[SLEEP_TIME]), best),
@@ -191,7 +192,7 @@ def numbers(results: Results) -> Iterator[Reported]:
     )
 
 
-def claims(results: Results) -> Iterator[Claim]:
+def claims(results: DequeueResults) -> Iterator[Claim]:
     """Yield what paper 000 says, whether it holds here, and what was found."""
     low, top = results.rates[0], results.rates[-1]
     busy = [rate for rate in results.rates if rate >= BUSY_RATE] or [top]

@@ -18,8 +18,8 @@ from penstock.models.papers.fabric.sweep import (
     SHORT_DETECTION,
     STOPPED,
     TWO_FAILURE_RATE,
+    FabricResults,
     Measure,
-    Results,
     busiest,
     errors,
     faulty,
@@ -33,7 +33,7 @@ from penstock.models.papers.fabric.sweep import (
     variance,
     with_pauses,
 )
-from penstock.models.papers.paper_figures import Claim, Reported
+from penstock.models.papers.paper_figures import Claim, ReportedNumber
 from penstock.netem.figures.estimates import (
     Estimate,
     Standing,
@@ -54,17 +54,17 @@ LOWERED: Final = 0.9
 """Throughput counts as lowered below this share of the rate."""
 
 
-def numbers(results: Results) -> Iterator[Reported]:
+def numbers(results: FabricResults) -> Iterator[ReportedNumber]:
     """Yield each number of the paper's text."""
     hashing = one_failure("hashing", needs_all_copies=False)
-    yield Reported(
+    yield ReportedNumber(
         "error responses with consistent hashing",
         2379,
         results.found(hashing, errors),
         "a fifth of 1200 messages/s for the 10 s until the failure is detected, and what comes to"
         " the dead server's controller until the balancer knows (1 s)",
     )
-    yield Reported(
+    yield ReportedNumber(
         "seconds of lower throughput with consistent hashing",
         15,
         results.found(hashing, low_seconds(LOWERED, hashing.rate)),
@@ -77,7 +77,7 @@ def numbers(results: Results) -> Iterator[Reported]:
         (True, "all three copies: six of ten physical queues stop until the failure is detected"),
     ):
         exclusion = one_failure("exclusion", needs_all_copies=copies)
-        yield Reported(
+        yield ReportedNumber(
             f"error responses with slowdown exclusion, {COPY_NAMES[copies]}",
             214,
             results.found(exclusion, errors),
@@ -85,8 +85,8 @@ def numbers(results: Results) -> Iterator[Reported]:
         )
         left = results.over(exclusion, hashing, errors)
         fewer = Estimate(1 - left.value, 1 - left.high, 1 - left.low, left.n_units)
-        yield Reported(f"- of consistent hashing's, fewer, {COPY_NAMES[copies]}", 0.92, fewer)
-    yield Reported(
+        yield ReportedNumber(f"- of consistent hashing's, fewer, {COPY_NAMES[copies]}", 0.92, fewer)
+    yield ReportedNumber(
         "throughput with 0.1 s of detection over that with 0.4 s",
         0.91,
         results.over(with_pauses(0.1), with_pauses(BEST), throughput),
@@ -97,7 +97,7 @@ def numbers(results: Results) -> Iterator[Reported]:
             two_failures(directions, "exclusion", needs_all_copies=copies)
             for directions in (SAME_DIRECTION, COUNTER_ROTATING)
         )
-        yield Reported(
+        yield ReportedNumber(
             f"stop after the second failure, same direction, {COPY_NAMES[copies]}",
             5,
             results.found(same, low_seconds(STOPPED, TWO_FAILURE_RATE)),
@@ -107,7 +107,7 @@ def numbers(results: Results) -> Iterator[Reported]:
             else "the copies that are left of three are enough: nothing stops",
             unit=" s",
         )
-        yield Reported(
+        yield ReportedNumber(
             f"kept after the second failure, counter-rotating, {COPY_NAMES[copies]}",
             0.8,
             results.found(counter, kept(SECOND_FAILS_AT, TWO_FAILURE_RATE)),
@@ -117,7 +117,7 @@ def numbers(results: Results) -> Iterator[Reported]:
         )
 
 
-def claims(results: Results) -> Iterator[Claim]:
+def claims(results: FabricResults) -> Iterator[Claim]:
     """Yield what the paper says, whether it holds here, and what was found."""
     yield from _one_failure(results)
     yield from _detection(results)
@@ -125,7 +125,7 @@ def claims(results: Results) -> Iterator[Claim]:
     yield from _products(results)
 
 
-def _one_failure(results: Results) -> Iterator[Claim]:
+def _one_failure(results: FabricResults) -> Iterator[Claim]:
     for copies, name in COPY_NAMES.items():
         setting = one_failure("exclusion", needs_all_copies=copies)
         found = [
@@ -139,7 +139,7 @@ def _one_failure(results: Results) -> Iterator[Claim]:
         )
 
 
-def _detection(results: Results) -> Iterator[Claim]:
+def _detection(results: FabricResults) -> Iterator[Claim]:
     short = [time for time in DETECTION_TIMES if time <= BEST]
     long = [time for time in DETECTION_TIMES if time > BEST]
 
@@ -168,7 +168,7 @@ def _detection(results: Results) -> Iterator[Claim]:
     )
 
 
-def _two_failures(results: Results) -> Iterator[Claim]:
+def _two_failures(results: FabricResults) -> Iterator[Claim]:
     for copies, name in COPY_NAMES.items():
         same, counter = (
             two_failures(directions, "exclusion", needs_all_copies=copies)
@@ -201,7 +201,7 @@ def _two_failures(results: Results) -> Iterator[Claim]:
         )
 
 
-def _products(results: Results) -> Iterator[Claim]:
+def _products(results: FabricResults) -> Iterator[Claim]:
     """Yield what repeats elsewhere add to the paper's method."""
     every: list[FabricSetting] = [faulty(name, "repeat") for name in FAULTS]
     every += [

@@ -1,9 +1,10 @@
 """The nodes of the simulated fabric, which say when a message is stored.
 
-A node serves what it is master of one after the other, in exponential times. A master then sends
-the message to the copies, and answers when enough have it. Faults are known beforehand, so that the
-time of each answer is known when a message is sent. Work for copies is part of what a message
-costs its master, as in the paper's figure of what a server can do.
+A node is master of some physical queues and serves their messages one after the other, in
+exponential times. A master then sends the message to the copies, and answers when enough copies
+have it. Faults are known beforehand, so the time of each answer is known when a message is sent.
+The work of the copies is part of a message's cost for its master, as in the paper's figure for the
+capacity of a server.
 """
 
 from __future__ import annotations
@@ -117,12 +118,12 @@ class Cluster:
 
 
 class Epoch:
-    """A time in which no node is isolated or comes back.
+    """A time in which no node is isolated and none returns.
 
     Args:
-        begins: seconds.
-        ends: seconds.
-        groups: nodes that are to have each physical queue, the master first.
+        begins: the begin of this time, seconds.
+        ends: the end of this time, seconds.
+        groups: the nodes that hold a copy of each physical queue, the master first.
     """
 
     __slots__ = ("begins", "ends", "groups")

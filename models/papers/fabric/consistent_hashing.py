@@ -1,8 +1,7 @@
 """Consistent hashing without exclusion: the baseline of the fabric (paper 001, 3.2.3.1).
 
-A key belongs to the node whose point follows the key's on a circle of hashes. A node that does not
-answer keeps its keys until it is declared away, which takes as long as a failure is detected; then
-they belong to the nodes that follow.
+A key belongs to the node whose point follows the key's own on a circle of hashes. A node that does
+not answer keeps its keys until its failure is detected; then they belong to the nodes that follow.
 """
 
 from __future__ import annotations
@@ -13,15 +12,16 @@ from hashlib import blake2b
 from typing import Final
 
 DEFAULT_POINTS: Final = 256
-"""Of each node: their shares of the keys then differ by some 6 %."""
+"""The points of each node on the circle. With this number, the nodes' shares of the keys differ
+by some 6 %."""
 
 
 class ConsistentHashing:
-    """The nodes of keys.
+    """The assignment of keys to nodes.
 
     Args:
-        nodes: names, each once.
-        points: of each node on the circle.
+        nodes: the names of the nodes, each once.
+        points: the number of points of each node on the circle.
 
     Raises:
         ValueError: there is no node.

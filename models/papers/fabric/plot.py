@@ -11,7 +11,7 @@ from penstock.models.papers.fabric.sweep import (
     DETECTION_TIMES,
     DISTRIBUTIONS,
     RING_NAMES,
-    Results,
+    FabricResults,
     one_failure,
     throughput,
     two_failures,
@@ -20,7 +20,7 @@ from penstock.models.papers.fabric.sweep import (
 from penstock.models.papers.pictures import draw_curve, panels
 
 
-def draw(results: Results, file: Path) -> None:
+def draw(results: FabricResults, file: Path) -> None:
     """Draw throughput over time, and errors; mean over runs, and a band from the least to the most.
 
     Raises:
@@ -48,7 +48,12 @@ def draw(results: Results, file: Path) -> None:
 
 
 def _over_time(
-    results: Results, axes: Any, setting: FabricSetting, label: str, colour: str, style: str = "-"
+    results: FabricResults,
+    axes: Any,
+    setting: FabricSetting,
+    label: str,
+    colour: str,
+    style: str = "-",
 ) -> None:
     seconds = list(zip(*(one.stored for one in results.by_point[setting]), strict=True))
     means = [sum(each) / len(each) for each in seconds]
@@ -58,13 +63,13 @@ def _over_time(
     )
 
 
-def _by_detection_time(results: Results, axes: Any) -> None:
+def _by_detection_time(results: FabricResults, axes: Any) -> None:
     found = [results.found(with_pauses(time), throughput) for time in DETECTION_TIMES]
     draw_curve(axes, DETECTION_TIMES, found, marker="o")
     axes.set(title="figure 3.11: messages/s", xlabel="slowdown detection time, s", ylim=(0, None))
 
 
-def _errors(results: Results, axes: Any) -> None:
+def _errors(results: FabricResults, axes: Any) -> None:
     """Draw the errors to clients by second, summed up from the begin of a run."""
     for place, (each, name) in enumerate(DISTRIBUTIONS.items()):
         outcomes = results.by_point[one_failure(each, needs_all_copies=False)]

@@ -1,4 +1,4 @@
-"""Which nodes hold which physical queue (paper 001, 3.3.2.2).
+"""The placement of physical queues on nodes (paper 001, 3.3.2.2).
 
 The nodes stand in a circle. Each ring has one physical queue for each node, its *home*. The copies
 of a physical queue are on the nodes that follow its home, in the direction of its ring, and its
@@ -22,7 +22,7 @@ COUNTER_CLOCKWISE: Final = -1
 COUNTER_ROTATING: Final[tuple[Direction, ...]] = (CLOCKWISE, COUNTER_CLOCKWISE)
 """Directions of the two rings."""
 DEFAULT_COPIES: Final = 3
-"""Of each message, so that two nodes may fail (paper 001, 3.2.3.1)."""
+"""The copies of each message: with three, two nodes may fail (paper 001, 3.2.3.1)."""
 
 
 class RingQueue(NamedTuple):
@@ -44,12 +44,12 @@ class RingQueue(NamedTuple):
 class Rings:
     """The placement of physical queues on nodes.
 
-    It never changes: nodes that join or leave give other rings, see `without_node`.
+    The placement is immutable: nodes that join or leave give other rings, see `without_node`.
 
     Args:
-        nodes: names in the order of the circle, as many as `copies` at least.
-        directions: of each ring.
-        copies: of each message.
+        nodes: the names in the order of the circle, at least as many as `copies`.
+        directions: the direction of each ring, 1 or -1.
+        copies: the number of copies of each message.
 
     Raises:
         ValueError: says what is wrong.

@@ -1,4 +1,4 @@
-"""The parameters of the simulated fabric, and how we read what paper 001 leaves open."""
+"""The parameters of the simulated fabric, and our readings of what paper 001 leaves open."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ class Fault:
 
     Attributes:
         node: the name of the node.
-        begins: seconds.
-        ends: when it goes on; infinite for a node that is killed, with what it had not answered.
-        slowness: times as long as else a service takes; infinite for a node that stands still.
+        begins: the begin of the fault, seconds.
+        ends: the end of the fault, seconds; infinite for a node that is killed, whose unanswered
+            messages are lost.
+        slowness: the factor by which services take longer; infinite for a node that has stopped.
     """
 
     node: str
@@ -45,22 +46,24 @@ class FabricSetting:
 
     Attributes:
         distribution: the distribution of messages over physical queues.
-        faults: one a node at most.
+        faults: the faults of the run, at most one for each node.
         directions: the directions of the rings.
-        needs_all_copies: a message is stored when all copies that are to be there have it; else
-            when more than half have it, as with Paxos.
+        needs_all_copies: whether a message counts as stored only when all present copies have it;
+            otherwise more than half of them suffice, as with Paxos.
         rate: messages/s of all clients, Poisson.
         capacity: messages/s of which a node can be master. "A single server can stably process 300
             msg./s", and four are stable with 1200. Where the fifth has failed, one that has taken
             a physical queue over has three of ten: 360 messages/s, read as nine tenths of it.
-        slowdown_detection_time: seconds.
+        slowdown_detection_time: the time after which an unanswered message makes a node count as
+            slow, seconds.
         failure_detection_time: seconds after which a node that stands still is isolated, and others
             take its physical queues over. "Typically, more than 10 seconds".
         balancer_seconds: the time between two looks of the load balancer at the ports of the
             enqueue controllers, one on each node; what comes to a dead one until then is an error.
-        pauses: least and most seconds for which a store stops once a second; each of the two of a
-            node has a length of its own, drawn evenly (the garbage collection of section 3.4.3).
-        patience: seconds after which a client takes no answer for an error.
+        pauses: the least and the greatest length of a pause, seconds. A node has two stores, each
+            of which pauses once a second for a length drawn evenly (the garbage collection of
+            section 3.4.3).
+        patience: the seconds after which a client counts a missing answer as an error.
         copy_seconds: the time from the master to a copy and back.
         seconds: the time in which messages come, seconds.
     """

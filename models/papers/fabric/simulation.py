@@ -30,9 +30,9 @@ class FabricOutcome:
     """The results of a run; lists have an entry for each second.
 
     Attributes:
-        stored: messages whose clients heard in time that they are stored.
-        failed: errors to clients whose message was not stored in time.
-        refused: errors to clients of enqueue controllers that were dead.
+        stored: the messages whose clients were told in time that they are stored.
+        failed: the errors returned to clients whose message was not stored in time.
+        refused: the errors of clients whose enqueue controller was dead.
         served: the messages of which each node was master, by node.
         repeated: messages that were sent to a second physical queue.
         stored_twice: of the repeated messages, those that are stored there and in the first queue,
@@ -68,8 +68,8 @@ class _Run:
     """One simulation.
 
     Args:
-        setting: what is simulated.
-        rng: all chance.
+        setting: the parameters of the simulation.
+        rng: the source of all random values.
     """
 
     def __init__(self, setting: FabricSetting, rng: Random) -> None:
@@ -226,7 +226,7 @@ def simulate(setting: FabricSetting, rng: Random) -> FabricOutcome:
     """Run one simulation.
 
     Args:
-        setting: what is simulated.
-        rng: all chance.
+        setting: the parameters of the simulation.
+        rng: the source of all random values.
     """
     return _Run(setting, rng).run()

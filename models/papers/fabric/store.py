@@ -16,7 +16,7 @@ class StoreCosts(NamedTuple):
     """The costs of a message on one connection.
 
     Attributes:
-        round_seconds: the cost of requests that leave together.
+        round_seconds: the cost that all requests of a round share.
         message_seconds: the cost of the requests of each message.
     """
 
@@ -28,9 +28,9 @@ class StoreCosts(NamedTuple):
         """Return the costs with which two rates were measured.
 
         Args:
-            rate_alone: messages a second with one under way.
-            depth: the depth of the other rate, above 1.
-            rate: messages a second with so many under way.
+            rate_alone: the messages a second with one request under way.
+            depth: the number of requests under way at the other rate, above 1.
+            rate: the messages a second with `depth` requests under way.
         """
         alone, together = 1 / rate_alone, 1 / rate
         shared = (alone - together) / (1 - 1 / depth)

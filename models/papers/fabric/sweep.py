@@ -103,17 +103,17 @@ def settings() -> list[FabricSetting]:
 
 
 N_STEPS: Final = len(settings())
-"""How many times `run` tells of a step."""
+"""The number of steps that `run` reports."""
 
 
 @dataclass(frozen=True, slots=True)
-class Effort:
-    """The extent of a simulation.
+class FabricRuns:
+    """The independent runs of a fabric's simulation.
 
     Attributes:
         replications: independent runs of each setting.
-        load_ratio: share of the paper's messages, and of what its servers can do. With less than 1,
-            all can be run in seconds, and no figure counts.
+        load_ratio: the scale of the load and of the servers' capacity against the paper's. With
+            less than 1 all runs take seconds, and their figures do not count.
     """
 
     replications: int = 20
@@ -129,21 +129,21 @@ class Effort:
         ]
 
 
-Results: TypeAlias = PairedRuns[FabricSetting, FabricOutcome]
+FabricResults: TypeAlias = PairedRuns[FabricSetting, FabricOutcome]
 
 
-def run(effort: Effort, tell: Callable[[str], None]) -> Results:
+def run(runs: FabricRuns, tell: Callable[[str], None]) -> FabricResults:
     """Simulate all settings.
 
     Args:
-        effort: how much.
+        runs: the extent of the simulation.
         tell: gets a line about each finished step.
     """
     found = {}
     for number, setting in enumerate(settings(), 1):
-        found[setting] = effort.run(setting)
+        found[setting] = runs.run(setting)
         tell(f"fabric: {number} of {N_STEPS} settings")
-    return Results(found)
+    return FabricResults(found)
 
 
 def errors(outcome: FabricOutcome) -> float:
@@ -204,7 +204,7 @@ def most_masters(setting: FabricSetting) -> int:
     return max(map(masters.count, masters))
 
 
-def tables(results: Results) -> dict[str, Table]:
+def tables(results: FabricResults) -> dict[str, Table]:
     """Return what was found."""
     return {
         "one failure": _one_failure(results),
@@ -214,7 +214,7 @@ def tables(results: Results) -> dict[str, Table]:
     }
 
 
-def _one_failure(results: Results) -> Table:
+def _one_failure(results: FabricResults) -> Table:
     rows = []
     for each, name in DISTRIBUTIONS.items():
         for copies, copies_name in COPY_NAMES.items():
@@ -223,7 +223,7 @@ def _one_failure(results: Results) -> Table:
     return Table(["server D is killed", "stored on", *_HEADINGS], rows)
 
 
-def _faults(results: Results) -> Table:
+def _faults(results: FabricResults) -> Table:
     rows = [
         [name, DISTRIBUTIONS[each], *_cells(results, faulty(name, each))]
         for name in list(FAULTS)[1:]
@@ -242,7 +242,7 @@ _HEADINGS: Final = (
 )
 
 
-def _cells(results: Results, setting: FabricSetting) -> list[str]:
+def _cells(results: FabricResults, setting: FabricSetting) -> list[str]:
     found = [
         (not_stored, ",.0f"),
         (lambda outcome: sum(outcome.refused), ",.0f"),
@@ -254,7 +254,7 @@ def _cells(results: Results, setting: FabricSetting) -> list[str]:
     return [format(results.found(setting, measure), form) for measure, form in found]
 
 
-def _detection(results: Results) -> Table:
+def _detection(results: FabricResults) -> Table:
     measures: list[tuple[Measure, str]] = [
         (throughput, ",.0f"),
         (variance, ",.0f"),
@@ -270,7 +270,7 @@ def _detection(results: Results) -> Table:
     return Table(["slowdown detection time", "messages/s", "variance", "errors: not stored"], rows)
 
 
-def _two_failures(results: Results) -> Table:
+def _two_failures(results: FabricResults) -> Table:
     rows = []
     for directions, ring_name in RING_NAMES.items():
         for each in ("exclusion", "repeat"):

@@ -8,15 +8,15 @@ from itertools import pairwise, product
 from typing import Final
 
 from penstock.models.kernels.delivery_simulation import DeliveryOutcome
-from penstock.models.papers.paper_figures import Claim, Relation, Reported
+from penstock.models.papers.paper_figures import Claim, Relation, ReportedNumber
 from penstock.models.papers.patterns.sweep import (
     ARRIVAL_RATES,
     LIFETIMES,
     LIMITS,
     PUBLISHER_ON,
     SUBSCRIBER_ON,
-    Cell,
-    Results,
+    PatternPoint,
+    PatternResults,
     response,
     success,
 )
@@ -31,14 +31,14 @@ SERVED: Final = (
 )
 CAP: Final = "with a lifetime of 60 s, the cap is the subscriber's share of time on"
 LEAST_GAIN: Final = -0.005
-"""By how much a point may have less success than another and still count as equally good: some
-lifetimes hardly differ."""
+"""A point counts as equally good if its success rate is less by at most this: some lifetimes
+hardly differ."""
 MOST_DIFFERENCE: Final = 0.1
 """The most that the success rates of reliable and unreliable subscribers differ by at a lifetime of
 10 s in the paper."""
 
 
-def numbers(results: Results) -> Iterator[Reported]:
+def numbers(results: PatternResults) -> Iterator[ReportedNumber]:
     """Yield each number of the paper's text."""
     yield from _reliable(results)
     yield from _unreliable(results)
@@ -46,13 +46,17 @@ def numbers(results: Results) -> Iterator[Reported]:
 
 
 def _success(
-    results: Results, cell: Cell, value: float, reading: str = "", relation: Relation = "about"
-) -> Reported:
+    results: PatternResults,
+    cell: PatternPoint,
+    value: float,
+    reading: str = "",
+    relation: Relation = "about",
+) -> ReportedNumber:
     kind = "reliable" if cell.is_reliable else "unreliable"
     limit = f"lifetime {cell.lifetime:g} s" if cell.capacity is None else f"K {cell.capacity}"
     light = None if cell.arrival_rate > ARRIVAL_RATES[0] else cell.path().light_load()
     closed = math.nan if light is None else light.within(cell.lifetime)
-    return Reported(
+    return ReportedNumber(
         f"success, {kind} subscriber, lambda {cell.arrival_rate:g}, on"
         f" {cell.publisher_on:g}/{cell.subscriber_on:g} s, {limit}",
         value,
@@ -63,38 +67,40 @@ def _success(
     )
 
 
-def _within(results: Results, cell: Cell, seconds: float, value: float) -> Reported:
+def _within(
+    results: PatternResults, cell: PatternPoint, seconds: float, value: float
+) -> ReportedNumber:
     def figure(outcome: DeliveryOutcome) -> float:
         return outcome.within(seconds)
 
     light = cell.path().light_load()
     closed = math.nan if light is None else light.within(seconds) / light.within(cell.lifetime)
-    return Reported(
+    return ReportedNumber(
         f"- of these within {seconds:g} s", value, results.found(cell, figure), closed_form=closed
     )
 
 
-def _reliable(results: Results) -> Iterator[Reported]:
-    equal = Cell(True, 40.0, 15.0)
+def _reliable(results: PatternResults) -> Iterator[ReportedNumber]:
+    equal = PatternPoint(True, 40.0, 15.0)
     yield _success(results, equal._replace(lifetime=10.0), 0.32, CONTRADICTION)
     yield _within(results, equal._replace(lifetime=10.0), 1.0, 0.60)
     yield _success(results, equal._replace(lifetime=30.0), 0.65)
     yield _within(results, equal._replace(lifetime=30.0), 10.0, 0.58)
-    yield _success(results, Cell(True, 50.0, 20.0, 30.0), 0.73, relation="at least")
+    yield _success(results, PatternPoint(True, 50.0, 20.0, 30.0), 0.73, relation="at least")
 
 
-def _unreliable(results: Results) -> Iterator[Reported]:
-    equal = Cell(False, 40.0, 15.0)
+def _unreliable(results: PatternResults) -> Iterator[ReportedNumber]:
+    equal = PatternPoint(False, 40.0, 15.0)
     yield _success(results, equal._replace(lifetime=10.0), 0.30)
     yield _within(results, equal._replace(lifetime=10.0), 1.0, 0.80)
     yield _success(results, equal._replace(lifetime=30.0), 0.38)
     yield _within(results, equal._replace(lifetime=30.0), 10.0, 0.78)
-    yield _success(results, Cell(False, 50.0, 20.0, 30.0), 0.55, relation="at least")
+    yield _success(results, PatternPoint(False, 50.0, 20.0, 30.0), 0.55, relation="at least")
     for subscriber_on, cap in ((20.0, 0.64), (15.0, 0.50), (10.0, 0.33)):
-        yield _success(results, Cell(False, 70.0, subscriber_on, 60.0), cap, CAP)
+        yield _success(results, PatternPoint(False, 70.0, subscriber_on, 60.0), cap, CAP)
 
 
-def _traffic(results: Results) -> Iterator[Reported]:
+def _traffic(results: PatternResults) -> Iterator[ReportedNumber]:
     first, last = ARRIVAL_RATES[0], ARRIVAL_RATES[-1]
     short, long, small, large, short_served, long_served = LIMITS
 
@@ -105,7 +111,7 @@ def _traffic(results: Results) -> Iterator[Reported]:
         cell = limit.cell(first)
         yield _success(results, cell, share)
         what = "- response time of these at 0.9"
-        yield Reported(what, seconds, results.found(cell, ninety), unit=" s")
+        yield ReportedNumber(what, seconds, results.found(cell, ninety), unit=" s")
     for limit, share, seconds in (
         (short, 0.37, 2.1),
         (short_served, 0.37, 2.1),
@@ -118,10 +124,10 @@ def _traffic(results: Results) -> Iterator[Reported]:
         reading = SERVED if limit.serves_expired else "reneging" if limit.capacity is None else ""
         yield _success(results, cell, share, reading)
         what = "- mean response time of these"
-        yield Reported(what, seconds, results.found(cell, response), unit=" s")
+        yield ReportedNumber(what, seconds, results.found(cell, response), unit=" s")
 
 
-def claims(results: Results) -> Iterator[Claim]:
+def claims(results: PatternResults) -> Iterator[Claim]:
     """Yield what paper 003 says of its figures, whether it holds here, and what was found."""
     pairs = {
         "T_ON of the publisher": [
@@ -143,13 +149,17 @@ def claims(results: Results) -> Iterator[Claim]:
     for figure, is_reliable in (("7", True), ("9", False)):
         for name, points in pairs.items():
             gains = [
-                results.gain(Cell(is_reliable, *more), Cell(is_reliable, *less), success)
+                results.gain(
+                    PatternPoint(is_reliable, *more), PatternPoint(is_reliable, *less), success
+                )
                 for more, less in points
             ]
             yield _all(f"figure {figure}: a longer {name} gives more success", gains)
     yield _close_at_ten_seconds(results)
     quicker = [
-        results.gain(Cell(True, on, each, 10.0), Cell(False, on, each, 10.0), response)
+        results.gain(
+            PatternPoint(True, on, each, 10.0), PatternPoint(False, on, each, 10.0), response
+        )
         for on in (30.0, 40.0, 50.0)
         for each in SUBSCRIBER_ON
     ]
@@ -157,9 +167,11 @@ def claims(results: Results) -> Iterator[Claim]:
     yield from _limits(results)
 
 
-def _close_at_ten_seconds(results: Results) -> Claim:
+def _close_at_ten_seconds(results: PatternResults) -> Claim:
     apart = [
-        results.gain(Cell(True, on, each, 10.0), Cell(False, on, each, 10.0), success)
+        results.gain(
+            PatternPoint(True, on, each, 10.0), PatternPoint(False, on, each, 10.0), success
+        )
         for on in PUBLISHER_ON
         for each in SUBSCRIBER_ON
     ]
@@ -171,7 +183,7 @@ def _close_at_ten_seconds(results: Results) -> Claim:
     )
 
 
-def _limits(results: Results) -> Iterator[Claim]:
+def _limits(results: PatternResults) -> Iterator[Claim]:
     """Yield the statements on figure 11, for each reading of expiry."""
     short, long, small, large, short_served, long_served = LIMITS
     last = ARRIVAL_RATES[-1]

@@ -32,9 +32,9 @@ from numpy.typing import NDArray
 
 from penstock.models.kernels.closed_forms import OnOff
 from penstock.models.kernels.delivery_path import NETWORK, PUBLISHER, SUBSCRIBER, Path, Stage
-from penstock.models.kernels.delivery_simulation import Draws, draw, follow
+from penstock.models.kernels.delivery_simulation import DeliveryDraws, draw, follow
 from penstock.models.kernels.peer_timeline import Timeline, Times
-from penstock.models.papers.model_vs_measured import Compared, Unit
+from penstock.models.papers.model_vs_measured import ComparedFigure, ComparedUnit
 from penstock.netem.clients.on_off_plan import (
     ALWAYS,
     OnOffClientsPlan,
@@ -61,15 +61,15 @@ END_SECONDS: Final = 2.0
 """How long a run goes on after the model's last departure."""
 
 
-class Cell(NamedTuple):
+class PathKind(NamedTuple):
     """A kind of path; times are the run's, seconds.
 
     Attributes:
         name: the name in tables, with the paper's times.
-        publisher: times on and off of the publisher, or of its network where that is unreliable.
-        subscriber: times on and off.
-        publisher_is_reliable: D, or A.
-        subscriber_is_reliable: E, or B.
+        publisher: the times on and off of the publisher, or of its network where it is unreliable.
+        subscriber: the times on and off of the subscriber.
+        publisher_is_reliable: whether the publisher has pattern D; otherwise it has A.
+        subscriber_is_reliable: whether the subscriber has pattern E; otherwise it has B.
         lifetime: whole seconds; infinite for none.
         capacity: K of the subscriber's queue; None for no limit.
         arrival_rate: lambda, messages a second.
@@ -110,19 +110,19 @@ _EVEN: Final = (_cycle(40, 80), _cycle(15, 30))
 _LONG: Final = (_cycle(50, 80), _cycle(20, 30))
 
 CELLS: Final = (
-    Cell("D, E: on 40/15 s, lifetime 10 s", *_EVEN, lifetime=2.0),
-    Cell("D, E: on 40/15 s, lifetime 30 s", *_EVEN, lifetime=6.0),
-    Cell("D, E: on 50/20 s, lifetime 30 s", *_LONG, lifetime=6.0),
-    Cell("D, B: on 40/15 s, lifetime 10 s", *_EVEN, True, False, 2.0),
-    Cell("D, B: on 40/15 s, lifetime 30 s", *_EVEN, True, False, 6.0),
-    Cell("A, B: on 40/15 s", *_EVEN, False, False),
-    Cell("D, E: on 50/20 s, K 10", *_LONG, capacity=10, arrival_rate=4.0),
+    PathKind("D, E: on 40/15 s, lifetime 10 s", *_EVEN, lifetime=2.0),
+    PathKind("D, E: on 40/15 s, lifetime 30 s", *_EVEN, lifetime=6.0),
+    PathKind("D, E: on 50/20 s, lifetime 30 s", *_LONG, lifetime=6.0),
+    PathKind("D, B: on 40/15 s, lifetime 10 s", *_EVEN, True, False, 2.0),
+    PathKind("D, B: on 40/15 s, lifetime 30 s", *_EVEN, True, False, 6.0),
+    PathKind("A, B: on 40/15 s", *_EVEN, False, False),
+    PathKind("D, E: on 50/20 s, K 10", *_LONG, capacity=10, arrival_rate=4.0),
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Effort:
-    """The extent of a run.
+class PathRuns:
+    """The paths of each kind that run at a time, and for how long.
 
     Attributes:
         paths: the paths of each kind, which run at a time.
@@ -133,15 +133,15 @@ class Effort:
     seconds: float = 60.0
 
 
-class Figures(NamedTuple):
+class PathFigures(NamedTuple):
     """The fates of the messages of one path.
 
     Attributes:
-        created: messages.
-        done: within their lifetime.
+        created: the messages that were created.
+        done: the messages that were done within their lifetime.
         seconds: the time from creation to the end of the service, of all messages that were done
             together.
-        full: found the queue full.
+        full: the messages that found the queue full.
     """
 
     created: int
@@ -154,18 +154,18 @@ class Figures(NamedTuple):
 class PathUnit:
     """A path of a run, and what the model says of it."""
 
-    cell: Cell
-    draws: Draws
+    cell: PathKind
+    draws: DeliveryDraws
     services: Times
-    modelled: Figures
+    modelled: PathFigures
     last_seconds: float
 
 
-def run(effort: Effort, seed: int, tell: Callable[[str], None]) -> list[Compared]:
+def run(runs: PathRuns, seed: int, tell: Callable[[str], None]) -> list[ComparedFigure]:
     """Run all kinds of paths; those with a limit on a broker that has it.
 
     Args:
-        effort: the effort to spend.
+        runs: the extent of the run.
         seed: the seed of the first path; the others follow.
         tell: gets a line about each run.
 
@@ -175,8 +175,8 @@ def run(effort: Effort, seed: int, tell: Callable[[str], None]) -> list[Compared
     found = []
     for capacity in dict.fromkeys(cell.capacity for cell in CELLS):
         cells = [cell for cell in CELLS if cell.capacity == capacity]
-        tell(f"patterns: {len(cells) * effort.paths} paths for {effort.seconds:g} s")
-        units, records = run_cells(cells, effort, seed)
+        tell(f"patterns: {len(cells) * runs.paths} paths for {runs.seconds:g} s")
+        units, records = run_cells(cells, runs, seed)
         measured = _measured(units, records)
         late = records.late_seconds()
         for cell in cells:
@@ -190,29 +190,29 @@ def run(effort: Effort, seed: int, tell: Callable[[str], None]) -> list[Compared
 
 
 def run_cells(
-    cells: Sequence[Cell],
-    effort: Effort,
+    cells: Sequence[PathKind],
+    runs: PathRuns,
     seed: int,
     at_end: Callable[[int], None] | None = None,
 ) -> tuple[list[PathUnit], OnOffRecords]:
     """Run some kinds of paths on a broker.
 
     Args:
-        cells: all of one limit.
-        effort: the effort to spend.
+        cells: the kinds of paths, which have the same capacity.
+        runs: the extent of the run.
         seed: the seed of the first path.
-        at_end: is called with the broker's port while it still runs.
+        at_end: a function that is called with the broker's port while the broker still runs.
 
     Returns:
-        Each path, and what happened.
+        Each path with its figures.
 
     Raises:
         NetemError: broker or clients do not run.
     """
     units = [
-        _make(cell, effort.seconds, np.random.default_rng([seed, number]))
+        _make(cell, runs.seconds, np.random.default_rng([seed, number]))
         for cell in cells
-        for number in range(effort.paths)
+        for number in range(runs.paths)
     ]
     with tempfile.TemporaryDirectory() as folder, reserved_port() as port:
         directory = File(folder)
@@ -240,7 +240,7 @@ def policy(port: int, capacity: int | None) -> dict[str, Any]:
     }
 
 
-def _make(cell: Cell, seconds: float, rng: np.random.Generator) -> PathUnit:
+def _make(cell: PathKind, seconds: float, rng: np.random.Generator) -> PathUnit:
     path = cell.path()
     n_messages = max(1, round(cell.arrival_rate * seconds))
     # A service is drawn for each message, so that it is known when the message is created.
@@ -255,13 +255,13 @@ def _make(cell: Cell, seconds: float, rng: np.random.Generator) -> PathUnit:
         found: Times = services[numbers]
         return found
 
-    draws = Draws(drawn.created, drawn.timelines, services_of)
+    draws = DeliveryDraws(drawn.created, drawn.timelines, services_of)
     *_, last = follow(path, draws)
     done = last.numbers[last.passed]
     full = int(np.count_nonzero(last.fates[0]))
     response = float((last.departures - draws.created[done]).sum())
     ends = [float(draws.created[-1]), *map(float, last.departures[-1:])]
-    modelled = Figures(n_messages, len(done), response, full)
+    modelled = PathFigures(n_messages, len(done), response, full)
     return PathUnit(cell, draws, services, modelled, max(ends))
 
 
@@ -300,7 +300,7 @@ def _times(timeline: Timeline | None) -> list[tuple[float, float]]:
     return [*zip(timeline.starts.tolist(), timeline.ends.tolist(), strict=True)]
 
 
-def _measured(units: Sequence[PathUnit], records: OnOffRecords) -> list[Figures]:
+def _measured(units: Sequence[PathUnit], records: OnOffRecords) -> list[PathFigures]:
     """Return the figures of each path; its publisher, subscriber and topic have its number."""
     done, seconds, full = [0] * len(units), [0.0] * len(units), [0] * len(units)
     for each in records.worked:
@@ -309,17 +309,17 @@ def _measured(units: Sequence[PathUnit], records: OnOffRecords) -> list[Figures]
     for answer in records.answered:
         full[answer.publisher] += answer.reason_code >= 0x80
     return [
-        Figures(len(unit.draws.created), *found)
+        PathFigures(len(unit.draws.created), *found)
         for unit, found in zip(units, zip(done, seconds, full, strict=True), strict=True)
     ]
 
 
 def _compared(
-    cell: Cell, pairs: Sequence[tuple[Figures, Figures]], late_seconds: float
-) -> list[Compared]:
-    def units(one: str, other: str) -> list[Unit]:
+    cell: PathKind, pairs: Sequence[tuple[PathFigures, PathFigures]], late_seconds: float
+) -> list[ComparedFigure]:
+    def units(one: str, other: str) -> list[ComparedUnit]:
         return [
-            Unit(
+            ComparedUnit(
                 (getattr(ours, one), getattr(ours, other)),
                 (getattr(theirs, one), getattr(theirs, other)),
             )
@@ -327,12 +327,12 @@ def _compared(
         ]
 
     rows = [
-        Compared("003", f"{cell.name}: success", units("done", "created"), late_seconds),
+        ComparedFigure("003", f"{cell.name}: success", units("done", "created"), late_seconds),
     ]
     if cell.publisher_is_reliable:  # without a wait, a response is the machine's time alone
         name = f"{cell.name}: response, s"
-        rows.append(Compared("003", name, units("seconds", "done"), late_seconds))
+        rows.append(ComparedFigure("003", name, units("seconds", "done"), late_seconds))
     if cell.capacity is not None:
         name = f"{cell.name}: found it full"
-        rows.append(Compared("003", name, units("full", "created"), late_seconds))
+        rows.append(ComparedFigure("003", name, units("full", "created"), late_seconds))
     return rows

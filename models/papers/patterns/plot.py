@@ -15,15 +15,15 @@ from penstock.models.papers.patterns.sweep import (
     LIMITS,
     PUBLISHER_ON,
     SUBSCRIBER_ON,
-    Cell,
-    Results,
+    PatternPoint,
+    PatternResults,
     response,
     success,
 )
 from penstock.models.papers.pictures import draw_curve, panels
 
 
-def draw(results: Results, file: Path) -> None:
+def draw(results: PatternResults, file: Path) -> None:
     """Draw the figures, with intervals.
 
     Raises:
@@ -40,10 +40,10 @@ def draw(results: Results, file: Path) -> None:
         _draw_limits(results, times, "figure 11b: mean response, s", response)
 
 
-def _draw_success(results: Results, axes: Any, number: str, *, is_reliable: bool) -> None:
+def _draw_success(results: PatternResults, axes: Any, number: str, *, is_reliable: bool) -> None:
     for lifetime, style in zip(LIFETIMES, ("-", "--", ":"), strict=True):
         for place, subscriber_on in enumerate(SUBSCRIBER_ON):
-            cells = [Cell(is_reliable, on, subscriber_on, lifetime) for on in PUBLISHER_ON]
+            cells = [PatternPoint(is_reliable, on, subscriber_on, lifetime) for on in PUBLISHER_ON]
             found = [results.found(cell, success) for cell in cells]
             label = f"on {subscriber_on:g} s, lifetime {lifetime:g} s"
             draw_curve(axes, PUBLISHER_ON, found, style, label=label, color=f"C{place}", marker="o")
@@ -56,11 +56,11 @@ def _draw_success(results: Results, axes: Any, number: str, *, is_reliable: bool
     axes.legend(fontsize=7)
 
 
-def _draw_responses(results: Results, axes: Any, number: str, *, is_reliable: bool) -> None:
+def _draw_responses(results: PatternResults, axes: Any, number: str, *, is_reliable: bool) -> None:
     shares = np.linspace(0, 1, N_QUANTILES)
     for lifetime, style in zip(LIFETIMES, ("-", "--", ":"), strict=True):
         for place, publisher_on in enumerate((30.0, 40.0, 50.0)):
-            outcomes = results.by_point[Cell(is_reliable, publisher_on, 15.0, lifetime)]
+            outcomes = results.by_point[PatternPoint(is_reliable, publisher_on, 15.0, lifetime)]
             mean = np.mean([one.quantiles for one in outcomes], axis=0)
             label = f"publisher on {publisher_on:g} s, lifetime {lifetime:g} s"
             axes.plot(mean, shares, label=label, color=f"C{place}", linestyle=style)
@@ -74,7 +74,7 @@ def _draw_responses(results: Results, axes: Any, number: str, *, is_reliable: bo
 
 
 def _draw_limits(
-    results: Results, axes: Any, title: str, figure: Callable[[DeliveryOutcome], float]
+    results: PatternResults, axes: Any, title: str, figure: Callable[[DeliveryOutcome], float]
 ) -> None:
     for limit in LIMITS:
         found = [results.found(limit.cell(rate), figure) for rate in ARRIVAL_RATES]

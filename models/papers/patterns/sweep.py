@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from penstock.models.kernels.closed_forms import OnOff
 from penstock.models.kernels.delivery_path import PUBLISHER, SUBSCRIBER, Path, Stage, compose
-from penstock.models.kernels.delivery_simulation import DeliveryOutcome, Effort
+from penstock.models.kernels.delivery_simulation import DeliveryOutcome, DeliveryRuns
 from penstock.models.papers.paired_runs import PairedRuns
 from penstock.netem.figures.estimates import Estimate, agrees, mean_estimate
 from penstock.netem.figures.figure_file import Table
@@ -26,7 +26,7 @@ ARRIVAL_RATES: Final = (2.0, 5.0, 10.0, 15.0, 20.0)
 CLOSED_FORM_TOLERANCE: Final = 0.02
 
 
-class Cell(NamedTuple):
+class PatternPoint(NamedTuple):
     """A point of a figure.
 
     Attributes:
@@ -68,7 +68,7 @@ class Limit(NamedTuple):
 
     Attributes:
         label: the label in tables.
-        lifetime: seconds.
+        lifetime: the lifetime of a message, seconds.
         capacity: K of each stage; None for no limit.
         serves_expired: whether expired messages are served, as in `Path`.
     """
@@ -78,9 +78,9 @@ class Limit(NamedTuple):
     capacity: int | None = None
     serves_expired: bool = False
 
-    def cell(self, arrival_rate: float) -> Cell:
+    def cell(self, arrival_rate: float) -> PatternPoint:
         """Return the point of figure 11 at a lambda."""
-        return Cell(
+        return PatternPoint(
             False, 50.0, 20.0, self.lifetime, arrival_rate, self.capacity, self.serves_expired
         )
 
@@ -97,13 +97,13 @@ LIMITS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class ClosedFormCheck:
     """A closed form beside the simulation of the same queue.
 
     Attributes:
         what: the queue, and its figure.
-        closed_form: the figure.
-        found: the simulation's.
+        closed_form: the figure by the closed form.
+        found: the simulation's figure.
     """
 
     what: str
@@ -112,10 +112,10 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Results(PairedRuns[Cell, DeliveryOutcome]):
+class PatternResults(PairedRuns[PatternPoint, DeliveryOutcome]):
     """The outcomes of each point, and single queues beside their closed forms."""
 
-    checks: Sequence[Check]
+    checks: Sequence[ClosedFormCheck]
 
 
 def success(outcome: DeliveryOutcome) -> float:
@@ -128,41 +128,41 @@ def response(outcome: DeliveryOutcome) -> float:
     return outcome.response
 
 
-def cells() -> Iterator[Cell]:
+def cells() -> Iterator[PatternPoint]:
     """Yield the points of figures 7 to 10, then those of figure 11."""
     for is_reliable in (True, False):
         for subscriber_on in SUBSCRIBER_ON:
             for lifetime in LIFETIMES:
                 for publisher_on in PUBLISHER_ON:
-                    yield Cell(is_reliable, publisher_on, subscriber_on, lifetime)
+                    yield PatternPoint(is_reliable, publisher_on, subscriber_on, lifetime)
     for limit in LIMITS:
         for arrival_rate in ARRIVAL_RATES:
             yield limit.cell(arrival_rate)
 
 
 N_STEPS: Final = math.ceil(len(set(cells())) / len(PUBLISHER_ON)) + 1
-"""How many times `run` tells of a step."""
+"""The number of steps that `run` reports."""
 
 
-def run(effort: Effort, tell: Callable[[str], None]) -> Results:
+def run(runs: DeliveryRuns, tell: Callable[[str], None]) -> PatternResults:
     """Simulate every point.
 
     Args:
-        effort: the effort to spend on each.
+        runs: the extent of the simulation of each point.
         tell: gets a line about each finished step.
     """
-    by_cell: dict[Cell, list[DeliveryOutcome]] = {}
+    by_cell: dict[PatternPoint, list[DeliveryOutcome]] = {}
     todo = list(dict.fromkeys(cells()))
     for number, cell in enumerate(todo, 1):
-        by_cell[cell] = effort.run(cell.path())
+        by_cell[cell] = runs.run(cell.path())
         if number % len(PUBLISHER_ON) == 0 or number == len(todo):
             tell(f"{number} of {len(todo)} points")
-    checks = list(_checks(effort))
+    checks = list(_checks(runs))
     tell("closed forms")
-    return Results(by_cell, checks)
+    return PatternResults(by_cell, checks)
 
 
-def _checks(effort: Effort) -> Iterator[Check]:
+def _checks(runs: DeliveryRuns) -> Iterator[ClosedFormCheck]:
     """Simulate single queues that have closed forms."""
     publisher, subscriber = OnOff(50.0, 30.0), OnOff(15.0, 15.0)
     transmission = Stage("transmission", 32.0)
@@ -182,18 +182,18 @@ def _checks(effort: Effort) -> Iterator[Check]:
         ),
     }
     for name, path in paths.items():
-        outcomes = effort.run(path)
+        outcomes = runs.run(path)
         closed = path.closed_form(0)
         assert closed is not None, name  # noqa: S101 - each of the paths above has one
         if closed.loss_ratio:
             losses = [1 - one.success_ratio for one in outcomes]
-            yield Check(f"{name}: share lost", closed.loss_ratio, mean_estimate(losses))
+            yield ClosedFormCheck(f"{name}: share lost", closed.loss_ratio, mean_estimate(losses))
         if not math.isnan(closed.response):
             times = [one.response for one in outcomes]
-            yield Check(f"{name}: response, s", closed.response, mean_estimate(times))
+            yield ClosedFormCheck(f"{name}: response, s", closed.response, mean_estimate(times))
 
 
-def tables(results: Results) -> dict[str, Table]:
+def tables(results: PatternResults) -> dict[str, Table]:
     """Return the figures as tables, and the closed forms."""
     found: dict[str, Table] = {}
     for figure, is_reliable in (("7", True), ("9", False)):
@@ -201,7 +201,9 @@ def tables(results: Results) -> dict[str, Table]:
         rows = []
         for subscriber_on in SUBSCRIBER_ON:
             for lifetime in LIFETIMES:
-                points = [Cell(is_reliable, on, subscriber_on, lifetime) for on in PUBLISHER_ON]
+                points = [
+                    PatternPoint(is_reliable, on, subscriber_on, lifetime) for on in PUBLISHER_ON
+                ]
                 rows.append([f"{subscriber_on:g} s, lifetime {lifetime:g} s"])
                 rows[-1] += [format(results.found(each, success), ".2f") for each in points]
         title = f"figure {figure}: success, T_ON of the subscriber"

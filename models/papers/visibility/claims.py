@@ -15,7 +15,7 @@ from penstock.models.kernels.lease_simulation import (
     sender_utilisation,
     waiting,
 )
-from penstock.models.papers.paper_figures import Claim, Reported
+from penstock.models.papers.paper_figures import Claim, ReportedNumber
 from penstock.models.papers.visibility.sweep import (
     ARRIVAL_RATES,
     FIXED_THREADS,
@@ -23,7 +23,7 @@ from penstock.models.papers.visibility.sweep import (
     RELIABILITIES,
     SOME_THREADS,
     THREADS,
-    Results,
+    VisibilityResults,
     busy,
     equal,
     slow,
@@ -48,8 +48,8 @@ THOUSANDTHS: Final = (
     " 99 s of waiting; its clock counts milliseconds, so it is read as thousandths"
 )
 FLOOR: Final = 0.05
-"""Two sources may differ by this many waiting messages where 10 % are less: with many threads, a
-hundredth of a message waits."""
+"""The least tolerance: two sources may differ by this many waiting messages where 10 % would be
+less. With many threads, a hundredth of a message waits."""
 FLAT_RATIO: Final = 0.15
 """Waiting counts as flat behind 7 threads if at most this share of its fall from 4 to 10 threads is
 left there."""
@@ -62,14 +62,14 @@ SHARP_RATIO: Final = 3.0
 PLATEAU: Final = 0.47
 
 
-def numbers(results: Results) -> Iterator[Reported]:
+def numbers(results: VisibilityResults) -> Iterator[ReportedNumber]:
     """Yield each number of the paper's text."""
     most = THREADS[-1]
     for reliability in RELIABILITIES:
         ordered, calm = (equal(order, most, reliability) for order in (IN_ORDER, "any"))
         settled = calm.deliveries / calm.arrival_rate / calm.broker_rate
         closed = in_turn_response(calm.arrival_rate, calm.sender_rate) + settled
-        yield Reported(
+        yield ReportedNumber(
             f"delivery time in order over out of order, n1 = n2 = {most}, q {reliability:g}",
             1.5,
             results.over(ordered, calm, delivery),
@@ -78,7 +78,7 @@ def numbers(results: Results) -> Iterator[Reported]:
         )
     pairs = ((FIXED_THREADS, most, 3.0), (most, FIXED_THREADS, 4.0))
     for senders, brokers, value in pairs:
-        yield Reported(
+        yield ReportedNumber(
             f"waiting in order, n1 = {senders}, n2 = {brokers}, q 0.99",
             value,
             results.found(unequal(IN_ORDER, senders, brokers), waiting),
@@ -86,7 +86,7 @@ def numbers(results: Results) -> Iterator[Reported]:
         )
 
 
-def claims(results: Results) -> Iterator[Claim]:
+def claims(results: VisibilityResults) -> Iterator[Claim]:
     """Yield what paper 004 says, whether it holds here, and what was found."""
     calm = [equal("any", each, q) for q in RELIABILITIES for each in THREADS]
     yield _agree(results, "figure 11: analytic and out of order agree on delivery", calm, delivery)
@@ -105,7 +105,7 @@ def claims(results: Results) -> Iterator[Claim]:
 
 
 def _agree(
-    results: Results,
+    results: VisibilityResults,
     claim: str,
     points: Iterable[LeaseSetting],
     measure: Measure,
@@ -118,7 +118,7 @@ def _agree(
     return claim, all_of(standings), f"{n_met} of {len(found)} points; at most {apart:.3f} apart"
 
 
-def _order(results: Results) -> Iterator[Claim]:
+def _order(results: VisibilityResults) -> Iterator[Claim]:
     gains = [
         results.over(equal(IN_ORDER, each, q), equal("any", each, q), delivery)
         for q in RELIABILITIES
@@ -153,7 +153,7 @@ def _order(results: Results) -> Iterator[Claim]:
     )
 
 
-def _threads(results: Results) -> Iterator[Claim]:
+def _threads(results: VisibilityResults) -> Iterator[Claim]:
     for name, swap in (("12a", False), ("12b", True)):
         points = [(FIXED_THREADS, each) for each in (THREADS[0], 7, THREADS[-1])]
         if swap:
@@ -185,7 +185,7 @@ def _threads(results: Results) -> Iterator[Claim]:
         )
 
 
-def _utilisation(results: Results) -> Iterator[Claim]:
+def _utilisation(results: VisibilityResults) -> Iterator[Claim]:
     apart = [
         results.gain(equal(order, n, q), equal("any", n, RELIABILITIES[0]), sender_utilisation)
         for order in ("any", IN_ORDER)
@@ -221,7 +221,9 @@ def _utilisation(results: Results) -> Iterator[Claim]:
     )
 
 
-def _above(results: Results, setting: LeaseSetting, measure: Measure, other: Measure) -> Estimate:
+def _above(
+    results: VisibilityResults, setting: LeaseSetting, measure: Measure, other: Measure
+) -> Estimate:
     return results.gain(setting, setting, measure, other)
 
 
@@ -230,7 +232,7 @@ def _span(found: Sequence[Estimate]) -> str:
     return f"{min(values):.3f} to {max(values):.3f}"
 
 
-def _service_times(results: Results) -> Iterator[Claim]:
+def _service_times(results: VisibilityResults) -> Iterator[Claim]:
     for threads, seconds in zip(SOME_THREADS, (0.1, 0.14), strict=True):
         at, behind = (_point(slow(threads, each)) for each in (seconds, seconds + 0.04))
         till, then = (
@@ -261,7 +263,7 @@ def _service_times(results: Results) -> Iterator[Claim]:
     )
 
 
-def _arrival_rates(results: Results) -> Iterator[Claim]:
+def _arrival_rates(results: VisibilityResults) -> Iterator[Claim]:
     for threads in SOME_THREADS:
         points = [busy(threads, each) for each in ARRIVAL_RATES]
         stable = [each for each in points if each is not None]

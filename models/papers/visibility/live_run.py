@@ -32,14 +32,14 @@ import numpy as np
 
 from penstock.models.kernels.lease_messages import LeasedMessages
 from penstock.models.kernels.lease_setting import LeaseSetting
-from penstock.models.kernels.lease_simulation import Draws, LeaseOutcome, draw, simulate
-from penstock.models.papers.model_vs_measured import Compared, Unit
+from penstock.models.kernels.lease_simulation import LeaseDraws, LeaseOutcome, draw, simulate
+from penstock.models.papers.model_vs_measured import ComparedFigure, ComparedUnit
 from penstock.netem.errors import RunError
 from penstock.netem.runs.broker_process import RunningBroker, queue_command, reserved_port
 from penstock.plugins.queue.client import OutgoingMessage, QueueClient
 
 SPEED: Final = 0.25
-"""The rates of a run over the paper's."""
+"""The ratio of a run's rates to the paper's."""
 _RATES: Final = {"arrival_rate": 30.0 * SPEED, "sender_rate": 10.0 * SPEED}
 SETTINGS: Final = {
     "out of order, failures known at once": LeaseSetting(
@@ -57,7 +57,7 @@ SETTINGS: Final = {
 }
 """The settings that are run, by their names in tables."""
 WAIT_SECONDS: Final = 1.0
-"""How long the gateway holds a receive."""
+"""The time for which the gateway holds a receive that finds nothing."""
 END_SECONDS: Final = 120.0
 """How long a run waits, after the last creation, for all deliveries."""
 SWITCH_SECONDS: Final = 0.0005
@@ -67,8 +67,8 @@ START_SECONDS: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Effort:
-    """The extent of a run.
+class QueueRuns:
+    """The queues of each setting that run at a time, and for how long.
 
     Attributes:
         queues: the queues of each setting, which run at a time.
@@ -79,7 +79,7 @@ class Effort:
     seconds: float = 60.0
 
 
-class Figures(NamedTuple):
+class QueueFigures(NamedTuple):
     """The results of one queue.
 
     Attributes:
@@ -87,7 +87,7 @@ class Figures(NamedTuple):
         delivery_seconds: the time from creation to delivery, of all messages together.
         waited_seconds: the time that all messages together waited, in senders and queue.
         duplicates: deliveries of a message that had been delivered.
-        deliveries: the deliveries that were begun.
+        deliveries: the deliveries that began.
     """
 
     messages: int
@@ -97,11 +97,11 @@ class Figures(NamedTuple):
     deliveries: int
 
 
-def run(effort: Effort, seed: int, tell: Callable[[str], None]) -> list[Compared]:
+def run(runs: QueueRuns, seed: int, tell: Callable[[str], None]) -> list[ComparedFigure]:
     """Run all settings, one after the other.
 
     Args:
-        effort: the effort to spend.
+        runs: the extent of the run.
         seed: the seed of the first queue; the others follow.
         tell: gets a line about each run.
 
@@ -110,31 +110,31 @@ def run(effort: Effort, seed: int, tell: Callable[[str], None]) -> list[Compared
     """
     found = []
     for name, setting in SETTINGS.items():
-        tell(f"visibility: {effort.queues} queues {name}, for {effort.seconds:g} s")
+        tell(f"visibility: {runs.queues} queues {name}, for {runs.seconds:g} s")
         modelled = [
             _figures_of(
-                simulate(setting, LeasedMessages(setting.order), effort.seconds, rng),
-                effort.seconds,
+                simulate(setting, LeasedMessages(setting.order), runs.seconds, rng),
+                runs.seconds,
             )
-            for rng in _rngs(effort, seed)
+            for rng in _rngs(runs, seed)
         ]
-        queues = run_setting(setting, effort, seed)
+        queues = run_setting(setting, runs, seed)
         measured = [each.figures() for each in queues]
         late = sorted(seconds for each in queues for seconds in each.late)
         late_seconds = late[int(0.99 * len(late))]
-        found += _compared(name, [*zip(modelled, measured, strict=True)], effort, late_seconds)
+        found += _compared(name, [*zip(modelled, measured, strict=True)], runs, late_seconds)
     return found
 
 
-def run_setting(setting: LeaseSetting, effort: Effort, seed: int) -> list[QueueRun]:
+def run_setting(setting: LeaseSetting, runs: QueueRuns, seed: int) -> list[QueueRun]:
     """Run the queues of a setting, until all messages are delivered and settled.
 
     Raises:
         NetemError: the gateway does not run, or messages were not delivered in time.
     """
     queues = [
-        QueueRun(f"queue-{number}", setting, draw(setting, effort.seconds, rng))
-        for number, rng in enumerate(_rngs(effort, seed))
+        QueueRun(f"queue-{number}", setting, draw(setting, runs.seconds, rng))
+        for number, rng in enumerate(_rngs(runs, seed))
     ]
     with _gateway(setting, [each.name for each in queues]) as url, _switching():
         client = QueueClient(url)
@@ -142,7 +142,7 @@ def run_setting(setting: LeaseSetting, effort: Effort, seed: int) -> list[QueueR
         threads = [thread for each in queues for thread in each.threads(client, begin_at)]
         for thread in threads:
             thread.start()
-        end_at = begin_at + effort.seconds + END_SECONDS
+        end_at = begin_at + runs.seconds + END_SECONDS
         are_done = [each.is_done.wait(end_at - time.monotonic()) for each in queues]
         for each in queues:
             each.is_done.set()
@@ -155,12 +155,12 @@ def run_setting(setting: LeaseSetting, effort: Effort, seed: int) -> list[QueueR
     return queues
 
 
-def _rngs(effort: Effort, seed: int) -> list[np.random.Generator]:
-    return [np.random.default_rng([seed, number]) for number in range(effort.queues)]
+def _rngs(runs: QueueRuns, seed: int) -> list[np.random.Generator]:
+    return [np.random.default_rng([seed, number]) for number in range(runs.queues)]
 
 
-def _figures_of(outcome: LeaseOutcome, seconds: float) -> Figures:
-    return Figures(
+def _figures_of(outcome: LeaseOutcome, seconds: float) -> QueueFigures:
+    return QueueFigures(
         outcome.n_messages,
         outcome.figures.delivery * outcome.n_messages,
         outcome.figures.waiting * seconds,
@@ -212,18 +212,20 @@ class QueueRun:
 
     Attributes:
         name: the name of the queue.
-        setting: what is run.
-        draws: what chance has decided.
-        late: seconds after its time at which each thing was done.
-        stored: numbers of messages in the order in which they were stored, where that is one.
-        received: number of each message that was received, when it was asked for, and when it came.
+        setting: the parameters of the queue.
+        draws: the random values of the run.
+        late: the lateness of each action, seconds.
+        stored: the numbers of messages in the order in which they were stored, where the setting
+            has an order.
+        received: for each received message its number, the time of the request, and the time of its
+            arrival.
         failures: the failures of its threads.
         is_done: set when all messages are delivered and settled, or a thread has failed.
     """
 
     name: str
     setting: LeaseSetting
-    draws: Draws
+    draws: LeaseDraws
     late: list[float] = field(default_factory=list)
     stored: list[int] = field(default_factory=list)
     received: list[tuple[int, float, float]] = field(default_factory=list)
@@ -253,11 +255,13 @@ class QueueRun:
         works += [self._receive] * self.setting.broker_threads
         return [threading.Thread(target=self._guard, args=(each,), daemon=True) for each in works]
 
-    def figures(self) -> Figures:
+    def figures(self) -> QueueFigures:
         """Return what was found."""
         created = self.draws.created.tolist()
         seconds = math.fsum(self._delivered) - math.fsum(created)
-        return Figures(len(created), seconds, self._waited, self._n_duplicates, self._n_deliveries)
+        return QueueFigures(
+            len(created), seconds, self._waited, self._n_duplicates, self._n_deliveries
+        )
 
     def _guard(self, work: Callable[[], None]) -> None:
         try:
@@ -341,13 +345,16 @@ class QueueRun:
 
 
 def _compared(
-    name: str, pairs: Sequence[tuple[Figures, Figures]], effort: Effort, late_seconds: float
-) -> list[Compared]:
-    def units(one: str, other: str | None = None) -> list[Unit]:
+    name: str,
+    pairs: Sequence[tuple[QueueFigures, QueueFigures]],
+    runs: QueueRuns,
+    late_seconds: float,
+) -> list[ComparedFigure]:
+    def units(one: str, other: str | None = None) -> list[ComparedUnit]:
         return [
-            Unit(
-                (getattr(ours, one), getattr(ours, other) if other else effort.seconds),
-                (getattr(theirs, one), getattr(theirs, other) if other else effort.seconds),
+            ComparedUnit(
+                (getattr(ours, one), getattr(ours, other) if other else runs.seconds),
+                (getattr(theirs, one), getattr(theirs, other) if other else runs.seconds),
             )
             for ours, theirs in pairs
         ]
@@ -357,4 +364,6 @@ def _compared(
         "waiting messages": units("waited_seconds"),
         "deliveries of a message": units("deliveries", "messages"),
     }
-    return [Compared("004", f"{name}: {what}", each, late_seconds) for what, each in rows.items()]
+    return [
+        ComparedFigure("004", f"{name}: {what}", each, late_seconds) for what, each in rows.items()
+    ]

@@ -23,7 +23,7 @@ from penstock.models.papers.visibility.sweep import (
     SERVICE_TIMES,
     SOME_THREADS,
     THREADS,
-    Results,
+    VisibilityResults,
     busy,
     equal,
     slow,
@@ -34,7 +34,7 @@ Point = Callable[[Order, int, float], LeaseSetting]
 """A function that returns a point of a figure by order, threads and q."""
 
 
-def draw(results: Results, file: Path) -> None:
+def draw(results: VisibilityResults, file: Path) -> None:
     """Draw the figures: the analytic network as marks, the simulation as lines with intervals.
 
     Raises:
@@ -93,7 +93,7 @@ def _sender_varies(order: Order, threads: int, reliability: float) -> LeaseSetti
 
 
 def _line(
-    results: Results,
+    results: VisibilityResults,
     axes: Any,
     places: Sequence[float],
     points: Sequence[LeaseSetting],

@@ -11,8 +11,8 @@ from penstock.models.kernels.closed_forms import UnstableError
 from penstock.models.kernels.lease_messages import LeasedMessages, VisibleMessages
 from penstock.models.kernels.lease_setting import LeaseSetting, Order, analytic
 from penstock.models.kernels.lease_simulation import (
-    Effort,
     LeaseOutcome,
+    LeaseRuns,
     Measure,
     broker_utilisation,
     delivery,
@@ -45,7 +45,7 @@ UNSTABLE: Final = "overflows"
 
 
 @dataclass(frozen=True)
-class Results(PairedRuns[LeaseSetting, LeaseOutcome]):
+class VisibilityResults(PairedRuns[LeaseSetting, LeaseOutcome]):
     """The outcomes of each point.
 
     Attributes:
@@ -105,32 +105,32 @@ def settings() -> Iterator[LeaseSetting]:
 
 _POINTS_A_STEP: Final = 10
 N_STEPS: Final = math.ceil(len(set(settings())) / _POINTS_A_STEP) + len(RELIABILITIES)
-"""How many times `run` tells of a step."""
+"""The number of steps that `run` reports."""
 
 
-def run(effort: Effort, tell: Callable[[str], None]) -> Results:
+def run(runs: LeaseRuns, tell: Callable[[str], None]) -> VisibilityResults:
     """Simulate every point.
 
     Args:
-        effort: the effort to spend on each.
+        runs: the extent of the simulation of each point.
         tell: gets a line about each finished step.
     """
     todo = list(dict.fromkeys(settings()))
     by_setting = {}
     for number, setting in enumerate(todo, 1):
-        by_setting[setting] = effort.run(setting, VisibleMessages)
+        by_setting[setting] = runs.run(setting, VisibleMessages)
         if number % _POINTS_A_STEP == 0 or number == len(todo):
             tell(f"{number} of {len(todo)} points")
     leased = {}
     for reliability in RELIABILITIES:
         for threads in THREADS:
             setting = equal(IN_ORDER, threads, reliability)
-            leased[setting] = effort.run(setting, LeasedMessages)
+            leased[setting] = runs.run(setting, LeasedMessages)
         tell(f"on the queue's leases, q {reliability:g}")
-    return Results(by_setting, leased)
+    return VisibilityResults(by_setting, leased)
 
 
-def tables(results: Results) -> dict[str, Table]:
+def tables(results: VisibilityResults) -> dict[str, Table]:
     """Return the figures as tables."""
     return {
         "figure 11": _by_threads(results, "figure 11: delivery time, s", delivery, "delivery"),
@@ -148,7 +148,7 @@ def tables(results: Results) -> dict[str, Table]:
     }
 
 
-def _by_threads(results: Results, title: str, measure: Measure, name: str) -> Table:
+def _by_threads(results: VisibilityResults, title: str, measure: Measure, name: str) -> Table:
     rows = []
     for reliability in RELIABILITIES:
         calm = [equal("any", threads, reliability) for threads in THREADS]
@@ -169,7 +169,7 @@ def _by_threads(results: Results, title: str, measure: Measure, name: str) -> Ta
     return Table([title, *(f"n1 = n2 = {threads}" for threads in THREADS)], rows)
 
 
-def _waiting(results: Results, title: str, *, swap: bool) -> Table:
+def _waiting(results: VisibilityResults, title: str, *, swap: bool) -> Table:
     rows = []
     for reliability in RELIABILITIES:
         pairs = [(FIXED_THREADS, threads) for threads in THREADS]
@@ -187,7 +187,7 @@ def _waiting(results: Results, title: str, *, swap: bool) -> Table:
     return Table([title, *(f"{changed} = {threads}" for threads in THREADS)], rows)
 
 
-def _utilisation(results: Results) -> Table:
+def _utilisation(results: VisibilityResults) -> Table:
     rows = []
     for reliability in RELIABILITIES:
         for order, says in ORDERS.items():
@@ -200,7 +200,7 @@ def _utilisation(results: Results) -> Table:
 
 
 def _sweep(
-    results: Results,
+    results: VisibilityResults,
     title: str,
     values: Sequence[float],
     point: Callable[[int, float], LeaseSetting | None],
@@ -236,7 +236,7 @@ def _sweep(
     return Table([title, *(f"{value:g}{unit}" for value in values)], rows)
 
 
-def _timeouts(results: Results) -> Table:
+def _timeouts(results: VisibilityResults) -> Table:
     columns = [
         "visibility timeout",
         "delivery time, s",

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
-from penstock.models.papers.paper_figures import Claim, Reported
+from penstock.models.papers.paper_figures import Claim, ReportedNumber
 from penstock.models.papers.withholding.sweep import (
     BASELINE,
     CLAIRVOYANT,
     WRONG_RATE,
-    Results,
+    WithholdingResults,
 )
 from penstock.netem.figures.estimates import (
     Estimate,
@@ -36,10 +36,11 @@ FIGURE_9_PROBE_PERIOD = 5
 """The T_Q of figure 9 that the paper speaks about, seconds."""
 
 REPORTED_GAIN = 3.5
-"""How many seconds historic saves over the baseline in the paper."""
+"""The latency that historic saves over the baseline in the paper, seconds."""
 
 GAIN_TOLERANCE = 1.0
-"""By how many seconds a mean over other traces may differ from the paper's, which is of one run."""
+"""The most that a mean over other traces may differ from the paper's, which is of one run,
+seconds."""
 
 FLAT_SECONDS = 0.5
 """The least movement of historic over threshold_l that would show in the paper's figure 8,
@@ -61,10 +62,10 @@ class CheckedClaim(NamedTuple):
 
     Attributes:
         claim: the claim as a sentence.
-        standing: met where the results support it.
-        found: the results.
+        standing: `MET` where the results support the claim.
+        found: the results as text.
         short: the claim as text beside a plot.
-        brief: the results, likewise.
+        brief: the results as text beside a plot.
         subject: the figure of the paper that the claim is about, as in `FIGURE_8`.
     """
 
@@ -95,7 +96,7 @@ def most_of(standings: Sequence[Standing]) -> Standing:
     return Standing.NOT_SHOWN
 
 
-def verdicts(results: Results) -> list[CheckedClaim]:
+def verdicts(results: WithholdingResults) -> list[CheckedClaim]:
     """Check every claim whose T_Q was run, and whose threshold_l where it compares several."""
     found: list[CheckedClaim] = []
     if FIGURE_8_PROBE_PERIOD in results.sweep.probe_periods:
@@ -106,19 +107,19 @@ def verdicts(results: Results) -> list[CheckedClaim]:
     return found
 
 
-def claims(results: Results) -> Iterator[Claim]:
+def claims(results: WithholdingResults) -> Iterator[Claim]:
     """Yield what paper 002 says, whether it holds here, and what was found."""
     for each in verdicts(results):
         yield each.claim, each.standing, each.found
 
 
-def numbers(results: Results) -> Iterator[Reported]:
+def numbers(results: WithholdingResults) -> Iterator[ReportedNumber]:
     """Yield each number of the paper's text, for each threshold_l where T_Q is figure 8's."""
     if FIGURE_8_PROBE_PERIOD not in results.sweep.probe_periods:
         return
     gains = _gains(results, "historic", BASELINE, FIGURE_8_PROBE_PERIOD)
     for threshold_l, gain in zip(results.sweep.thresholds, gains, strict=True):
-        yield Reported(
+        yield ReportedNumber(
             f"{FIGURE_8}: what historic saves over the baseline, threshold_l {threshold_l:g} s",
             REPORTED_GAIN,
             gain,
@@ -128,13 +129,13 @@ def numbers(results: Results) -> Iterator[Reported]:
         )
 
 
-def _per_threshold(results: Results, value: Callable[[float], str]) -> str:
+def _per_threshold(results: WithholdingResults, value: Callable[[float], str]) -> str:
     return ", ".join(
         f"{threshold_l:g} s: {value(threshold_l)}" for threshold_l in results.sweep.thresholds
     )
 
 
-def _gains(results: Results, label: str, over: str, probe_period: int) -> list[Estimate]:
+def _gains(results: WithholdingResults, label: str, over: str, probe_period: int) -> list[Estimate]:
     return [
         results.gain(label, over, probe_period, threshold_l)
         for threshold_l in results.sweep.thresholds
@@ -142,7 +143,11 @@ def _gains(results: Results, label: str, over: str, probe_period: int) -> list[E
 
 
 def _gains_verdict(
-    results: Results, claim: str, figure: str, gains: Sequence[Estimate], standing: Standing
+    results: WithholdingResults,
+    claim: str,
+    figure: str,
+    gains: Sequence[Estimate],
+    standing: Standing,
 ) -> CheckedClaim:
     """Return a verdict on gains by threshold_l."""
     by_threshold = dict(zip(results.sweep.thresholds, gains, strict=True))
@@ -157,7 +162,7 @@ def _gains_verdict(
     )
 
 
-def _figure_8(results: Results) -> Iterator[CheckedClaim]:
+def _figure_8(results: WithholdingResults) -> Iterator[CheckedClaim]:
     """Check what each policy gains, over threshold_l."""
 
     def check(
@@ -199,7 +204,7 @@ def _figure_8(results: Results) -> Iterator[CheckedClaim]:
         yield _historic_is_flat(results)
 
 
-def _historic_is_flat(results: Results) -> CheckedClaim:
+def _historic_is_flat(results: WithholdingResults) -> CheckedClaim:
     """Check how far the mean moves over threshold_l, on the same traces."""
     by_threshold = [
         mean_of(results.of("historic", FIGURE_8_PROBE_PERIOD, threshold_l))
@@ -222,7 +227,7 @@ def _historic_is_flat(results: Results) -> CheckedClaim:
     )
 
 
-def _clairvoyant_is_lowest(results: Results) -> CheckedClaim:
+def _clairvoyant_is_lowest(results: WithholdingResults) -> CheckedClaim:
     """Check each trace on its own; chance has no part in this claim."""
     sweep = results.sweep
     distance, label = min(
@@ -245,7 +250,7 @@ def _clairvoyant_is_lowest(results: Results) -> CheckedClaim:
     )
 
 
-def _figure_9(results: Results) -> Iterator[CheckedClaim]:
+def _figure_9(results: WithholdingResults) -> Iterator[CheckedClaim]:
     """Check what is left of the gains where the policies ask every 5 s."""
     gains = _gains(results, "conservative", BASELINE, FIGURE_9_PROBE_PERIOD)
     # Figure 9 is drawn at one threshold_l. With the largest, few messages are withheld.

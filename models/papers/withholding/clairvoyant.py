@@ -23,7 +23,7 @@ def least_latencies(
         arrivals: the arrivals of the large messages, as in `simulate`; the others do not count
             then.
         message_period: whole seconds between two large messages.
-        size_scale: latency of the large message over that of the query.
+        size_scale: the ratio of a large message's latency to the query's.
     """
     if arrivals is None:
         arrivals = periodic(len(trace), message_period, size_scale)

@@ -1,4 +1,4 @@
-"""Tables of the policies on kinds of bad links, and of what each constant of `adaptive` does."""
+"""Tables of the policies on kinds of bad links, and of each constant's effect in `adaptive`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ BASELINE: Final = "none"
 ORACLE: Final = "oracle"
 
 LEAST_GAIN: Final = 0.2
-"""The least gain of the oracle over `none` of which a share is told; a share of less is noise."""
+"""The least gain of the oracle over `none` of which a share is shown; a share of less is noise."""
 
 
 def _gate(config: WithholdingConfig, _: Bottleneck) -> DeliveryGate:
@@ -58,7 +58,7 @@ GATES: Final[Mapping[str, MakeGate]] = {
 """The gates that decide, by name."""
 
 
-class Cell(NamedTuple):
+class LinkCell(NamedTuple):
     """A kind of link, seen from a broker.
 
     Attributes:
@@ -79,15 +79,15 @@ class Cell(NamedTuple):
 
 
 CELLS: Final = tuple(
-    Cell(name, congestion_control, is_relayed)
+    LinkCell(name, congestion_control, is_relayed)
     for name, kind in KINDS.items()
     for congestion_control in (("cubic", "bbr") if kind.by_congestion_control else ("cubic",))
     for is_relayed in (False, True)
 )
 
 
-class Varied(NamedTuple):
-    """A constant and what it is set to.
+class VariedConstant(NamedTuple):
+    """A constant of the rule, and the values that are tried for it.
 
     Attributes:
         module: the module by whose name the constant is used.
@@ -101,12 +101,12 @@ class Varied(NamedTuple):
 
 
 CONSTANTS: Final = (
-    Varied(policies, "WAIT_RATIO", (1.0, 4.0)),
-    Varied(policies, "GIVE_UP_SECONDS", (30.0, 120.0)),
-    Varied(policy, "PAUSE_RATIO", (0.5, 2.0)),
-    Varied(policy, "MOST_PAUSE_SECONDS", (2.5, 10.0)),
-    Varied(policy, "RECENT_SECONDS", (5.0, 20.0)),
-    Varied(thresholds, "MARGIN_SECONDS", (0.025, 0.1)),
+    VariedConstant(policies, "WAIT_RATIO", (1.0, 4.0)),
+    VariedConstant(policies, "GIVE_UP_SECONDS", (30.0, 120.0)),
+    VariedConstant(policy, "PAUSE_RATIO", (0.5, 2.0)),
+    VariedConstant(policy, "MOST_PAUSE_SECONDS", (2.5, 10.0)),
+    VariedConstant(policy, "RECENT_SECONDS", (5.0, 20.0)),
+    VariedConstant(thresholds, "MARGIN_SECONDS", (0.025, 0.1)),
 )
 """The constants of the rule that are varied. Its options `exposure` and `max_withhold` are varied
 as well."""
@@ -118,11 +118,11 @@ OPTIONS: Final[Mapping[str, tuple[float, float]]] = {
 
 
 @dataclass(frozen=True)
-class Effort:
-    """How much to simulate.
+class LinkRuns:
+    """The independent links of each cell's simulation.
 
     Attributes:
-        links: independent units of each cell.
+        links: the number of links of each cell, which are its independent units.
         seconds: the length of each link's run.
     """
 
@@ -130,20 +130,20 @@ class Effort:
     seconds: float
 
 
-def run(cell: Cell, make_gate: MakeGate, effort: Effort) -> list[Latencies]:
+def run(cell: LinkCell, make_gate: MakeGate, runs: LinkRuns) -> list[Latencies]:
     """Return what each link of a cell gave."""
     kind = KINDS[cell.kind]
     found = []
-    for seed in range(effort.links):
+    for seed in range(runs.links):
         rng = random.Random(f"{cell.kind} {cell.congestion_control} {seed}")  # noqa: S311 (a simulation)
-        changes = kind.changes(rng, effort.seconds, cell.congestion_control)
+        changes = kind.changes(rng, runs.seconds, cell.congestion_control)
         found.append(
             simulate(
                 changes,
                 make_gate,
                 kind.traffic,
                 seed,
-                effort.seconds,
+                runs.seconds,
                 n_subscribers=kind.n_subscribers,
                 is_relayed=cell.is_relayed,
             )
@@ -193,18 +193,18 @@ def large_ratio(found: Sequence[Latencies], baseline: Sequence[Latencies]) -> Es
     return bootstrap(len(found), ratio(large_mean(found), large_mean(baseline)))
 
 
-def links_tables(effort: Effort, tell: Callable[[str], None]) -> dict[str, Table]:
+def links_tables(runs: LinkRuns, tell: Callable[[str], None]) -> dict[str, Table]:
     """Run all cells with all gates; return what each closes of the oracle's gain, and the price.
 
     Args:
-        effort: the effort for each cell and gate.
+        runs: the extent of the simulation of each cell and gate.
         tell: is told what is run.
     """
     names = [name for name in GATES if name not in (BASELINE, ORACLE)]
     shares, prices = [], []
     for cell in CELLS:
         tell(str(cell))
-        found = {name: run(cell, make_gate, effort) for name, make_gate in GATES.items()}
+        found = {name: run(cell, make_gate, runs) for name, make_gate in GATES.items()}
         baseline, oracle = found[BASELINE], found[ORACLE]
         most = gain(oracle, baseline)
         shares.append(
@@ -229,22 +229,22 @@ def links_tables(effort: Effort, tell: Callable[[str], None]) -> dict[str, Table
     }
 
 
-def sensitivity_tables(effort: Effort, tell: Callable[[str], None]) -> dict[str, Table]:
+def sensitivity_tables(runs: LinkRuns, tell: Callable[[str], None]) -> dict[str, Table]:
     """Set each constant and option to half and double or so; return what that does to `adaptive`.
 
     Args:
-        effort: the effort for each cell and value.
+        runs: the extent of the simulation of each cell and value.
         tell: is told what is run.
     """
     cells = [cell for cell in CELLS if not (cell.is_relayed and cell.kind in _LIKE_DIRECT)]
-    baselines = {cell: run(cell, GATES[BASELINE], effort) for cell in cells}
-    oracles = {cell: run(cell, GATES[ORACLE], effort) for cell in cells}
+    baselines = {cell: run(cell, GATES[BASELINE], runs) for cell in cells}
+    oracles = {cell: run(cell, GATES[ORACLE], runs) for cell in cells}
 
     def row(name: str, value: str, make_gate: MakeGate) -> list[str]:
         tell(f"{name} {value}")
         shown = []
         for cell in cells:
-            found = run(cell, make_gate, effort)
+            found = run(cell, make_gate, runs)
             closed = share(found, oracles[cell], baselines[cell]).value
             price = large_ratio(found, baselines[cell]).value
             is_told = gain(oracles[cell], baselines[cell]).value >= LEAST_GAIN

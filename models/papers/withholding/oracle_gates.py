@@ -1,9 +1,9 @@
 """Gates that know the link, to compare policies with.
 
-`OracleGate` is what a perfect estimator could do on one connection. `LateGate` knows the end of a
-bad time as well, but its beginning only as any client's broker can: by a longer RTT or losses, or
-else by a large message that was slow. What it leaves of the oracle's gain, no policy reaches that
-sends nothing to find out.
+`OracleGate` does what a perfect estimator could do on one connection. `LateGate` knows the end of a
+bad phase as well, but notices its beginning only as any broker can: by a longer RTT or losses, or
+else by a large message that was slow. The part of the oracle's gain that `LateGate` misses is out
+of reach of every policy that sends no probes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SEEN_LOSS: Final = 0.05
 class OracleGate(DeliveryGate):
     """Hold a large message while the link would take longer for it than the exposure.
 
-    It holds for `max_withhold` at most, and sends one at a time, as `adaptive` does.
+    It holds a message for `max_withhold` at most, and sends one at a time, as `adaptive` does.
     """
 
     def __init__(self, bottleneck: Bottleneck) -> None:
@@ -62,7 +62,7 @@ class OracleGate(DeliveryGate):
 
 
 class LateGate(OracleGate):
-    """The oracle, but it learns that a bad time has begun only as a broker could."""
+    """An oracle that learns of the beginning of a bad phase only as a broker could."""
 
     def __init__(self, bottleneck: Bottleneck) -> None:
         super().__init__(bottleneck)

@@ -27,7 +27,7 @@ from penstock.models.papers.withholding.sweep import (
     GIVEN_THRESHOLD_L,
     POLICIES,
     WRONG_RATE,
-    Results,
+    WithholdingResults,
 )
 from penstock.netem.figures.estimates import Standing
 
@@ -126,7 +126,7 @@ def congested_times(trace: Sequence[float], threshold_l: float) -> Iterator[tupl
             yield seconds[0], seconds[-1] + 1
 
 
-def draw(results: Results, file: Path) -> None:
+def draw(results: WithholdingResults, file: Path) -> None:
     """Draw latency by threshold_l at the least T_Q, and by T_Q at the middle threshold_l.
 
     Below are the paper's claims about each figure, each with the results. An arrow beside the
@@ -152,7 +152,7 @@ def draw(results: Results, file: Path) -> None:
     plt.close(figure)
 
 
-def draw_figures(results: Results, figure: Any) -> None:
+def draw_figures(results: WithholdingResults, figure: Any) -> None:
     """Draw into a figure of matplotlib of `FIGURE_INCHES`."""
     traces = results.sweep.traces
     figure.suptitle(
@@ -199,7 +199,7 @@ def _bind(text: str) -> str:
     return re.sub(r"(?<=[\d=]) (?=[\ds])", "\u00a0", text)
 
 
-def _draw_curves(results: Results, by_threshold: Any, by_period: Any) -> None:
+def _draw_curves(results: WithholdingResults, by_threshold: Any, by_period: Any) -> None:
     sweep = results.sweep
     period = min(sweep.probe_periods)
     threshold_l = sweep.middle_threshold()

@@ -1,12 +1,12 @@
 """Traces for the withholding simulation, from a recording of a broker or a run of `netem`.
 
-A recording has the broker's own estimates: a row's RTT applies until the next row. While a packet
-is unanswered for longer than the newest estimate, its age is the least that the RTT can be, as it
-is to the broker's gate. Seconds in which a client had no connection are left out. A run of `netem`
-has latencies of single messages: twice that of a small one stands for the RTT.
+A recording has the broker's own estimates: the RTT of a row applies until the next row. While a
+packet is unanswered for longer than the newest estimate, its age is a lower bound of the RTT, as it
+is for the broker's gate. Seconds in which a client had no connection are left out. A run of `netem`
+has latencies of single messages: twice the latency of a small one stands for the RTT.
 
-Large messages come when they came, to those whose topic filters they match. A client to which none
-came gets those of paper 002.
+Each large message arrives at its recorded time, at every client whose topic filters match. A client
+that received none gets those of paper 002.
 """
 
 from __future__ import annotations

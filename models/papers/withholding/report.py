@@ -12,14 +12,14 @@ from penstock.models.papers.withholding.sweep import (
     CLAIRVOYANT,
     GIVEN_THRESHOLD_L,
     POLICIES,
-    Results,
+    WithholdingResults,
 )
 from penstock.netem.figures.figure_file import Table
 
 LABELS = (*POLICIES, CLAIRVOYANT)
 
 
-def describe(results: Results) -> str:
+def describe(results: WithholdingResults) -> str:
     """Return what the tables of a sweep show, in a sentence."""
     sweep = results.sweep
     n_traces = len(sweep.traces)
@@ -48,7 +48,7 @@ def _quantiles(values: Sequence[float]) -> list[float]:
     return [ordered[min(int(share * len(ordered)), len(ordered) - 1)] for share in (0.5, 0.9, 0.99)]
 
 
-def sweep_tables(results: Results) -> dict[str, Table]:
+def sweep_tables(results: WithholdingResults) -> dict[str, Table]:
     """Return latency by T_Q and threshold_l, what each policy closes, and all verdicts."""
     sweep = results.sweep
     tables = {}
@@ -76,7 +76,7 @@ def sweep_tables(results: Results) -> dict[str, Table]:
     return tables
 
 
-def _row(results: Results, label: str, probe_period: int) -> list[str]:
+def _row(results: WithholdingResults, label: str, probe_period: int) -> list[str]:
     thresholds = results.sweep.thresholds
     if label in GIVEN_THRESHOLD_L:
         return [label, *(str(results.latency(label, probe_period, t)) for t in thresholds)]

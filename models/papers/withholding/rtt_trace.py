@@ -26,7 +26,7 @@ class Arrival(NamedTuple):
 
     Attributes:
         second: the second of the trace in which it comes.
-        size_scale: its latency over that of the query.
+        size_scale: the ratio of its latency to the query's.
     """
 
     second: int

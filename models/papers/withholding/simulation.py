@@ -4,7 +4,8 @@ A large message costs half the RTT of the second in which it is delivered, times
 made on arrival, in each second with news of a query, and in the first second after the policy's own
 release time, as the broker's gate asks for. Messages do not queue behind each other.
 
-There are two readings of when a query's RTT is known. All policies of a run have the same one.
+There are two readings of the time at which a query's RTT is known. All policies of a run have the
+same one.
 
 * ``period``: at each multiple of T_Q the RTT of the second before becomes known. A decision at
   second t sees the sample of second ``floor(t / T_Q) * T_Q - 1``. Under this reading all the
@@ -35,7 +36,7 @@ class WithholdingSetting:
         threshold_l: RTT of the query on the uncongested path, seconds.
         probe_period: T_Q, whole seconds.
         message_period: whole seconds between two large messages.
-        size_scale: latency of the large message over that of the query.
+        size_scale: the ratio of a large message's latency to the query's.
         answers: when an RTT is known, as the module says.
     """
 
@@ -50,7 +51,7 @@ class Prober:
     """The knowledge from the queries so far.
 
     Attributes:
-        overdue: age of the oldest unanswered query, seconds, if that is more than threshold_l;
+        overdue: the age of the oldest unanswered query, seconds, if it exceeds threshold_l;
             otherwise 0. Always 0 with ``period``.
     """
 
@@ -99,9 +100,9 @@ def simulate(
     """Return the end-to-end latency of each large message: network latency plus sojourn.
 
     Args:
-        policy: the same object that a gate asks.
+        policy: the policy, which in production a gate asks.
         trace: RTT of the query in each second, seconds; after its end the last value applies.
-        setting: the other parameters.
+        setting: the remaining parameters.
         arrivals: the arrivals of the large messages, in order; None for those of the setting.
 
     Returns:

@@ -61,7 +61,7 @@ class Sweep:
         traces: RTT of the query in each second, seconds.
         thresholds: threshold_l, seconds.
         probe_periods: T_Q, whole seconds.
-        answers: when a query's RTT is known, to all policies, as in `WithholdingSetting`.
+        answers: the time at which all policies know a query's RTT, as in `WithholdingSetting`.
         arrivals: the arrivals of each trace's large messages; None, or None for one of them, for
             those of paper 002.
     """
@@ -89,8 +89,8 @@ class Sweep:
 
 
 @dataclass(frozen=True)
-class Results:
-    """Mean latency of each policy on each trace.
+class WithholdingResults:
+    """The mean latency of each policy on each trace.
 
     Attributes:
         sweep: the parameters of the sweep.
@@ -130,9 +130,9 @@ class Results:
         return bootstrap(len(self.sweep.traces), statistic)
 
 
-def run(sweep: Sweep) -> Results:
+def run(sweep: Sweep) -> WithholdingResults:
     """Run every policy on every trace."""
-    results = Results(sweep)
+    results = WithholdingResults(sweep)
     results.means[CLAIRVOYANT, 0, None] = [mean(least_latencies(*load)) for load in sweep.loads()]
     for label, probe_period, threshold_l in sweep.cells():
         setting = WithholdingSetting(

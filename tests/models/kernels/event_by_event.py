@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from penstock.models.kernels.delivery_path import Path, Stage
-from penstock.models.kernels.delivery_simulation import Draws
+from penstock.models.kernels.delivery_simulation import DeliveryDraws
 
 
 class Followed(NamedTuple):
@@ -26,7 +26,9 @@ class Followed(NamedTuple):
     lost: set[int]
 
 
-def follow_events(path: Path, draws: Draws, services: list[list[float]]) -> Iterator[Followed]:
+def follow_events(
+    path: Path, draws: DeliveryDraws, services: list[list[float]]
+) -> Iterator[Followed]:
     """Pass messages through one stage after the other, and yield what became of them in each.
 
     Args:
@@ -43,7 +45,11 @@ def follow_events(path: Path, draws: Draws, services: list[list[float]]) -> Iter
 
 
 def _pass(
-    path: Path, stage: Stage, draws: Draws, coming: list[tuple[int, float]], services: list[float]
+    path: Path,
+    stage: Stage,
+    draws: DeliveryDraws,
+    coming: list[tuple[int, float]],
+    services: list[float],
 ) -> Followed:
     found = Followed({}, set(), set(), set())
     peers = [draws.timelines[name] for name in stage.works_with if name in draws.timelines]
@@ -77,7 +83,12 @@ def _pass(
 
 
 def _leave(
-    found: Followed, stage: Stage, draws: Draws, number: int, now: float, ends: dict[int, float]
+    found: Followed,
+    stage: Stage,
+    draws: DeliveryDraws,
+    number: int,
+    now: float,
+    ends: dict[int, float],
 ) -> None:
     lossy = [draws.timelines[name] for name in stage.loses_without if name in draws.timelines]
     if now >= ends[number]:

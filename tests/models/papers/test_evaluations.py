@@ -8,8 +8,8 @@ import pytest
 from penstock.models.__main__ import main
 from penstock.models.papers import evaluations
 from penstock.models.papers.dequeue import sweep as dequeue
-from penstock.models.papers.evaluations import EVALUATIONS, Evaluation, Found, tables
-from penstock.models.papers.paper_figures import Reported
+from penstock.models.papers.evaluations import EVALUATIONS, Evaluation, EvaluationResults, tables
+from penstock.models.papers.paper_figures import ReportedNumber
 from penstock.netem.figures.estimates import Estimate, Standing
 from penstock.netem.figures.figure_file import read_figure_file
 
@@ -35,14 +35,14 @@ def test_each_evaluation_of_the_papers_is_run_quick(
 
 def test_statements_that_do_not_hold_are_told_each() -> None:
     """The others are counted."""
-    number = Reported("gain", 2.0, Estimate(2.1, 2.0, 2.2, 8), "as it is")
+    number = ReportedNumber("gain", 2.0, Estimate(2.1, 2.0, 2.2, 8), "as it is")
     claims = [
         ("a", Standing.MET, "1"),
         ("b", Standing.MISSED, "2"),
         ("c", Standing.NOT_SHOWN, "3"),
         ("d", Standing.MET, "4"),
     ]
-    made = tables({EVALUATIONS[0]: Found([number], claims)})
+    made = tables({EVALUATIONS[0]: EvaluationResults([number], claims)})
     assert made["statements"].rows == [["000", "2", "1", "1", "`penstock plan dequeue`"]]
     assert made["statements that are not met"].rows == [
         ["000", "b", "missed", "2"],

@@ -3,33 +3,40 @@ from __future__ import annotations
 import pytest
 
 from penstock.models.papers import live_comparison
-from penstock.models.papers.model_vs_measured import Compared, Unit, compared_table, is_late
+from penstock.models.papers.model_vs_measured import (
+    ComparedFigure,
+    ComparedUnit,
+    compared_table,
+    is_late,
+)
 from penstock.models.papers.patterns import live_run as patterns
 from penstock.models.papers.visibility import live_run as visibility
 from penstock.netem.figures.estimates import Standing
 
 
-def row(late_seconds: float) -> Compared:
+def row(late_seconds: float) -> ComparedFigure:
     """Return a row that agrees."""
-    return Compared("003", "success", [Unit((1.0, 2.0), (1.0, 2.0))] * 6, late_seconds)
+    return ComparedFigure(
+        "003", "success", [ComparedUnit((1.0, 2.0), (1.0, 2.0))] * 6, late_seconds
+    )
 
 
 def test_both_papers_stand_in_one_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A quick run has its own effort; what was late is told."""
-    efforts: list[object] = []
+    """A quick run has its own extent; what was late is told."""
+    given: list[object] = []
 
-    def run_patterns(effort: patterns.Effort, *_: object) -> list[Compared]:
-        efforts.append(effort)
+    def run_patterns(runs: patterns.PathRuns, *_: object) -> list[ComparedFigure]:
+        given.append(runs)
         return [row(0.0)]
 
-    def run_visibility(effort: visibility.Effort, *_: object) -> list[Compared]:
-        efforts.append(effort)
+    def run_visibility(runs: visibility.QueueRuns, *_: object) -> list[ComparedFigure]:
+        given.append(runs)
         return [row(1.5)]
 
     monkeypatch.setattr(patterns, "run", run_patterns)
     monkeypatch.setattr(visibility, "run", run_visibility)
     found = live_comparison.run(lambda _: None, is_quick=True)
-    assert efforts == list(live_comparison.EFFORTS[1])
+    assert given == list(live_comparison.RUNS[1])
     assert [each[-2] for each in found.tables["real runs"].rows] == [
         "met",
         "not shown: busy machine",
@@ -43,10 +50,10 @@ def test_runs_in_time_leave_no_doubt() -> None:
     assert live_comparison.doubts([row(0.0)]) == []
 
 
-def compared(by: float, late_seconds: float = 0.0) -> Compared:
+def compared(by: float, late_seconds: float = 0.0) -> ComparedFigure:
     """Return a row whose measured figure is so many times the model's, in each of 8 units."""
-    units = [Unit((n, 10.0), (by * n, 10.0)) for n in range(1, 9)]
-    return Compared("003", "success", units, late_seconds)
+    units = [ComparedUnit((n, 10.0), (by * n, 10.0)) for n in range(1, 9)]
+    return ComparedFigure("003", "success", units, late_seconds)
 
 
 @pytest.mark.parametrize(

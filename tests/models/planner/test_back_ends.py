@@ -6,7 +6,7 @@ import pytest
 
 from penstock.models.planner import back_ends
 from penstock.models.planner.costs import Costs
-from penstock.models.planner.planning import Queue
+from penstock.models.planner.planning import BackEndPlan
 from tests.models.planner.small_plan import make_fleet, small_plan
 
 
@@ -56,7 +56,7 @@ def test_more_receivers_are_quicker_and_too_few_overflow(monkeypatch: pytest.Mon
 def test_strategies_take_of_the_core_what_requests_cost() -> None:
     """One that answers at once has many more requests that find nothing."""
     found = small_plan().queues["recognition"]
-    assert isinstance(found, Queue)
+    assert isinstance(found, BackEndPlan)
     by_name = {each.name: each for each in found.strategies}
     assert list(by_name) == list(back_ends.STRATEGIES)
     assert by_name["conventional"].busy_ratio > 2 * by_name["rds+wake"].busy_ratio

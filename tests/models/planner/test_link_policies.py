@@ -8,7 +8,7 @@ import pytest
 from penstock.models.kernels.link_simulation import Latencies
 from penstock.models.planner import link_policies
 from penstock.models.planner.link_policies import (
-    Held,
+    PolicyResults,
     choose,
     config,
     figures_of,
@@ -87,7 +87,7 @@ def test_every_policy_and_two_connections_are_simulated() -> None:
     assert numbers == [len(each.small) for each in held.by_policy[link_policies.TWO_LANES]]
 
 
-def held_with(**small: float) -> Held:
+def held_with(**small: float) -> PolicyResults:
     """Return results in which each small message takes so long under a policy, a large one 10 s."""
     case = small_plan().held["operators"].case
     found: dict[str, Sequence[Latencies]] = {
@@ -95,7 +95,7 @@ def held_with(**small: float) -> Held:
         for name in (*link_policies.POLICIES, link_policies.TWO_LANES)
     }
     figures = {name: figures_of(each) for name, each in found.items()}
-    return Held(case, found, figures, 1.0, 60.0)
+    return PolicyResults(case, found, figures, 1.0, 60.0)
 
 
 def test_the_default_is_kept_unless_another_is_shown_to_be_better() -> None:

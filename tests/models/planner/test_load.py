@@ -10,7 +10,7 @@ from penstock.models.planner import load
 from penstock.models.planner.costs import SOURCE, Costs
 from penstock.models.planner.fleet import LinkClass
 from penstock.models.planner.load import (
-    Stage,
+    LoadStage,
     broker_work,
     check,
     flows,
@@ -119,7 +119,7 @@ def test_memory_is_that_of_clients_and_subscriptions() -> None:
 
 def test_utilisation_is_the_work_over_what_can_be_done() -> None:
     """This is rho."""
-    assert Stage("s", 2.0, 8.0, "messages", "").utilisation == 0.25
+    assert LoadStage("s", 2.0, 8.0, "messages", "").utilisation == 0.25
 
 
 def test_a_long_message_waits_while_tcp_opens_its_window() -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from penstock.models.kernels.closed_forms import OnOff
 from penstock.models.kernels.delivery_path import PUBLISHER, compose
-from penstock.models.kernels.delivery_simulation import Effort
+from penstock.models.kernels.delivery_simulation import DeliveryRuns
 from penstock.models.planner.path_tables import path_tables
 
 
@@ -13,7 +13,7 @@ def test_a_path_is_told_stage_by_stage() -> None:
         subscriber_is_reliable=True,
         peers={PUBLISHER: OnOff(40, 40)},
     )
-    found = path_tables(path, Effort(2, 2000).run(path))
+    found = path_tables(path, DeliveryRuns(2, 2000).run(path))
     assert found["path"].rows[0] == ["success", "1.000", "1"]
     assert [row[0] for row in found["path"].rows[2:]] == [
         "response at 0.5, s",

@@ -7,7 +7,7 @@ import pytest
 
 from penstock.models.kernels.peer_timeline import Timeline
 from penstock.models.planner.fleet import Devices, Fleet, LinkClass, Machine, Subscribers
-from penstock.models.planner.scaled_fleet import Scaled
+from penstock.models.planner.scaled_fleet import ScaledFleet
 from penstock.models.planner.schedule_replay import (
     DEVICE_RTTS,
     SUBSCRIBER_RTTS,
@@ -25,10 +25,10 @@ def off_from(begin: float, end: float) -> Timeline:
     return Timeline(np.array([0.0, end]), np.array([begin, math.inf]))
 
 
-def scaled(devices: Devices, *, keeps_session: bool = True) -> Scaled:
+def scaled(devices: Devices, *, keeps_session: bool = True) -> ScaledFleet:
     """Return a fleet of one kind of devices and subscribers."""
     who = Subscribers(1, ["d"], "l", keeps_session=keeps_session)
-    return Scaled(Fleet({"l": LINK}, {"d": devices}, Machine(1, 1), {"s": who}), 1.0, {})
+    return ScaledFleet(Fleet({"l": LINK}, {"d": devices}, Machine(1, 1), {"s": who}), 1.0, {})
 
 
 def took(
@@ -105,7 +105,7 @@ def test_kinds_share_the_link() -> None:
         "small": Devices(1, 1.0, 100, "l", "#"),
     }
     who = Subscribers(1, ["large", "small"], "slow")
-    fleet = Scaled(Fleet(links, devices, Machine(1, 1), {"s": who}), 1.0, {})
+    fleet = ScaledFleet(Fleet(links, devices, Machine(1, 1), {"s": who}), 1.0, {})
     created = {"large": 1.0, "small": 1.5}
     given = {name: [Schedule(None, np.array([at]))] for name, at in created.items()}
     found = replay(fleet, "s", given, Schedule(None, np.zeros(0)))

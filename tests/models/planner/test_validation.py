@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from penstock.models.planner.costs import Costs
 from penstock.models.planner.delivery import predict, variants
-from penstock.models.planner.live_run import Measured, Share
+from penstock.models.planner.live_run import LiveRunResult, SubscriberShare
 from penstock.models.planner.scaled_fleet import scale
 from penstock.models.planner.validation import compare, describe
 from tests.models.planner.small_plan import make_fleet
@@ -10,11 +10,11 @@ from tests.models.planner.small_plan import make_fleet
 FLEET = make_fleet(("devices: [cameras, sensors]", "devices: [sensors]"))
 
 
-def found_with(share: Share, core_ratio: float) -> dict[str, list[str]]:
+def found_with(share: SubscriberShare, core_ratio: float) -> dict[str, list[str]]:
     """Return the rows of a comparison in which all subscribers had the same."""
     pair = ("sensors", "operators")
-    replayed = Share(1000, 1000, 500, 900.0)
-    measured = Measured({pair: [share] * 8}, {pair: [replayed] * 8}, core_ratio, 0.01)
+    replayed = SubscriberShare(1000, 1000, 500, 900.0)
+    measured = LiveRunResult({pair: [share] * 8}, {pair: [replayed] * 8}, core_ratio, 0.01)
     rows = compare(scale(FLEET, 60.0), measured)["validation"].rows
     return {row[0]: list(row[1:]) for row in rows}
 
@@ -24,7 +24,7 @@ def test_what_was_measured_stands_beside_what_was_predicted() -> None:
     scaled = scale(FLEET, 60.0)
     variant = next(variants(scaled.fleet, "sensors", "operators"))
     success = predict(scaled.fleet, Costs(), "sensors", "operators", variant).success
-    rows = found_with(Share(1000, 900, 520, 900.0), 0.5)
+    rows = found_with(SubscriberShare(1000, 900, 520, 900.0), 0.5)
     predicted, replayed, measured, over, verdict = rows["sensors to operators: delivered"]
     assert predicted == format(success, ".3g")
     assert (replayed, measured) == ("1 (1 to 1)", "0.9 (0.9 to 0.9)")
@@ -40,7 +40,7 @@ def test_what_was_measured_stands_beside_what_was_predicted() -> None:
 
 def test_what_differs_is_told() -> None:
     """A verdict for each row."""
-    rows = found_with(Share(1000, 100, 50, 500.0), 1e-6)
+    rows = found_with(SubscriberShare(1000, 100, 50, 500.0), 1e-6)
     assert {row[-1] for row in rows.values()} == {"missed"}
 
 
@@ -56,9 +56,9 @@ def test_what_was_run_is_said() -> None:
 def test_a_busy_machine_is_told() -> None:
     """Its lateness is in every figure, so there is no verdict."""
     pair = ("sensors", "operators")
-    shares = {pair: [Share(10, 9, 8, 5.0)] * 8}
+    shares = {pair: [SubscriberShare(10, 9, 8, 5.0)] * 8}
     for late, is_told in ((0.01, False), (0.2, True)):
-        tables = compare(scale(FLEET, 60.0), Measured(shares, shares, 0.1, late))
+        tables = compare(scale(FLEET, 60.0), LiveRunResult(shares, shares, 0.1, late))
         assert ("busy" in tables["validated"].rows[1][0]) is is_told
         verdicts = {row[-1] for row in tables["validation"].rows}
         assert (verdicts == {"not shown: busy machine"}) is is_told

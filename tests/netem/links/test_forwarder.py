@@ -10,7 +10,14 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from penstock.netem.links.channel import Counts
-from penstock.netem.links.forwarder_messages import Add, Answer, Follow, Request, Switch, Tell
+from penstock.netem.links.forwarder_messages import (
+    AddLink,
+    Answer,
+    FollowPlan,
+    ReadCounts,
+    Request,
+    SwitchLink,
+)
 from penstock.netem.links.link_variation import Trace
 from penstock.netem.links.profiles import GOOD, OPEN, Bursts, Direction, Profile
 from tests.helpers.networks import NEEDS_ROOT
@@ -50,12 +57,12 @@ def test_it_answers_each_request_and_goes_on_after_a_wrong_one() -> None:
     """What names no link is told; the next request is served."""
     devices = (f"pnt{os.getpid()}.0", f"pnt{os.getpid()}.1")
     with forwarder() as connection:
-        assert ask(connection, Tell(7)).error is not None
-        assert ask(connection, Add(7, devices, OPEN, "1")).error is None
+        assert ask(connection, ReadCounts(7)).error is not None
+        assert ask(connection, AddLink(7, devices, OPEN, "1")).error is None
         assert set(devices) <= devices_now()
-        assert ask(connection, Switch(7, GOOD)).error is None
-        assert ask(connection, Follow(7, Trace((0.0,), (BURSTY,)), 0.0)).error is None
-        told = ask(connection, Tell(7))
+        assert ask(connection, SwitchLink(7, GOOD)).error is None
+        assert ask(connection, FollowPlan(7, Trace((0.0,), (BURSTY,)), 0.0)).error is None
+        told = ask(connection, ReadCounts(7))
         assert [name for _, name in told.log] == ["open", "good", "bursty"]
         assert told.upstream == Counts()
     assert not set(devices) & devices_now()
@@ -66,15 +73,15 @@ def test_a_device_that_is_there_is_not_taken_twice() -> None:
     first = (f"pnt{os.getpid()}.2", f"pnt{os.getpid()}.3")
     second = (f"pnt{os.getpid()}.4", first[0])
     with forwarder() as connection:
-        assert ask(connection, Add(1, first, OPEN, "1")).error is None
-        assert "busy" in str(ask(connection, Add(2, second, OPEN, "1")).error)
+        assert ask(connection, AddLink(1, first, OPEN, "1")).error is None
+        assert "busy" in str(ask(connection, AddLink(2, second, OPEN, "1")).error)
         assert second[0] not in devices_now()
 
 
 def test_several_requests_may_come_at_once() -> None:
     """Each has its answer, in their order."""
     with forwarder() as connection:
-        for request in (Tell(1), Tell(2)):
+        for request in (ReadCounts(1), ReadCounts(2)):
             connection.send(request)
         assert [connection.recv().error for _ in range(2)] == ["link: 1", "link: 2"]
 

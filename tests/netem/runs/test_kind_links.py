@@ -8,7 +8,7 @@ import pytest
 from penstock.netem.errors import NetemError
 from penstock.netem.runs.impairments import RedrawnPlan
 from penstock.netem.runs.kind_links import only_kinds, parts
-from penstock.netem.runs.kinds import Cell, EachKind, Kind, cells
+from penstock.netem.runs.kinds import Cell, EachKind, LinkKind, cells
 from penstock.netem.runs.scenario import Broker
 from penstock.netem.runs.scenario_file import read_scenario
 from penstock.netem.runs.statistical_units import units
@@ -179,7 +179,7 @@ def test_kinds_that_cannot_be_are_named(tmp_path: Path, before: str, after: str,
 
 
 EACH = EachKind("good", ["small"], ["cubic", "bbr"], ["direct", "haproxy"])
-KIND = Kind(redrawn=RedrawnPlan("x", 3.0))
+KIND = LinkKind(redrawn=RedrawnPlan("x", 3.0))
 
 
 def test_each_kind_has_a_cell_for_each_way_and_congestion_control() -> None:
@@ -197,7 +197,7 @@ def test_each_kind_has_a_cell_for_each_way_and_congestion_control() -> None:
 
 def test_receivers_that_share_a_link_have_numbers() -> None:
     """Behind the name of the host that they share it with."""
-    (cell,) = cells({"two": Kind(receivers=2)}, EachKind("good", ["small"]))
+    (cell,) = cells({"two": LinkKind(receivers=2)}, EachKind("good", ["small"]))
     assert cell == Cell("two", "cubic", "direct", ("two-cubic-direct-1", "two-cubic-direct-2"))
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.netem.runs.machine_load import (
     Load,
-    Look,
+    LoadTotals,
     describe_doubt,
     load_between,
     look,
@@ -49,8 +49,8 @@ def test_nobody_waits_for_programs_of_the_idle_class() -> None:
 
 def test_the_thread_that_waited_longest_counts() -> None:
     """One that has begun in between has waited since its start."""
-    before = Look(0.0, 0.0, 0.0, 0.0, 0.0, {1: 5.0, 2: 7.0, 3: 1.0}, 1)
-    after = Look(2.0, 0.0, 0.0, 0.0, 0.0, {1: 5.1, 2: 7.3, 4: 0.2}, 1)
+    before = LoadTotals(0.0, 0.0, 0.0, 0.0, 0.0, {1: 5.0, 2: 7.0, 3: 1.0}, 1)
+    after = LoadTotals(2.0, 0.0, 0.0, 0.0, 0.0, {1: 5.1, 2: 7.3, 4: 0.2}, 1)
     assert load_between(before, after, 0.0).wait_share == pytest.approx(0.15)
 
 
@@ -65,7 +65,7 @@ def test_a_kernel_that_does_not_tell_of_waits_leaves_it_to_the_processors(
     change: dict[str, Any], reason: str
 ) -> None:
     """Where it tells, busy processors are no reason: what is in use may be of lower priority."""
-    one = Look(1.0, 0.0, 0.0, 0.0, 0.0, {}, 1)
+    one = LoadTotals(1.0, 0.0, 0.0, 0.0, 0.0, {}, 1)
     untold = load_between(one, one._replace(at=2.0), 0.0)
     assert untold.reasons == ()
     assert untold._replace(**change).reasons == (reason,)
@@ -75,15 +75,18 @@ def test_a_kernel_that_does_not_tell_of_waits_leaves_it_to_the_processors(
 def test_shares_are_those_of_all_processors(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two processors have 4 s in 2 s; 3 s were in use: 0.4 stolen, 0.3 interrupts, 2 the run's."""
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    before = Look(10.0, 100.0, 80.0, 1.0, 50.0, {1: 5.0}, 1)
-    after = Look(12.0, 103.0, 82.3, 1.4, 52.0, {1: 5.5}, 4)
+    before = LoadTotals(10.0, 100.0, 80.0, 1.0, 50.0, {1: 5.0}, 1)
+    after = LoadTotals(12.0, 103.0, 82.3, 1.4, 52.0, {1: 5.5}, 4)
     load = load_between(before, after, 0.02)
     assert load == pytest.approx((10.0, 12.0, 0.75, 0.1, 0.075, 0.25, 0.15, 4, 0.02))
 
 
 def test_own_time_that_was_noticed_late_makes_no_others_negative() -> None:
     """Processor time of processes is read a little after that of the machine."""
-    before, after = Look(0.0, 0.0, 0.0, 0.0, 0.0, {}, 1), Look(1.0, 0.5, 0.5, 0.0, 0.6, {}, 1)
+    before, after = (
+        LoadTotals(0.0, 0.0, 0.0, 0.0, 0.0, {}, 1),
+        LoadTotals(1.0, 0.5, 0.5, 0.0, 0.6, {}, 1),
+    )
     assert load_between(before, after, 0.0).others_share == 0.0
 
 
@@ -92,8 +95,8 @@ def test_no_process_waits_for_other_programs_longer_than_they_run(
     others: float, disturbed: float
 ) -> None:
     """A thread that waited for 0.4 s did so for those of its run, but for as long as others ran."""
-    before = Look(0.0, 0.0, 0.0, 0.0, 0.0, {1: 0.0, 2: 0.0}, 1)
-    after = Look(1.0, 1.5 + others, 1.5 + others, 0.0, 1.5, {1: 0.4, 2: 0.1}, 1)
+    before = LoadTotals(0.0, 0.0, 0.0, 0.0, 0.0, {1: 0.0, 2: 0.0}, 1)
+    after = LoadTotals(1.0, 1.5 + others, 1.5 + others, 0.0, 1.5, {1: 0.4, 2: 0.1}, 1)
     load = load_between(before, after, 0.0)
     assert load.disturbed_share == pytest.approx(disturbed)
     assert bool(load.reasons) is (disturbed > 0.1)

@@ -12,7 +12,13 @@ from typing import Any
 
 import pytest
 
-from penstock.netem.runs.withheld_watch import Interval, Look, Noticed, intervals, read_looks_file
+from penstock.netem.runs.withheld_watch import (
+    Noticed,
+    WithheldInterval,
+    WithheldLook,
+    intervals,
+    read_looks_file,
+)
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -20,19 +26,25 @@ ROOT = Path(__file__).resolve().parents[3]
 def test_an_interval_lasts_from_the_first_look_to_the_one_that_sees_nothing() -> None:
     """With the most that was held at a time; another client's is another's."""
     looks = [
-        Look("sub", 1.0, 0.8, 1, 1),
-        Look("other", 1.0, 0.8, 4, 4),
-        Look("sub", 1.2, 1.0, 3, 3),
-        Look("sub", 1.4, 1.2, 0, 3),
-        Look("other", 1.4, 1.2, 4, 4),
+        WithheldLook("sub", 1.0, 0.8, 1, 1),
+        WithheldLook("other", 1.0, 0.8, 4, 4),
+        WithheldLook("sub", 1.2, 1.0, 3, 3),
+        WithheldLook("sub", 1.4, 1.2, 0, 3),
+        WithheldLook("other", 1.4, 1.2, 4, 4),
     ]
-    assert list(intervals(looks)) == [Interval("sub", 1.0, 1.4, 3), Interval("other", 1.0, 1.4, 4)]
+    assert list(intervals(looks)) == [
+        WithheldInterval("sub", 1.0, 1.4, 3),
+        WithheldInterval("other", 1.0, 1.4, 4),
+    ]
 
 
 def test_what_happened_between_two_looks_is_not_missed() -> None:
     """The broker counts what it has withheld; it was between the one look and the other."""
-    looks = [Look("sub", 1.0, 0.8, 0, 2), Look("sub", 9.0, 8.8, 0, 3)]
-    assert list(intervals(looks)) == [Interval("sub", 0.8, 1.0, 2), Interval("sub", 8.8, 9.0, 1)]
+    looks = [WithheldLook("sub", 1.0, 0.8, 0, 2), WithheldLook("sub", 9.0, 8.8, 0, 3)]
+    assert list(intervals(looks)) == [
+        WithheldInterval("sub", 0.8, 1.0, 2),
+        WithheldInterval("sub", 8.8, 9.0, 1),
+    ]
 
 
 def test_looks_without_news_are_left_out() -> None:
@@ -40,11 +52,11 @@ def test_looks_without_news_are_left_out() -> None:
     noticed = Noticed()
     assert noticed.notice("sub", 1.0, 0, 0) is None
     assert noticed.notice("sub", 1.2, 0, 0) is None
-    assert noticed.notice("sub", 1.4, 1, 1) == Look("sub", 1.4, 1.2, 1, 1)
-    assert noticed.notice("sub", 1.6, 1, 1) == Look("sub", 1.6, 1.4, 1, 1)
-    assert noticed.notice("sub", 1.8, 0, 1) == Look("sub", 1.8, 1.6, 0, 1)
+    assert noticed.notice("sub", 1.4, 1, 1) == WithheldLook("sub", 1.4, 1.2, 1, 1)
+    assert noticed.notice("sub", 1.6, 1, 1) == WithheldLook("sub", 1.6, 1.4, 1, 1)
+    assert noticed.notice("sub", 1.8, 0, 1) == WithheldLook("sub", 1.8, 1.6, 0, 1)
     assert noticed.notice("sub", 2.0, 0, 1) is None
-    assert noticed.notice("sub", 2.2, 0, 2) == Look("sub", 2.2, 2.0, 0, 2)
+    assert noticed.notice("sub", 2.2, 0, 2) == WithheldLook("sub", 2.2, 2.0, 0, 2)
 
 
 def test_looks_are_read_as_they_were_written(tmp_path: Path) -> None:
@@ -52,7 +64,7 @@ def test_looks_are_read_as_they_were_written(tmp_path: Path) -> None:
     file = tmp_path / "withheld"
     assert read_looks_file(file) == []
     file.write_text("sub 1 1.25 1.0 2 3\n")
-    assert read_looks_file(file) == [Look("sub 1", 1.25, 1.0, 2, 3)]
+    assert read_looks_file(file) == [WithheldLook("sub 1", 1.25, 1.0, 2, 3)]
 
 
 class Console(http.server.BaseHTTPRequestHandler):

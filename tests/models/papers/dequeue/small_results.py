@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.models.kernels.dequeue_simulation import DequeueOutcome
-from penstock.models.papers.dequeue.sweep import RUNS, SLEEP_TIMES, Results
+from penstock.models.papers.dequeue.sweep import RUNS, SLEEP_TIMES, DequeueResults
 
 PAPER = {
     "conventional": [(1000.0, 0.8, 4.0), (480.0, 0.6, 1.7)],
@@ -16,7 +16,7 @@ PAPER = {
 """By label, at lambda 10 and 200: as the paper has it."""
 
 
-def small_results(**changes: list[tuple[float, float, float]]) -> Results:
+def small_results(**changes: list[tuple[float, float, float]]) -> DequeueResults:
     """Return results of six seeds that hardly differ, with other figures for some labels."""
     figures = PAPER | changes
     by_rate = {
@@ -28,7 +28,7 @@ def small_results(**changes: list[tuple[float, float, float]]) -> Results:
     by_sleep_time = {
         each: _outcomes(figures["rds"][1][0] - abs(each - 5.0), 0.8, 2.9) for each in SLEEP_TIMES
     }
-    return Results((10, 200), by_rate, by_sleep_time)
+    return DequeueResults((10, 200), by_rate, by_sleep_time)
 
 
 def _outcomes(received: float, hit_ratio: float, messages_per_hit: float) -> list[DequeueOutcome]:

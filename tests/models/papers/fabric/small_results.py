@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from penstock.models.papers.fabric.setting import FabricSetting
 from penstock.models.papers.fabric.simulation import FabricOutcome
-from penstock.models.papers.fabric.sweep import Results, settings
+from penstock.models.papers.fabric.sweep import FabricResults, settings
 
 
-def small_results(*, n_failed: int = 0, second_keeps: float = 1.0) -> Results:
+def small_results(*, n_failed: int = 0, second_keeps: float = 1.0) -> FabricResults:
     """Return results of two runs in which nothing happens.
 
     Args:
         n_failed: errors in the second of the first failure.
         second_keeps: share of the rate that is stored from the second failure on.
     """
-    return Results({each: [_outcome(each, n_failed, second_keeps)] * 2 for each in settings()})
+    return FabricResults(
+        {each: [_outcome(each, n_failed, second_keeps)] * 2 for each in settings()}
+    )
 
 
 def _outcome(setting: FabricSetting, n_failed: int, second_keeps: float) -> FabricOutcome:

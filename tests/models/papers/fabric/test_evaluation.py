@@ -11,7 +11,7 @@ from penstock.models.papers.fabric.setting import FabricSetting, Fault
 from penstock.models.papers.fabric.sweep import (
     N_STEPS,
     SAME_DIRECTION,
-    Effort,
+    FabricRuns,
     kept,
     low_seconds,
     most_masters,
@@ -31,7 +31,7 @@ def test_every_setting_is_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
     few = [replace(each, seconds=0.2) for each in (with_pauses(0.1), with_pauses(0.4))]
     monkeypatch.setattr(sweep, "settings", lambda: few)
     told: list[str] = []
-    results = run(Effort(2), told.append)
+    results = run(FabricRuns(2), told.append)
     assert {setting: len(each) for setting, each in results.by_point.items()} == dict.fromkeys(
         few, 2
     )
@@ -41,7 +41,7 @@ def test_every_setting_is_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_part_of_the_load_keeps_servers_as_busy() -> None:
     """A tenth of the messages for servers that can do a tenth; stored under the whole setting."""
     setting = replace(one_failure("exclusion", needs_all_copies=False), faults=(), seconds=4.0)
-    (whole,), (part,) = (Effort(1, ratio).run(setting) for ratio in (1.0, 0.1))
+    (whole,), (part,) = (FabricRuns(1, ratio).run(setting) for ratio in (1.0, 0.1))
     assert sum(part.stored) == pytest.approx(0.1 * sum(whole.stored), rel=0.2)
     assert part.median_seconds > 3 * whole.median_seconds
 

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.models.kernels.delivery_simulation import Effort
+from penstock.models.kernels.delivery_simulation import DeliveryRuns
 from penstock.models.papers.patterns import claims as module
 from penstock.models.papers.patterns import sweep
 from penstock.models.papers.patterns.claims import claims, numbers
-from penstock.models.papers.patterns.sweep import Cell, Limit, cells, run, success, tables
+from penstock.models.papers.patterns.sweep import Limit, PatternPoint, cells, run, success, tables
 from penstock.netem.figures.estimates import Standing
 from tests.models.papers.patterns.small_results import small_results
 
@@ -18,7 +18,7 @@ def test_every_point_of_the_figures_is_run(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(sweep, "SUBSCRIBER_ON", (15.0,))
     monkeypatch.setattr(sweep, "LIMITS", (Limit("lifetime 10 s", 10.0),))
     told: list[str] = []
-    results = run(Effort(2, 400), told.append)
+    results = run(DeliveryRuns(2, 400), told.append)
     assert len(results.by_point) == 6 + 5
     assert told[-2:] == ["11 of 11 points", "closed forms"]
     assert {len(outcomes) for outcomes in results.by_point.values()} == {2}
@@ -27,8 +27,8 @@ def test_every_point_of_the_figures_is_run(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_points_meet_equal_peers() -> None:
     """Paired by replication: a shorter lifetime never has more success in one."""
-    effort = Effort(3, 3000)
-    short, long = (effort.run(Cell(True, 40.0, 15.0, each).path()) for each in (10.0, 30.0))
+    runs = DeliveryRuns(3, 3000)
+    short, long = (runs.run(PatternPoint(True, 40.0, 15.0, each).path()) for each in (10.0, 30.0))
     assert all(
         one.success_ratio <= other.success_ratio for one, other in zip(short, long, strict=True)
     )
@@ -42,7 +42,7 @@ def test_tables_have_every_point() -> None:
     assert [len(table.rows) for table in found.values()] == [9, 9, 6, 6, 1]
     assert found["figure 7"].rows[3][4].startswith("0.32 (0.32 to 0.32)")
     assert found["closed forms"].rows == [["M/M/1", "1", "1 (0.99 to 1.01)", "met"]]
-    assert results.found(Cell(True, 40.0, 15.0, 10.0), success).value == pytest.approx(0.32)
+    assert results.found(PatternPoint(True, 40.0, 15.0, 10.0), success).value == pytest.approx(0.32)
 
 
 def test_the_numbers_of_the_paper_agree_with_themselves() -> None:

@@ -13,12 +13,12 @@ from paho.mqtt import client as mqtt
 from paho.mqtt.enums import CallbackAPIVersion
 
 from penstock.models.kernels.closed_forms import OnOff
-from penstock.models.papers.model_vs_measured import Compared
+from penstock.models.papers.model_vs_measured import ComparedFigure
 from penstock.models.papers.patterns import live_run
 from penstock.models.papers.patterns.live_run import (
     CELLS,
-    Cell,
-    Effort,
+    PathKind,
+    PathRuns,
     PathUnit,
     make_plan,
     run,
@@ -30,9 +30,9 @@ QUEUED = 5
 LEDGER = "$SYS/broker/penstock/ledger/"
 AGREED_SECONDS = 30.0
 KINDS = (
-    Cell("D, E", OnOff(0.4, 0.3), OnOff(0.4, 0.9), True, True, 1.0, QUEUED, 20.0),
-    Cell("D, B", OnOff(0.4, 0.3), OnOff(0.4, 0.6), True, False, 1.0, QUEUED, 10.0),
-    Cell("A, B", OnOff(0.4, 0.3), OnOff(0.4, 0.6), False, False, 1.0, QUEUED, 10.0),
+    PathKind("D, E", OnOff(0.4, 0.3), OnOff(0.4, 0.9), True, True, 1.0, QUEUED, 20.0),
+    PathKind("D, B", OnOff(0.4, 0.3), OnOff(0.4, 0.6), True, False, 1.0, QUEUED, 10.0),
+    PathKind("A, B", OnOff(0.4, 0.3), OnOff(0.4, 0.6), False, False, 1.0, QUEUED, 10.0),
 )
 
 
@@ -88,7 +88,7 @@ def ran() -> Ran:
     """All kinds of paths on one broker with room for few messages."""
     ledgers: list[dict[str, int]] = []
     units, records = run_cells(
-        KINDS, Effort(3, 3.0), 1, lambda port: ledgers.append(read_ledger(port))
+        KINDS, PathRuns(3, 3.0), 1, lambda port: ledgers.append(read_ledger(port))
     )
     return Ran(units, records, ledgers[0])
 
@@ -156,16 +156,18 @@ def test_a_limit_has_a_broker_of_its_own(monkeypatch: pytest.MonkeyPatch) -> Non
     """Every kind of path has its rows, those with a limit one more."""
     capacities: list[set[int | None]] = []
 
-    def make(cells: list[Cell], effort: Effort, seed: int) -> tuple[list[PathUnit], OnOffRecords]:
+    def make(
+        cells: list[PathKind], runs: PathRuns, seed: int
+    ) -> tuple[list[PathUnit], OnOffRecords]:
         capacities.append({each.capacity for each in cells})
         units = [
-            live_run._make(cell, effort.seconds, live_run.np.random.default_rng([seed, number]))  # type: ignore[attr-defined]
-            for cell, number in itertools.product(cells, range(effort.paths))
+            live_run._make(cell, runs.seconds, live_run.np.random.default_rng([seed, number]))  # type: ignore[attr-defined]
+            for cell, number in itertools.product(cells, range(runs.paths))
         ]
         return units, OnOffRecords()
 
     monkeypatch.setattr(live_run, "run_cells", make)
-    rows: list[Compared] = run(Effort(6, 10.0), 0, lambda _: None)
+    rows: list[ComparedFigure] = run(PathRuns(6, 10.0), 0, lambda _: None)
     assert capacities == [{None}, {10}]
     assert [each.what for each in rows if "found it full" in each.what] == [
         f"{CELLS[-1].name}: found it full"

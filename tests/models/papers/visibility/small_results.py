@@ -10,13 +10,13 @@ from penstock.models.papers.visibility.sweep import (
     IN_ORDER,
     RELIABILITIES,
     THREADS,
-    Results,
+    VisibilityResults,
     equal,
     settings,
 )
 
 
-def small_results(*, extra: float = 0.1) -> Results:
+def small_results(*, extra: float = 0.1) -> VisibilityResults:
     """Return results of two replications, in which order costs a time.
 
     Args:
@@ -28,7 +28,7 @@ def small_results(*, extra: float = 0.1) -> Results:
         for q in RELIABILITIES
         for each in (equal(IN_ORDER, threads, q) for threads in THREADS)
     }
-    return Results(by_setting, leased)
+    return VisibilityResults(by_setting, leased)
 
 
 def _outcomes(setting: LeaseSetting, extra: float) -> list[LeaseOutcome]:

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from penstock.models.kernels.lease_setting import LeaseSetting
-from penstock.models.kernels.lease_simulation import Effort
+from penstock.models.kernels.lease_simulation import LeaseRuns
 from penstock.models.papers.visibility import sweep
 from penstock.models.papers.visibility.claims import claims, numbers
-from penstock.models.papers.visibility.sweep import Results, run, settings, tables
+from penstock.models.papers.visibility.sweep import VisibilityResults, run, settings, tables
 from penstock.netem.figures.estimates import Standing
 from tests.models.papers.visibility.small_results import small_results
 
@@ -19,7 +19,7 @@ def test_every_point_of_the_figures_is_run(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(sweep, "SERVICE_TIMES", (0.1,))
     monkeypatch.setattr(sweep, "ARRIVAL_RATES", (10.0, 60.0))
     told: list[str] = []
-    results = run(Effort(2, 2.0), told.append)
+    results = run(LeaseRuns(2, 2.0), told.append)
     assert set(results.by_point) == set(settings())
     assert len(results.leased) == 2
     assert told[-3:] == [
@@ -69,7 +69,7 @@ def test_leases_that_decide_otherwise_are_told() -> None:
     }
     claim = "in order, the queue's own leases give what the simulation's queue gives"
 
-    def standing(of: Results) -> Standing:
+    def standing(of: VisibilityResults) -> Standing:
         return {each: found for each, found, _ in claims(of)}[claim]
 
     assert standing(results) is Standing.MET

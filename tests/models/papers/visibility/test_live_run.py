@@ -6,22 +6,22 @@ import pytest
 
 from penstock.models.kernels.lease_setting import LeaseSetting
 from penstock.models.papers.visibility import live_run
-from penstock.models.papers.visibility.live_run import Effort, QueueRun, run, run_setting
+from penstock.models.papers.visibility.live_run import QueueRun, QueueRuns, run, run_setting
 from penstock.netem.errors import RunError
 
-EFFORT = Effort(2, 1.0)
+RUNS = QueueRuns(2, 1.0)
 
 
 @pytest.fixture(scope="module")
 def timed() -> list[QueueRun]:
     """Queues out of order, whose failed deliveries are visible when a timeout is over."""
-    return run_setting(LeaseSetting("any", 3, 3, 0.7, 20.0, 20.0, 20.0, 0.5), EFFORT, 3)
+    return run_setting(LeaseSetting("any", 3, 3, 0.7, 20.0, 20.0, 20.0, 0.5), RUNS, 3)
 
 
 @pytest.fixture(scope="module")
 def keyed() -> list[QueueRun]:
     """Queues in the order of one key, whose failed deliveries are visible at once."""
-    return run_setting(LeaseSetting("settled", 3, 3, 0.7, 8.0, 50.0, 50.0), EFFORT, 3)
+    return run_setting(LeaseSetting("settled", 3, 3, 0.7, 8.0, 50.0, 50.0), RUNS, 3)
 
 
 def test_every_message_is_delivered(timed: list[QueueRun], keyed: list[QueueRun]) -> None:
@@ -63,13 +63,13 @@ def test_a_queue_that_does_not_answer_ends_the_run(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(QueueRun, "_store", refuse)
     with pytest.raises(RunError, match="queue-0: OSError: no way"):
-        run_setting(LeaseSetting("any", 1, 1, 1.0, 20.0, 50.0, 50.0), Effort(1, 0.5), 0)
+        run_setting(LeaseSetting("any", 1, 1, 1.0, 20.0, 50.0, 50.0), QueueRuns(1, 0.5), 0)
 
 
 def test_every_setting_has_its_rows(monkeypatch: pytest.MonkeyPatch, timed: list[QueueRun]) -> None:
     """Model and run of the same number of queues."""
     monkeypatch.setattr(live_run, "run_setting", lambda *_: timed)
-    rows = run(EFFORT, 0, lambda _: None)
+    rows = run(RUNS, 0, lambda _: None)
     assert len(rows) == 3 * len(live_run.SETTINGS)
     assert rows[0].what == "out of order, failures known at once: delivery time, s"
     assert all(len(each.units) == len(timed) for each in rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from penstock.models.papers.withholding.rtt_trace import generate_trace
-from penstock.models.papers.withholding.sweep import Results, Sweep, run
+from penstock.models.papers.withholding.sweep import Sweep, WithholdingResults, run
 
 TRACES = [
     generate_trace(random.Random(seed), 300)  # noqa: S311 (a simulation has no secrets)
@@ -13,6 +13,6 @@ TRACES = [
 ]
 
 
-def small_results(*, probe_periods: tuple[int, ...] = (1, 5)) -> Results:
+def small_results(*, probe_periods: tuple[int, ...] = (1, 5)) -> WithholdingResults:
     """Return the results of six short traces and two values of threshold_l."""
     return run(Sweep(TRACES, thresholds=(0.2, 2.0), probe_periods=probe_periods))

@@ -13,8 +13,8 @@ from penstock.models.papers.withholding.sweep import (
     GIVEN_THRESHOLD_L,
     POLICIES,
     WRONG_RATE,
-    Results,
     Sweep,
+    WithholdingResults,
     run,
 )
 from penstock.netem.figures.estimates import Standing, exact
@@ -41,7 +41,7 @@ def test_all_policies_have_the_same_information() -> None:
 
 def test_gain_is_paired() -> None:
     """What both policies owe to a trace cancels out: the interval is that of the differences."""
-    results = Results(Sweep([[0.2]] * 6))
+    results = WithholdingResults(Sweep([[0.2]] * 6))
     results.means["conservative", 1, 0.5] = [8.0, 18.0] * 3
     results.means["historic", 1, 0.5] = [7.0, 16.9] * 3
     results.means["none", 1, None] = [10.0, 20.0] * 3
@@ -54,7 +54,7 @@ def test_gain_is_paired() -> None:
 
 def test_nothing_is_closed_where_there_is_no_distance() -> None:
     """A path without congestion leaves nothing to gain, and the share is no number."""
-    results = Results(Sweep([[0.2]]))
+    results = WithholdingResults(Sweep([[0.2]]))
     for key in (("none", 1, None), ("historic", 1, 0.5), (CLAIRVOYANT, 0, None)):
         results.means[key] = [1.0]
     assert str(results.closed("historic", 1, 0.5)) == "-"
@@ -77,9 +77,9 @@ AS_REPORTED = {
 """Policy and T_Q to its latency at the lower and the higher threshold_l, seconds."""
 
 
-def results_with(**changed: tuple[float, float]) -> Results:
+def results_with(**changed: tuple[float, float]) -> WithholdingResults:
     """Return results that bear out every claim, but for those of ``policy_T_Q``."""
-    results = Results(Sweep([[0.2]] * 6, thresholds=(0.2, 2.0), probe_periods=(1, 5)))
+    results = WithholdingResults(Sweep([[0.2]] * 6, thresholds=(0.2, 2.0), probe_periods=(1, 5)))
     results.means[CLAIRVOYANT, 0, None] = [6.0] * 6
     for (label, period), latencies in AS_REPORTED.items():
         given = changed.get(f"{label}_{period}", latencies)
@@ -142,7 +142,7 @@ def test_claims_about_several_thresholds_need_several() -> None:
     """One threshold_l shows neither what a large one does nor how far a curve moves."""
     results = results_with()
     claims = [verdict.claim for verdict in verdicts(results)]
-    results = Results(Sweep([[0.2]] * 6, (0.2,), probe_periods=(1, 5)), results.means)
+    results = WithholdingResults(Sweep([[0.2]] * 6, (0.2,), probe_periods=(1, 5)), results.means)
     left_out = set(claims) - {verdict.claim for verdict in verdicts(results)}
     assert {claim.partition(" (")[0] for claim in left_out} == {
         "Conservative beats the baseline only where threshold_l is large",
@@ -155,14 +155,16 @@ def test_targets_are_those_of_one_reading() -> None:
     """Where RTTs are known on arrival, a policy that knows the law closes another part."""
     results = results_with()
     sweep = Sweep([[0.2]] * 6, (0.2, 2.0), probe_periods=(1, 5), answers="arrival")
-    assert not any("closes" in each.claim for each in verdicts(Results(sweep, results.means)))
+    assert not any(
+        "closes" in each.claim for each in verdicts(WithholdingResults(sweep, results.means))
+    )
 
 
 def test_claims_of_a_t_q_that_was_not_run_are_left_out() -> None:
     """What was not simulated is not judged."""
     results = results_with()
     del results.means["none", 1, None]
-    results = Results(Sweep([[0.2]] * 6, (0.2, 2.0), probe_periods=(5,)), results.means)
+    results = WithholdingResults(Sweep([[0.2]] * 6, (0.2, 2.0), probe_periods=(5,)), results.means)
     claims = [verdict.claim for verdict in verdicts(results)]
     assert not any("Historic saves" in claim or "T_Q = 1 s" in claim for claim in claims)
 

@@ -7,14 +7,20 @@ import pytest
 
 from penstock.broker.link import Link
 from penstock.broker.message import Message
-from penstock.models.kernels.link_simulation import GOOD, Bottleneck, Change, Latencies, State
+from penstock.models.kernels.link_simulation import (
+    GOOD,
+    Bottleneck,
+    Latencies,
+    LinkChange,
+    LinkState,
+)
 from penstock.models.papers.withholding import link_tables
 from penstock.models.papers.withholding.link_kinds import KINDS, lossy_rate
 from penstock.models.papers.withholding.link_tables import (
     CELLS,
     GATES,
-    Cell,
-    Effort,
+    LinkCell,
+    LinkRuns,
     gain,
     large_ratio,
     links_tables,
@@ -26,59 +32,59 @@ from penstock.models.papers.withholding.link_tables import (
 from penstock.models.papers.withholding.oracle_gates import LOOK_SECONDS, LateGate, OracleGate
 from penstock.plugins.withholding import policies, policy
 
-EFFORT = Effort(links=6, seconds=240.0)
+RUNS = LinkRuns(links=6, seconds=240.0)
 
 SHARES = {
-    Cell("loss", "cubic", is_relayed=False): 0.6,
-    Cell("loss", "cubic", is_relayed=True): 0.55,
-    Cell("cliff", "cubic", is_relayed=False): 0.25,
-    Cell("cliff", "cubic", is_relayed=True): 0.6,
-    Cell("far", "cubic", is_relayed=False): 0.75,
-    Cell("far", "cubic", is_relayed=True): 0.75,
-    Cell("changing", "cubic", is_relayed=False): 0.15,
-    Cell("changing", "cubic", is_relayed=True): 0.4,
-    Cell("shared", "cubic", is_relayed=False): 0.85,
-    Cell("shared", "cubic", is_relayed=True): 0.8,
-    Cell("idle", "cubic", is_relayed=False): 0.2,
-    Cell("idle", "bbr", is_relayed=False): 0.45,
-    Cell("idle", "bbr", is_relayed=True): 0.7,
+    LinkCell("loss", "cubic", is_relayed=False): 0.6,
+    LinkCell("loss", "cubic", is_relayed=True): 0.55,
+    LinkCell("cliff", "cubic", is_relayed=False): 0.25,
+    LinkCell("cliff", "cubic", is_relayed=True): 0.6,
+    LinkCell("far", "cubic", is_relayed=False): 0.75,
+    LinkCell("far", "cubic", is_relayed=True): 0.75,
+    LinkCell("changing", "cubic", is_relayed=False): 0.15,
+    LinkCell("changing", "cubic", is_relayed=True): 0.4,
+    LinkCell("shared", "cubic", is_relayed=False): 0.85,
+    LinkCell("shared", "cubic", is_relayed=True): 0.8,
+    LinkCell("idle", "cubic", is_relayed=False): 0.2,
+    LinkCell("idle", "bbr", is_relayed=False): 0.45,
+    LinkCell("idle", "bbr", is_relayed=True): 0.7,
 }
 """The least share of the oracle's gain that is closed. Below the target of 0.7,
 docs/explanation/withholding.md says what limits it."""
 
 PRICES = {
-    Cell("loss", "cubic", is_relayed=False): 1.3,
-    Cell("loss", "bbr", is_relayed=False): 3.5,
-    Cell("cliff", "cubic", is_relayed=False): 1.6,
-    Cell("far", "cubic", is_relayed=True): 1.7,
-    Cell("changing", "cubic", is_relayed=False): 2.5,
-    Cell("outages", "cubic", is_relayed=False): 1.25,
-    Cell("shared", "cubic", is_relayed=False): 2.1,
-    Cell("bursts", "cubic", is_relayed=False): 0.8,
-    Cell("bursts", "bbr", is_relayed=False): 2.4,
-    Cell("idle", "cubic", is_relayed=False): 2.2,
-    Cell("idle", "bbr", is_relayed=False): 3.4,
+    LinkCell("loss", "cubic", is_relayed=False): 1.3,
+    LinkCell("loss", "bbr", is_relayed=False): 3.5,
+    LinkCell("cliff", "cubic", is_relayed=False): 1.6,
+    LinkCell("far", "cubic", is_relayed=True): 1.7,
+    LinkCell("changing", "cubic", is_relayed=False): 2.5,
+    LinkCell("outages", "cubic", is_relayed=False): 1.25,
+    LinkCell("shared", "cubic", is_relayed=False): 2.1,
+    LinkCell("bursts", "cubic", is_relayed=False): 0.8,
+    LinkCell("bursts", "bbr", is_relayed=False): 2.4,
+    LinkCell("idle", "cubic", is_relayed=False): 2.2,
+    LinkCell("idle", "bbr", is_relayed=False): 3.4,
 }
 """The greatest mean of large messages over that without a policy."""
 
 LATER = {
     # A burst stops small messages, too, and what a policy moves meets another burst by chance: with
     # bbr, the oracle makes small messages later as well.
-    Cell("bursts", "bbr", is_relayed=False): 2.7,
-    Cell("bursts", "bbr", is_relayed=True): 3.3,
-    Cell("idle", "cubic", is_relayed=True): 1.15,
+    LinkCell("bursts", "bbr", is_relayed=False): 2.7,
+    LinkCell("bursts", "bbr", is_relayed=True): 3.3,
+    LinkCell("idle", "cubic", is_relayed=True): 1.15,
 }
 """The p90 of small messages over that without a policy, where it may be above 1.1."""
 
 
 @cache
-def found(cell: Cell, gate: str = "adaptive") -> list[Latencies]:
+def found(cell: LinkCell, gate: str = "adaptive") -> list[Latencies]:
     """Return the latencies of some links."""
-    return run(cell, GATES[gate], EFFORT)
+    return run(cell, GATES[gate], RUNS)
 
 
 @pytest.mark.parametrize("cell", SHARES, ids=str)
-def test_adaptive_closes_its_share_of_what_an_oracle_gains(cell: Cell) -> None:
+def test_adaptive_closes_its_share_of_what_an_oracle_gains(cell: LinkCell) -> None:
     """Small messages wait less, where a gate that knows the link could make them."""
     baseline, oracle = found(cell, "none"), found(cell, "oracle")
     assert gain(oracle, baseline).value > 0.2
@@ -86,21 +92,21 @@ def test_adaptive_closes_its_share_of_what_an_oracle_gains(cell: Cell) -> None:
 
 
 @pytest.mark.parametrize("cell", PRICES, ids=str)
-def test_large_messages_pay_a_bounded_price(cell: Cell) -> None:
+def test_large_messages_pay_a_bounded_price(cell: LinkCell) -> None:
     """The mean of large messages over that without a policy."""
     assert large_ratio(found(cell), found(cell, "none")).value <= PRICES[cell]
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=str)
-def test_small_messages_are_hardly_later(cell: Cell) -> None:
+def test_small_messages_are_hardly_later(cell: LinkCell) -> None:
     """The p90 of small messages is at most 1.1 of that without a policy, but for `LATER`."""
     assert small_p90_ratio(found(cell), found(cell, "none")).value <= LATER.get(cell, 1.1)
 
 
 def test_a_large_message_that_is_quick_on_a_bad_path_is_not_held() -> None:
     """With bbr a lossy path carries a picture in a second or two; in time, that is known."""
-    cell = Cell("loss", "bbr", is_relayed=True)
-    longer = Effort(links=2, seconds=1500.0)
+    cell = LinkCell("loss", "bbr", is_relayed=True)
+    longer = LinkRuns(links=2, seconds=1500.0)
     baseline, ours, held = (
         run(cell, GATES[name], longer) for name in ("none", "adaptive", "conservative")
     )
@@ -111,18 +117,21 @@ def test_there_is_a_cell_for_each_kind_and_way() -> None:
     """Direct and behind a relay; both congestion controls where that makes a difference."""
     assert {cell.kind for cell in CELLS} == set(KINDS)
     assert len(set(CELLS)) == len(CELLS) == 22
-    assert str(Cell("loss", "bbr", is_relayed=True)) == "loss, bbr, relay"
+    assert str(LinkCell("loss", "bbr", is_relayed=True)) == "loss, bbr, relay"
 
 
 def test_tables_have_a_row_for_each_cell_and_each_value(monkeypatch: pytest.MonkeyPatch) -> None:
     """What all gates close and cost, and what half and double of each constant change."""
-    cells = (Cell("cliff", "cubic", is_relayed=False), Cell("cliff", "cubic", is_relayed=True))
+    cells = (
+        LinkCell("cliff", "cubic", is_relayed=False),
+        LinkCell("cliff", "cubic", is_relayed=True),
+    )
     monkeypatch.setattr(link_tables, "CELLS", cells)
     told: list[str] = []
-    tables = links_tables(Effort(1, 60.0), told.append)
+    tables = links_tables(LinkRuns(1, 60.0), told.append)
     assert [row[0] for row in tables["shares"].rows] == list(map(str, cells)) == told
     assert len(tables["prices"].rows) == 2
-    rows = sensitivity_tables(Effort(1, 60.0), told.append)["sensitivity"].rows
+    rows = sensitivity_tables(LinkRuns(1, 60.0), told.append)["sensitivity"].rows
     assert [row[:2] for row in rows[:3]] == [
         ["as they are", ""],
         ["`WAIT_RATIO`", "1"],
@@ -134,9 +143,9 @@ def test_tables_have_a_row_for_each_cell_and_each_value(monkeypatch: pytest.Monk
 
 def test_pauses_are_what_sees_a_cliff(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its round trips are good as soon as a picture is through."""
-    cell = Cell("cliff", "cubic", is_relayed=False)
+    cell = LinkCell("cliff", "cubic", is_relayed=False)
     monkeypatch.setattr(policy, "PAUSE_RATIO", 0.0)
-    without = run(cell, GATES["adaptive"], EFFORT)
+    without = run(cell, GATES["adaptive"], RUNS)
     with_pauses = share(found(cell), found(cell, "oracle"), found(cell, "none")).value
     assert share(without, found(cell, "oracle"), found(cell, "none")).value < with_pauses / 2
 
@@ -178,12 +187,16 @@ def test_loss_based_congestion_control_makes_little_of_losses() -> None:
 
 PICTURE = Message("pictures/1", bytes(1_000_000), is_large=True)
 LINK = Link("dashboard")
-QUICK, SLOW, LOSSY = State(1_000_000, 0.04), State(100_000, 0.04), State(100_000, 0.2, 0.2)
+QUICK, SLOW, LOSSY = (
+    LinkState(1_000_000, 0.04),
+    LinkState(100_000, 0.04),
+    LinkState(100_000, 0.2, 0.2),
+)
 
 
-def bottleneck(state: State) -> Bottleneck:
+def bottleneck(state: LinkState) -> Bottleneck:
     """Return a link that is in a state."""
-    return Bottleneck([Change(0.0, state)])
+    return Bottleneck([LinkChange(0.0, state)])
 
 
 def test_the_oracle_holds_what_would_take_longer_than_the_exposure() -> None:
@@ -200,7 +213,7 @@ def test_the_oracle_holds_what_would_take_longer_than_the_exposure() -> None:
 @pytest.mark.parametrize(("sojourn", "delivers"), [(19.9, False), (20.1, True)])
 def test_the_oracle_releases_after_max_withhold(sojourn: float, *, delivers: bool) -> None:
     """However slow the link is."""
-    gate = OracleGate(bottleneck(State(0.0, 0.04)))
+    gate = OracleGate(bottleneck(LinkState(0.0, 0.04)))
     assert gate.decide(PICTURE, LINK, sojourn, 30.0).deliver is delivers
 
 

@@ -17,7 +17,7 @@ from penstock.models.papers.withholding.plot import (
 )
 from penstock.models.papers.withholding.report import describe, sweep_tables
 from penstock.models.papers.withholding.simulation import WithholdingSetting
-from penstock.models.papers.withholding.sweep import POLICIES, Results
+from penstock.models.papers.withholding.sweep import POLICIES, WithholdingResults
 from penstock.netem.figures.estimates import Standing
 from tests.models.papers.withholding.small_sweep import small_results
 
@@ -42,7 +42,7 @@ def test_report_has_every_policy_and_every_claim() -> None:
     }
 
 
-def texts_of(results: Results) -> list[Any]:
+def texts_of(results: WithholdingResults) -> list[Any]:
     """Return the texts of the figures that are not empty, each with its place in pixels."""
     figure = pytest.importorskip("matplotlib.figure").Figure(figsize=FIGURE_INCHES)
     draw_figures(results, figure)
