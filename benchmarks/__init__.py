@@ -1,1 +1,1 @@
-"""Speed and memory beside the peers, in one run; see ``benchmarks/README.md``."""
+"""The speed and memory of Penstock and its peers in one run; see ``benchmarks/README.md``."""

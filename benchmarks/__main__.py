@@ -1,4 +1,4 @@
-"""Measures Penstock beside its peers: ``penstock bench``, or ``python -m benchmarks``."""
+"""The command ``penstock bench``, or ``python -m benchmarks``: Penstock beside its peers."""
 
 from __future__ import annotations
 
@@ -66,9 +66,9 @@ QUICK_PEERS: Final = "penstock,mosquitto,amqtt,ceiling"
 """The peers that `--quick` measures where no others are chosen: each answers within a minute."""
 
 UNDECIDED_TIMES: Final = 3
-"""A row whose repetitions disagree on whether its target is met is repeated this many times as
-often for the brokers that are compared. Lateness scatters most, and the median of nine scatters far
-less than that of three. The rule is the same whether a target is about to be met or missed."""
+"""The factor by which a row is repeated for the compared brokers where its repetitions disagree
+on whether the target is met. Lateness scatters most, and the median of nine scatters far less
+than that of three. The rule is the same whether a target is about to be met or missed."""
 
 
 def measure(row: Row, peer: Peer, scale: Scale) -> Measurement:
@@ -99,7 +99,7 @@ def describe(row: Row, measurement: Measurement) -> str:
 
 
 class Progress:
-    """Tells on standard error how far a run is, and about how long it still takes."""
+    """The progress of a run on standard error, with its remaining time."""
 
     def __init__(self, rows: Sequence[Row], peers: Sequence[Peer], repeats: int) -> None:
         self._total = repeats * sum(row.is_for(peer) for row in rows for peer in peers)
@@ -122,10 +122,11 @@ def measure_row(
 ) -> tuple[list[Result], list[str]]:
     """Measure all peers in turn, A B C A B C, so that a drift of the machine meets them all.
 
-    Where repetitions disagree on whether the target is met, those that are compared go on.
+    Where repetitions disagree on whether the target is met, the compared peers are repeated more
+    often.
 
     Returns:
-        The results, and what went wrong: a peer that failed once is not asked again.
+        The results, and the failures: a peer that has failed once is not measured again.
     """
     able = [peer for peer in peers if row.is_for(peer)]
     measurements: dict[str, list[Measurement]] = {}

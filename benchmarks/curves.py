@@ -4,10 +4,10 @@
 after the other, writes what it found to ``docs/images/curves.json`` and draws all curves of that
 file into ``docs/images/curves.png``. With ``--curves`` some are measured and the others stay.
 
-Cost is processor time of the broker for each message delivered: unlike a rate, it depends little on
-what else the two cores do, and not on whether broker or load waits. The last curve is lateness at
-rates that are set, by the schedule of `paced.py`. One measurement a point: a curve shows a trend,
-and a row of `penstock bench` a result.
+Cost is the processor time of the broker for each message delivered: unlike a rate, it depends
+little on other load of the two cores, and not on whether broker or load waits. The last curve is
+lateness at set rates, by the schedule of `paced.py`. A point is measured once: a curve shows a
+trend, and a row of `penstock bench` a result.
 """
 
 from __future__ import annotations
@@ -49,17 +49,18 @@ CURVE_SECONDS: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """What is varied and what is measured at each point.
+    """A curve: what is varied, and what is measured at each point.
 
     Attributes:
-        name: as in ``--curves``.
-        title: what is varied, in words.
-        unit: of what is varied.
+        name: the name in ``--curves``.
+        title: the description of what is varied.
+        unit: the unit of `points`.
         points: values of it, ascending.
-        quick_points: the same for a look.
-        measure: takes a broker, a scale and the `value` of a point; returns cost or lateness.
-        figure: what the value is, with its unit.
-        tail: name of a second number in the details that is drawn too, or None.
+        quick_points: the values of a quick run.
+        measure: a function of a broker, a scale and the `value` of a point that returns cost or
+            lateness.
+        figure: the name of the measured figure, with its unit.
+        tail: the name of a second number in the details that is drawn as well, or None.
     """
 
     name: str

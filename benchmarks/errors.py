@@ -6,4 +6,4 @@ from penstock.netem.errors import RunError
 
 
 class BenchmarkError(RunError):
-    """A broker or a program of a benchmark did not do what is measured; the text says what."""
+    """An error: a broker or a program did not do what is measured; the text says what."""

@@ -4,19 +4,19 @@ Rerun: ``python -m benchmarks.fabric_faults --figures FILE --plot FILE``; a look
 with ``--quick``. It needs root, redis-server and iproute2.
 
 Each machine is a network namespace. The cluster is that of docs/how-to/fabric.md: a master of each
-of two rings on each machine, with replicas on others. A broker, a gateway and their
-clients are on machines of their own. Devices publish to the broker at QoS 1, and others send
-requests to the gateway under deduplication identifiers; each sends a message at a time, repeats
-what it is not told to be stored, and pauses. *Steady* requests, without identifiers, are sent at a
-constant rate, whatever becomes of those before; one that is not answered within
+of two rings on each machine, with replicas on others. A broker, a gateway and their clients are on
+machines of their own. Devices publish to the broker at QoS 1, and other clients send requests to
+the gateway under deduplication identifiers; each sends one message at a time, repeats it until it
+is told that it is stored, and pauses. *Steady* requests, without identifiers, are sent at a
+constant rate, whatever the outcome of earlier ones; a request that is not answered within
 `PATIENCE_SECONDS` is an error to its client, as in paper 001. Consumers receive at the gateway and
-settle. In the midst of it, a fault; when it is over, everything is received, and what came is held
-against what was acknowledged.
+settle. Then a fault is made in the middle of the traffic. When it is over, all messages are
+received, and compared with those that were acknowledged.
 
-The same is done with the baseline of paper 001, consistent hashing without exclusion, in place of
-the enqueue controller (see `benchmarks.fabric.hashing`), where machines fail.
+Where machines fail, the baseline of paper 001 is measured as well: consistent hashing without
+exclusion, in place of the enqueue controller (see `benchmarks.fabric.hashing`).
 
-A repetition has a cluster of its own, and another machine that fails. It is the unit of intervals.
+A repetition has a cluster of its own, and another failing machine. It is the unit of intervals.
 """
 
 from __future__ import annotations
@@ -69,15 +69,15 @@ QUEUES_EACH: Final = 4
 N_CONSUMERS: Final = 4
 RECEIVE_MESSAGES: Final = 20
 WAIT_SECONDS: Final = 1.0
-"""The longest time for which a receive is held."""
+"""The longest time for which the gateway holds a receive."""
 REPEAT_SECONDS: Final = 0.1
 """The time between a refusal and the next try."""
 ANSWER_SECONDS: Final = 60.0
-"""The time after which a client gives an answer up; no late answer takes as long."""
+"""The time after which a client gives up waiting for an answer; no late answer takes as long."""
 PATIENCE_SECONDS: Final = 1.0
 """The timeout of the client that sends requests at a steady rate."""
 DRAIN_SECONDS: Final = 120.0
-"""The time in which all that was stored is to be received, including messages whose lease was
+"""The time within which all stored messages must be received, including those whose lease was
 lost."""
 VISIBILITY_SECONDS: Final = 10.0
 DEFAULT_FAULT_REPEATS: Final = 6
@@ -90,16 +90,16 @@ LONGEST_STOP_SECONDS: Final = 5.0
 
 
 class Size(NamedTuple):
-    """How large a run is.
+    """The size of a run.
 
     Attributes:
-        machines: of the cluster.
-        replicas: of each master.
-        rate: of steady requests, 1/s.
-        publishers: of each kind.
-        pause_seconds: of a publisher between two messages.
-        before_seconds: before the fault.
-        fault_seconds: from a fault to its end, or to the next one.
+        machines: the number of machines of the cluster.
+        replicas: the number of replicas of each master.
+        rate: the rate of steady requests, 1/s.
+        publishers: the number of publishers of each kind.
+        pause_seconds: a publisher's pause between two messages.
+        before_seconds: the time before the fault.
+        fault_seconds: the time from a fault to its end, or to the next one.
     """
 
     machines: int
@@ -119,18 +119,20 @@ QUICK: Final = Size(3, 1, 20.0, 8, 0.1, 1.0, 5.0)
 
 
 class Seen:
-    """What clients have seen; several threads write.
+    """The records of the clients, which several threads write.
 
     Attributes:
-        acknowledged: payloads and when each was known to be stored, in monotonic seconds.
-        received: payload, number of its physical queue, its offset, and time, of each delivery.
-        errors: refusals and lost connections, by the client's kind.
-        steady: when each steady request was sent, and whether its client was told in time that it
-            is stored.
-        failures: errors of threads that must not have any.
-        is_publishing: False to have publishers end.
-        is_receiving: False to have consumers end.
-        lock: of `errors`.
+        acknowledged: the payloads that were acknowledged, each with the time of its acknowledgement
+            in monotonic seconds.
+        received: the payload, the number of its physical queue, its offset and the time of each
+            delivery.
+        errors: the number of refusals and lost connections, by the client's kind.
+        steady: the time of each steady request, and whether its client was told in time that it is
+            stored.
+        failures: the errors of threads that must not have any.
+        is_publishing: whether publishers go on; False ends them.
+        is_receiving: whether consumers go on; False ends them.
+        lock: the lock that guards `errors`.
     """
 
     def __init__(self) -> None:
@@ -278,10 +280,10 @@ class Fault(NamedTuple):
     """A kind of fault.
 
     Attributes:
-        about: what fails, in words.
-        begin: makes it.
-        end: ends it; None for one that stays.
-        n_machines: how many fail, one after the other.
+        about: the description of what fails.
+        begin: a function that makes it.
+        end: a function that ends it; None for a fault that stays.
+        n_machines: the number of machines that fail, one after the other.
     """
 
     about: str
@@ -316,29 +318,29 @@ FAULTS: Final = {
 
 
 COMPARED: Final = ("kill", "kill-two", "freeze")
-"""The faults that are done to the baseline, too."""
+"""The faults that are made with the baseline as well."""
 
 
 class Outcome(NamedTuple):
-    """What a repetition has shown.
+    """The outcome of a repetition.
 
     Attributes:
-        messages: that were acknowledged.
-        errors: that publishers were told, but for steady requests: refusals, and connections that
-            were lost.
-        receive_errors: the same of consumers.
-        steady_errors: steady requests that were refused, or not answered in time.
-        silent_seconds: longest time without anything that was stored.
-        silent_http_seconds: longest time without a request that was stored.
-        silent_mqtt_seconds: longest time without a PUBACK.
-        silent_receive_seconds: longest time without a delivery.
-        unreadable_seconds: longest time without a delivery of what the failed machine's master had.
-        lost: acknowledged messages that never came.
-        doubled: messages with an identifier that were stored more than once.
-        repeated: messages without one that were stored more than once.
-        redelivered: deliveries of what had been delivered, as its settling was lost or late.
-        by_second: steady requests that were stored in time, by the second in which they were sent,
-            from the fault on.
+        messages: the number of acknowledged messages.
+        errors: the refusals and lost connections of publishers, without those of steady requests.
+        receive_errors: the refusals and lost connections of consumers.
+        steady_errors: the number of steady requests that were refused, or not answered in time.
+        silent_seconds: the longest time in which no message was stored.
+        silent_http_seconds: the longest time in which no message of an HTTP request was stored.
+        silent_mqtt_seconds: the longest time without a PUBACK.
+        silent_receive_seconds: the longest time without a delivery.
+        unreadable_seconds: the longest time without a delivery from physical queues whose master
+            was on the failed machine.
+        lost: the acknowledged messages that were never delivered.
+        doubled: the messages with a deduplication identifier that were stored more than once.
+        repeated: the messages without an identifier that were stored more than once.
+        redelivered: the repeated deliveries of messages whose settling was lost or late.
+        by_second: the number of steady requests that were stored in time, by the second in which
+            they were sent, from the fault on.
     """
 
     messages: float
@@ -381,13 +383,13 @@ def longest_gap(times: Sequence[float], begin: float, end: float) -> float:
 
 
 def judge(seen: Seen, failed: set[int], begin: float, end: float) -> Outcome:
-    """Hold what came against what was acknowledged.
+    """Compare the received messages with those that were acknowledged.
 
     Args:
-        seen: what clients have seen.
-        failed: physical queues whose master was on the machine that failed first.
-        begin: of the fault, in monotonic seconds.
-        end: of what is looked at.
+        seen: the records of the clients.
+        failed: the physical queues whose master was on the machine that failed first.
+        begin: the begin of the fault, in monotonic seconds.
+        end: the end of the judged time, in monotonic seconds.
     """
     places = {(payload, number, offset) for payload, number, offset, _ in seen.received}
     came = Counter(payload for payload, _, _ in places)
@@ -422,14 +424,14 @@ def judge(seen: Seen, failed: set[int], begin: float, end: float) -> Outcome:
 def run(
     fault: Fault, size: Size, repetition: int, folder: Path, *, hashing: bool = False
 ) -> Outcome:
-    """Make one repetition.
+    """Run one repetition.
 
     Args:
-        fault: what fails.
-        size: of the run.
-        repetition: its number, from 0.
-        folder: for files.
-        hashing: whether the baseline stores, not the queue's enqueue controller.
+        fault: the fault that is made.
+        size: the size of the run.
+        repetition: the number of the repetition, from 0.
+        folder: the folder for files.
+        hashing: whether the baseline stores the messages instead of the queue's enqueue controller.
 
     Raises:
         BenchmarkError: a program fails that must not, or messages do not come.
@@ -636,7 +638,7 @@ def draw(
     rate: float,
     file: Path,
 ) -> None:
-    """Draw steady requests that were stored in time, by second; a band from least to most.
+    """Draw the steady requests that were stored in time, by second, with a band from least to most.
 
     Raises:
         ImportError: matplotlib is not installed.

@@ -1,8 +1,7 @@
-"""The brokers that are measured: how each is configured, started and ended.
+"""The brokers that are measured: their configuration, their start and their end.
 
-All are untuned except that queue limits are lifted, all listen on loopback on a free port,
-and each is started anew for each measurement, so that none carries memory or state from one
-to the next.
+All are untuned except that queue limits are lifted. All listen on loopback on a free port, and each
+is started anew for each measurement, so that none carries memory or state from one to the next.
 """
 
 from __future__ import annotations
@@ -46,12 +45,12 @@ NAME_FORM: Final = re.compile(r"[A-Za-z0-9][\w.+-]*")
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """Files of a TLS listener and its clients.
+    """The files of a TLS listener and its clients.
 
     Attributes:
         certificate_file: the server's certificate, for localhost.
-        key_file: its key.
-        authority_file: who signed it; what clients trust.
+        key_file: the file of its private key.
+        authority_file: the file of the authority that signed it, which clients trust.
     """
 
     certificate_file: Path
@@ -61,13 +60,13 @@ class Certificate:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a row asks of a broker's configuration.
+    """The settings that a row needs in a broker's configuration.
 
     Attributes:
-        port: on loopback.
-        certificate: for a listener with TLS 1.3; None without.
-        inflight_messages: towards a client and unacknowledged, where a peer's default would keep
-            the row's window from filling; None for the default.
+        port: the TCP port on loopback.
+        certificate: the certificate of a listener with TLS 1.3; None without TLS.
+        inflight_messages: the limit of unacknowledged messages towards a client, where a peer's
+            default is below the row's window; None for the default.
     """
 
     port: int
@@ -80,14 +79,14 @@ class Peer:
     """A broker that can be measured.
 
     Attributes:
-        name: as in ``--peers`` and in the results.
-        about: its configuration in a few words.
-        prepare: writes the configuration into a directory; returns the command.
-        version: what the results name.
-        is_ceiling: whether it is no broker but the load's own limit.
+        name: the name in ``--peers`` and in the results.
+        about: a few words about its configuration.
+        prepare: a function that writes the configuration into a directory and returns the command.
+        version: the version that the results name.
+        is_ceiling: whether it is the relay that shows the load's own limit instead of a broker.
         has_v5: whether it speaks MQTT 5.
         has_tls: whether it can listen with TLS.
-        is_store: whether it is a broker measured already, with another payload store.
+        is_store: whether it is a broker that is measured already, with another payload store.
     """
 
     name: str
@@ -105,10 +104,10 @@ class RunningPeer:
     """A started broker.
 
     Attributes:
-        name: of its `Peer`.
-        port: where it listens on loopback.
-        process: its root process.
-        certificate: of its listener; None without TLS.
+        name: the name of its `Peer`.
+        port: the TCP port that it listens on, on loopback.
+        process: the root of its processes.
+        certificate: the certificate of its listener; None without TLS.
     """
 
     name: str
@@ -162,13 +161,13 @@ def example_policy(setting: Setting) -> dict[str, Any]:
 def penstock_peer(
     name: str, about: str, change: Callable[[dict[str, Any], Path], None] | None = None, **keys: Any
 ) -> Peer:
-    """Return Penstock with the example policy, but for some of it.
+    """Return Penstock with the example policy and some changes.
 
     Args:
-        name: of the peer.
-        about: what is different.
-        change: is handed the policy, to change it, and the directory in which the broker runs.
-        keys: of `Peer`.
+        name: the name of the peer.
+        about: a few words about the difference.
+        change: a function that changes the given policy; it also gets the directory of the broker.
+        keys: further attributes of `Peer`.
     """
 
     def prepare(directory: Path, setting: Setting) -> list[str]:
@@ -290,13 +289,13 @@ COMMAND_FORM: Final = "NAME=PROGRAM ARGUMENTS with {port}"
 
 
 def commanded_peer(text: str, taken: Container[str]) -> Peer:
-    """Return a further broker, that a command starts in an empty directory.
+    """Return a further broker, which a command starts in an empty directory.
 
     Args:
         text: ``NAME=COMMAND`` or ``NAME@VERSION=COMMAND``; in the command, which no shell reads,
             ``{port}`` stands for the port of its listener on loopback, ``{certificate}`` and
             ``{key}`` for files in PEM, without which it is not asked for TLS.
-        taken: names that others have.
+        taken: the names of other peers.
 
     Raises:
         BenchmarkError: the text is none, the name is taken, or there is no such program.
@@ -344,9 +343,9 @@ def running(
     """Start a broker in an empty directory of its own and end it afterwards.
 
     Args:
-        peer: which.
+        peer: the peer to start.
         is_tls: whether it listens with TLS.
-        inflight_messages: as in `Setting`.
+        inflight_messages: the limit of unacknowledged messages, as in `Setting`.
 
     Raises:
         NetemError: it is not installed or does not start; the text holds its last words.

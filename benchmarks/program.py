@@ -1,4 +1,4 @@
-"""The command line of every benchmark: its options, how it fails, and where its figures are from.
+"""The command line of every benchmark: its options, its errors, and the origin of its figures.
 
 A benchmark is a function whose parameters are its options; `Program` makes a command line of it.
 """
@@ -37,7 +37,7 @@ FiguresFile = Annotated[
 DEFAULT_REPEATS: Final = 3
 
 QUIET_LOAD: Final = 0.5
-"""The load average above which a machine is busy with something else."""
+"""The load average above which a machine is busy with other work."""
 
 _command: Final[ContextVar[str]] = ContextVar("command", default="")
 """The command line of the program that runs."""
@@ -47,14 +47,14 @@ class Program:
     """The `main` of a benchmark.
 
     Attributes:
-        app: its options.
+        app: the Typer application with its options.
     """
 
     def __init__(self, command: Callable[..., None], name: str) -> None:
         """Make it.
 
         Args:
-            command: its parameters are the options.
+            command: the function of the benchmark, whose parameters are the options.
             name: the words by which the benchmark is started.
         """
         self._name = name
@@ -83,13 +83,13 @@ class Program:
 def choose(
     kind: str, names: str, choices: Mapping[str, Choice], groups: Mapping[str, str] | None = None
 ) -> list[Choice]:
-    """Return what a comma-separated option names, in the order of `choices`.
+    """Return the choices that a comma-separated option names, in the order of `choices`.
 
     Args:
-        kind: what is chosen, for the error.
-        names: the option; ``all`` is every choice.
-        choices: by name.
-        groups: the group that each belongs to, whose name stands for all of them.
+        kind: the kind of thing that is chosen, for the error.
+        names: the text of the option; ``all`` stands for every choice.
+        choices: the choices by name.
+        groups: the group of each choice; the group's name stands for all its choices.
 
     Raises:
         typer.BadParameter: a name is not among `choices`.
@@ -108,12 +108,12 @@ def choose(
 def describe_run(
     peers: Iterable[Peer] = (), command: str | None = None, **more: str
 ) -> dict[str, str]:
-    """Return what a result needs to be believed, by name, as text.
+    """Return the origin of a result, by name, as text.
 
     Args:
         peers: the brokers that were measured.
-        command: that gives the same result again; None for the one that runs.
-        more: further facts, by name; `versions` stands for those of peers.
+        command: the command that gives the result again; None for the running one.
+        more: further facts, by name; `versions` replaces those of the peers.
     """
     versions = ", ".join(
         f"{peer.name} {peer.version()} ({peer.about})" for peer in peers if not peer.is_ceiling

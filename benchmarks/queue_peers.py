@@ -68,20 +68,20 @@ PAYLOAD_BYTES: Final = 1024
 PUBLISHING: Final = Publishing(connections=10, window=100, payload_bytes=PAYLOAD_BYTES)
 CONSUMERS: Final = 2
 PATIENCE_SECONDS: Final = 60.0
-"""After this long without a message, what has not come is lost."""
+"""After this time without a message, missing messages are lost."""
 SQS_THREADS: Final = 2
 SQS_BATCH_MESSAGES: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much is measured.
+    """The extent of a run.
 
     Attributes:
-        messages: of each rate of the first table.
-        rate: messages a second on the schedule.
-        seconds: of the schedule.
-        sqs_messages: of each rate of the second table; a multiple of ten.
+        messages: the number of messages for each rate of the first table.
+        rate: the messages a second on the schedule.
+        seconds: the length of the schedule.
+        sqs_messages: the number of messages for each rate of the second table; a multiple of ten.
     """
 
     messages: int
@@ -98,7 +98,7 @@ Figures = dict[str, float]
 
 
 class Consumers:
-    """Processes that share a queue.
+    """The consumer processes of a queue.
 
     A context manager through `closing`; the processes end with it.
     """
@@ -138,10 +138,11 @@ class Consumers:
                 self._changed.notify()
 
     def take(self, messages: int) -> tuple[float, list[float]]:
-        """Wait until messages 0 to `messages` have come.
+        """Wait until messages 0 to `messages` have been received.
 
         Returns:
-            Monotonic seconds at which the last had, and how late each was.
+            The time at which the last one was received, in monotonic seconds, and the lateness of
+            each.
 
         Raises:
             BenchmarkError: one did not come, or came more than once, or a consumer failed.

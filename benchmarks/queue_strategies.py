@@ -80,8 +80,8 @@ QUICK_SECONDS: Final = 1.0
 WARM_UP: Final = 0.2
 """The time before the measurement, as a share of its seconds."""
 MOST_WINDOWS: Final = 100
-"""The most times that the measurement goes on for its seconds again while no message was counted: a
-machine may be too busy for a single one."""
+"""The most times that the measurement is prolonged by its seconds while no message was counted:
+a machine may be too busy for a single one."""
 TARGET: Final = 1.8
 """The target ratio of RDS over conventional at `PAPER_RATE`, as on the paper's servers."""
 FLAT: Final = 0.9
@@ -96,10 +96,10 @@ class Point:
     """One measurement.
 
     Attributes:
-        messages_per_second: received and acknowledged.
-        hit_ratio: hit dequeues of all tries.
-        messages_per_hit: found by a hit dequeue.
-        requests_per_second: of the back ends.
+        messages_per_second: the messages a second that were received and acknowledged.
+        hit_ratio: the share of hit dequeues among all tries.
+        messages_per_hit: the mean number of messages that a hit dequeue found.
+        requests_per_second: the requests a second of the back ends.
     """
 
     messages_per_second: float
@@ -109,7 +109,7 @@ class Point:
 
 
 class Connection:
-    """A connection of HTTP/1.1 to the gateway: a client that costs less than what it measures."""
+    """A connection of HTTP/1.1 to the gateway, cheaper than the requests that it measures."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -225,10 +225,10 @@ def measure_point(
     """Measure one strategy at one rate in a gateway of its own.
 
     Args:
-        strategy: its name in the policy file.
-        rate: lambda; requests a second of each back end.
-        seconds: for which it is measured.
-        sleep_time: seconds; of `rds` and `pms`.
+        strategy: the strategy's name in the policy file.
+        rate: lambda, the requests a second of each back end.
+        seconds: the length of the measurement, seconds.
+        sleep_time: the sleep time of `rds` and `pms`, seconds.
 
     Raises:
         BenchmarkError: the gateway or the load failed.

@@ -103,13 +103,13 @@ machine for a while slows both queues, and no slice is at the end of a queue."""
 
 @dataclass(frozen=True, slots=True)
 class QueueRow:
-    """One question.
+    """A row of the table.
 
     Attributes:
-        name: as the table shows it.
-        target: least figure; None for a ceiling.
-        measure: answers it once in a folder, with a number of messages.
-        unit: of the figure.
+        name: the name in the table.
+        target: the least figure; None for a ceiling.
+        measure: a function that measures it once in a folder, with a number of messages.
+        unit: the unit of the figure.
     """
 
     name: str
@@ -119,13 +119,13 @@ class QueueRow:
 
 
 class Settled:
-    """Counts receipts.
+    """A counter of receipts.
 
     Attributes:
-        n_messages: settled so far.
-        refused: of these, not stored.
-        deduplication_id: of the messages: they have none.
-        is_repeat: no message is one.
+        n_messages: the number of messages settled so far.
+        refused: the number of these that were not stored.
+        deduplication_id: the messages' deduplication identifier, which is missing.
+        is_repeat: whether a message is a repetition, which none is.
     """
 
     deduplication_id = b""
@@ -385,12 +385,12 @@ def _part(arguments: list[str]) -> float:
 
 
 def measure_rows(n_messages: int, repeats: int, folder: Path) -> dict[str, list[float]]:
-    """Answer all rows in turn, each repetition in new files.
+    """Measure all rows in turn, each repetition in new files.
 
     Args:
-        n_messages: messages of each measurement.
-        repeats: how often.
-        folder: on the disk that is to be measured.
+        n_messages: the number of messages of each measurement.
+        repeats: the number of repetitions.
+        folder: a folder on the measured disk.
 
     Raises:
         BenchmarkError: a message was lost, or a process failed.

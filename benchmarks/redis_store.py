@@ -80,7 +80,7 @@ is compared with the engine that does so, too."""
 Command: TypeAlias = tuple[bytes, ...]
 """A command: ``get KEY``, ``set KEY VALUE`` or ``delete KEY``."""
 Way: TypeAlias = Callable[[int], Awaitable[None]]
-"""A function that passes a number of messages through."""
+"""A function that passes a number of messages through a queue."""
 
 
 # -- plain keys ------------------------------------------------------------------------------------
@@ -122,7 +122,7 @@ class RedisKeys:
 
 
 class MemcachedKeys:
-    """A memcached server as a process."""
+    """Plain keys of a memcached server, on one connection."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -167,9 +167,10 @@ async def pass_keys(stores: Sequence[Keys], n_messages: int, *, depth: int) -> N
     next one, and a key for each message.
 
     Args:
-        stores: servers; the queues are dealt to them.
-        n_messages: how many.
-        depth: queues whose commands leave together; with 1, each command leaves by itself.
+        stores: the servers, over which the queues are spread.
+        n_messages: the number of messages.
+        depth: the number of queues whose commands leave together; with 1, each command leaves by
+            itself.
     """
     n_stores, n_queues = len(stores), max(depth, len(stores))
     shares = [range(at, n_queues, n_stores) for at in range(n_stores)]
@@ -225,9 +226,9 @@ async def pass_engine(engine: RedisEngine, n_messages: int, *, in_runs: bool) ->
     """Enqueue, receive and delete messages by the queue's engine.
 
     Args:
-        engine: on one server, or several.
-        n_messages: how many.
-        in_runs: whether messages for one physical queue are one append.
+        engine: the engine, on one server or several.
+        n_messages: the number of messages.
+        in_runs: whether messages for one physical queue are appended together.
     """
     numbers = list(engine.outline("q").physical_queues)
     n_rounds = -(-n_messages // DEPTH)
@@ -261,9 +262,10 @@ async def pass_pipelined(engine: RedisEngine, n_messages: int, *, depth: int) ->
     """Enqueue, receive and delete messages of one physical queue.
 
     Args:
-        engine: with one physical queue.
-        n_messages: how many, whole rounds.
-        depth: messages under way, which are enqueued by a call each and received by one.
+        engine: the engine, with one physical queue.
+        n_messages: the number of messages, a multiple of `depth`.
+        depth: the number of messages under way, each enqueued by a call of its own and all received
+            by one.
     """
     (number,) = engine.outline("q").physical_queues
     n_rounds = -(-n_messages // depth)

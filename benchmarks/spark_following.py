@@ -49,7 +49,7 @@ QUEUE: Final = "bench"
 GROUPS: Final = {"spark": {"kind": "offsets"}, "default": {"visibility_timeout": 600.0}}
 PUBLISHING: Final = Publishing(connections=20, window=1_000, payload_bytes=1_024)
 PATIENCE_SECONDS: Final = 300.0
-"""A time that nothing needs on a busy machine; only what hangs waits for it."""
+"""A time that no step needs on a busy machine; only a step that hangs reaches it."""
 STOP_SECONDS: Final = 60.0
 LOOK_SECONDS: Final = 0.2
 TARGET_P50_SECONDS: Final = 1.5
@@ -59,14 +59,15 @@ TARGET_REQUESTS_RATIO: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """What is published, and for how long.
+    """The schedule of the published messages.
 
     Attributes:
-        rate: messages per second.
-        warm_up_seconds: of messages that do not count.
-        seconds: of messages that count.
-        idle_seconds: without messages, at the end.
-        trigger_seconds: between two micro-batches; also between two files of the subscriber.
+        rate: the messages a second.
+        warm_up_seconds: the time at the beginning whose messages do not count.
+        seconds: the time whose messages count.
+        idle_seconds: the time without messages at the end.
+        trigger_seconds: the time between two micro-batches, and between two files of the
+            subscriber.
     """
 
     rate: float = 2_000.0
@@ -82,15 +83,16 @@ QUICK: Final = Schedule(rate=200.0, warm_up_seconds=2.0, seconds=3.0, idle_secon
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one run of a way gave.
+    """The results of one run of a way.
 
     Attributes:
-        p50_seconds: from when a message was due until it was in Parquet.
-        p99_seconds: the same.
-        requests: over HTTP for each 1,000 messages; None for a way without any.
-        idle_requests: a second while nothing comes; None for a way without any.
-        lost: messages that are in no file.
-        repeated: rows too many.
+        p50_seconds: the median time from a message's due time until it was in Parquet.
+        p99_seconds: the time that 99 % of the messages do not exceed, likewise.
+        requests: the HTTP requests for each 1,000 messages; None for a way without requests.
+        idle_requests: the HTTP requests a second while no message is published; None for a way
+            without requests.
+        lost: the messages that are in no file.
+        repeated: the number of repeated rows.
     """
 
     p50_seconds: float
@@ -102,15 +104,15 @@ class Outcome:
 
 
 class Place:
-    """The surroundings in which a way of following runs.
+    """The ports and folders of a way's run.
 
     Attributes:
-        mqtt_port: of the broker.
-        url: of the queue's HTTP API, where requests are counted.
-        trigger: seconds between two micro-batches, as text.
-        output: folder of the Parquet files.
-        checkpoint: of Spark.
-        stack: ends what the way has started.
+        mqtt_port: the MQTT port of the broker.
+        url: the URL of the queue's HTTP API, at which requests are counted.
+        trigger: the seconds between two micro-batches, as text.
+        output: the folder of the Parquet files.
+        checkpoint: the folder of Spark's checkpoint.
+        stack: the exit stack that ends the way's programs.
     """
 
     def __init__(
@@ -144,10 +146,11 @@ class Way:
     """A way from the broker into Parquet.
 
     Attributes:
-        name: as the table shows it.
-        start: starts it.
-        commits: yields when each micro-batch was there for readers, and its files.
-        has_requests: whether it asks over HTTP.
+        name: the name in the table.
+        start: a function that starts it.
+        commits: a function that yields, for each micro-batch, the time at which readers could see
+            it, and its files.
+        has_requests: whether it sends requests over HTTP.
     """
 
     name: str
@@ -316,13 +319,13 @@ def lateness(commits: Iterator[tuple[float, list[Path]]]) -> tuple[dict[int, flo
 def measure(
     repeats: int, folder: Path, schedule: Schedule, ways: Sequence[Way] = WAYS
 ) -> dict[str, list[Outcome]]:
-    """Follow by each way in turn.
+    """Follow the queue by each way in turn.
 
     Args:
-        repeats: how often.
-        folder: on the disk that is to be measured; some GB while it runs.
-        schedule: what is published.
-        ways: to be compared.
+        repeats: the number of repetitions.
+        folder: a folder on the measured disk, with room for some GB.
+        schedule: the schedule of the messages.
+        ways: the ways that are compared.
 
     Raises:
         BenchmarkError: a program failed.

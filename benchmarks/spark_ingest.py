@@ -70,7 +70,7 @@ from penstock.netem.figures.figure_file import Table, begin, check_writable, wri
 from penstock.netem.runs.broker_process import ENVIRONMENT
 
 PROGRAMS: Final = ("java", "python", "gateway", "redis")
-"""The programs whose processor time is told."""
+"""The programs whose processor time is shown."""
 
 QUEUE: Final = "telemetry"
 KEYS: Final = {"groups": {"spark": {"kind": "offsets"}}, "physical_queues": 2}
@@ -85,16 +85,16 @@ _PROGRESS: Final = re.compile(r"ingest: ([\d,]+) messages in ([\d,]+) micro-batc
 
 @dataclass(frozen=True, slots=True)
 class SparkRow:
-    """One question.
+    """A row of the table.
 
     Attributes:
-        name: of the row.
-        about: as the table shows it.
-        payload_bytes: of each message.
-        messages: of one measurement.
-        quick_messages: the same with ``--quick``.
-        target: least rows per second.
-        engine: of the queue. With `redis`, tasks read from the server.
+        name: the name of the row.
+        about: its description in the table.
+        payload_bytes: the payload length of each message.
+        messages: the number of messages of one measurement.
+        quick_messages: the number of messages with ``--quick``.
+        target: the least rows a second.
+        engine: the engine of the queue. With `redis`, tasks read from the server.
     """
 
     name: str
@@ -108,12 +108,12 @@ class SparkRow:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """One answer.
+    """The result of one measurement.
 
     Attributes:
-        whole: rows per second over all micro-batches.
-        warm: rows per second over all but the first; None where there was only one.
-        cpu: processor time of each process in microseconds a row, by name.
+        whole: the rows a second over all micro-batches.
+        warm: the rows a second over all but the first; None where there was only one.
+        cpu: the processor time of each process in microseconds a row, by name.
     """
 
     whole: float
@@ -138,12 +138,12 @@ ROWS: Final = (
 
 
 class Served(NamedTuple):
-    """A queue that is served.
+    """A queue that a gateway serves.
 
     Attributes:
-        url: of its gateway.
-        pids: of the processes that serve it, by name.
-        options: of the source, beside those of each way.
+        url: the URL of its gateway.
+        pids: the process ids of the processes that serve it, by name.
+        options: the options of the source that all ways have.
     """
 
     url: str
@@ -156,9 +156,9 @@ def served(folder: Path, engine: str, *, is_kept: bool = False) -> Iterator[Serv
     """Serve the queue of a folder.
 
     Args:
-        folder: with its file, or without it yet.
-        engine: `sqlite` or `redis`.
-        is_kept: whether what is stored meanwhile is there for the next one.
+        folder: the folder of its file, which may not exist yet.
+        engine: the engine, `sqlite` or `redis`.
+        is_kept: whether the messages stored meanwhile are kept for the next server.
     """
     with ExitStack() as stack:
         pids: dict[str, int] = {}
@@ -301,12 +301,12 @@ def read_rate(output: str) -> Rate:
 
 
 def measure_rows(repeats: int, folder: Path, *, quick: bool) -> dict[str, list[Rate]]:
-    """Answer all rows in turn.
+    """Measure all rows in turn.
 
     Args:
-        repeats: how often.
-        folder: on the disk that is to be measured; a few GB while it runs.
-        quick: few messages.
+        repeats: the number of repetitions.
+        folder: a folder on the measured disk, with room for a few GB.
+        quick: whether to measure few messages.
 
     Raises:
         BenchmarkError: a message was lost, or a program failed.

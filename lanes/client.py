@@ -35,21 +35,21 @@ from penstock.lanes import large_lane
 from penstock.lanes.large_lane import LOGGER, PATIENCE_SECONDS, LargeLane
 
 LARGE_ABOVE: Final = 10_000
-"""A message is large if its payload has more bytes, unless the CONNACK names another limit."""
+"""The payload length above which a message is large, unless the CONNACK gives another limit."""
 
 SUFFIX: Final = ".large-lane"
 """The end of the large lane's client id; the first lane's id precedes it."""
 
 MOST_ID_BYTES: Final = 65_535
-"""The longest client id (MQTT 5.0, 1.5.4). With a longer one of the large lane, there is one
-connection."""
+"""The longest client id (MQTT 5.0, 1.5.4). If the large lane's would be longer, there is only
+one connection."""
 
 MOST_TOPICS: Final = 1000
 """The number of topics remembered between two barriers. Once it is reached, a message of any topic
 may be on the first lane."""
 
 ANY_TOPIC: Final = b"#"
-"""Stands for all topics in a set of topics."""
+"""The mark for all topics in a set of topics."""
 
 RECEIVED: Final = mqtt.mqtt_ms_wait_for_pubcomp, mqtt.mqtt_ms_resend_pubrel
 """The states of a message of QoS 2 that the broker has received."""

@@ -34,26 +34,27 @@ LANE_OF: Final = "penstock-lane-of"
 is the same if that client has a session, and empty if it has none yet."""
 
 SESSION_SECONDS: Final = 120
-"""The lane's session outlives its connection for at least so long, so that the broker can send
-again what was lost with the connection."""
+"""The least time for which the lane's session outlives its connection, so that the broker can
+send again what was lost with the connection."""
 
 PATIENCE_SECONDS: Final = 10.0
-"""Large messages wait for this lane for so long before the first one carries them: as long as they
-wait in the broker (`lane_takeover_seconds`)."""
+"""The time for which large messages wait for this lane before the first one carries them: as
+long as they wait in the broker (`lane_takeover_seconds`)."""
 
 PROBE_SECONDS: Final = 3.0
-"""The same while it is unknown whether the broker has lanes."""
+"""The time for which large messages wait while it is unknown whether the broker has lanes."""
 
 MOST_PROBES: Final = 3
-"""After so many connections without a CONNACK, the broker is considered to have no lanes."""
+"""The number of connections without a CONNACK after which the broker is considered to have no
+lanes."""
 
 LANE_IDS: Final = 1 << 16
-"""Added to the Packet Identifiers of received messages, to tell them from those of the first
-lane."""
+"""A number that is added to the Packet Identifiers of received messages, to distinguish them
+from those of the first lane."""
 
 BARRIER: Final = "penstock/lanes/none"
-"""A barrier is an UNSUBSCRIBE from this topic. It changes nothing, and the broker answers it after
-it has handled what was sent before."""
+"""The topic of barriers. A barrier is an UNSUBSCRIBE from this topic: it changes nothing, and
+the broker answers it after it has handled all earlier packets."""
 
 _SETTINGS: Final = (  # noqa: SIM905 (a list of one word a line)
     "_userdata _transport _host _port _keepalive _bind_address _connect_timeout _username "
@@ -124,7 +125,7 @@ class LargeLane(mqtt.Client):
         is_wanted: whether the first lane is connected to a broker that may have lanes.
         is_up: whether it is connected and the broker has accepted it as the first one's lane.
         is_awaited: whether large messages are held while it is not up.
-        has_left: whether its DISCONNECT is sent, or about to be.
+        has_left: whether its DISCONNECT has been sent, or is about to be.
         held: the messages to be sent on it, in order; the lock of both lanes guards them.
     """
 

@@ -1,4 +1,4 @@
-"""Write into the pages what the files of runs in docs/figures/ have.
+"""The program that writes the figures of docs/figures/ into the pages.
 
 Rerun: ``python -m script.fill_pages`` after a run has written its file; a test compares both.
 ``--stale`` changes nothing, and names the figures whose code has changed since they were measured.
@@ -19,13 +19,13 @@ PAGES: Final = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Fill every page, and print the names of those that were not as their files.
+    """Fill every page, and print the names of those that have changed.
 
     Args:
         argv: arguments; None for those of the process.
 
     Returns:
-        0; with ``--stale`` 1 where figures may be true no more.
+        0; with ``--stale`` 1 where figures may be out of date.
     """
     parser = argparse.ArgumentParser("python -m script.fill_pages", description=__doc__)
     parser.add_argument("--stale", action="store_true", help="name figures of changed code")

@@ -1,4 +1,4 @@
-"""Write docs/reference/keys.md: every key of a policy file and of a proxy's file.
+"""The program that writes docs/reference/keys.md: every key of a policy file and a proxy's file.
 
 Rerun: ``python -m script.key_reference`` after a key has changed; a test compares both. A key's
 meaning is its line under ``Attributes`` in the docstring of the class that reads it, and its

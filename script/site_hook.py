@@ -1,4 +1,4 @@
-"""Let the pages of the site link to files of the repository that are not below docs/.
+"""The hook of mkdocs that lets pages link to files of the repository outside docs/.
 
 mkdocs knows the files of docs/ alone. Each other file that a page links is added to the site below
 `repository/`, and links to it lead there. The same pages are read on GitHub, so the links in them

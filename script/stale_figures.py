@@ -1,4 +1,4 @@
-"""Figures whose code has changed since they were measured: what a page says may be true no more.
+"""Figures whose code has changed since they were measured, so that pages may be out of date.
 
 The file of a run holds its command and commit. The command tells what was measured; git tells
 which commits have changed that since.
@@ -42,23 +42,23 @@ MEASURED: Final = {
     "python -m benchmarks.redis_store": (*_QUEUE, "benchmarks/redis_store.py"),
     "python -m benchmarks.spark_ingest": (*_QUEUE, "spark_bridge", "benchmarks/spark_ingest.py"),
 }
-"""How a command begins to the files and folders that decide on its figures."""
+"""The files and folders that decide on a command's figures, by the beginning of the command."""
 
 CHANGED: Final = " and changes"
-"""What `provenance.commit` writes behind a commit that was not all that ran."""
+"""The words that `provenance.commit` adds to a commit with uncommitted changes."""
 
 
 class UnknownCommandError(Exception):
-    """No entry of `MEASURED` says what a command measures."""
+    """An error: no entry of `MEASURED` says what a command measures."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stale:
-    """Figures that may be true no more.
+    """Figures that may be out of date.
 
     Attributes:
-        file: of the run.
-        why: in words.
+        file: the file of the run.
+        why: the reason, as text.
     """
 
     file: Path
@@ -96,11 +96,11 @@ def unfounded(origin: Origin, root: Path) -> str | None:
 
 
 def stale(files: Iterable[Path], root: Path) -> Iterator[Stale]:
-    """Yield those figures of which not all is as it was measured.
+    """Yield the figures whose code has changed since they were measured.
 
     Args:
-        files: of runs.
-        root: of the repository.
+        files: the files of runs.
+        root: the root folder of the repository.
 
     Raises:
         UnknownCommandError: nothing says what a command measures.

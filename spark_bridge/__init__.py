@@ -1,1 +1,1 @@
-"""The queue as a Spark source; of Penstock it imports the queue's client and a few pure modules."""
+"""The queue as a Spark source, MQTT as a sink, and pipelines between them."""

@@ -53,20 +53,21 @@ if TYPE_CHECKING:
 
 PROGRAM: Final = "penstock spark"
 INGEST: Final = "ingest"
-"""Name of the query of `stream` and of its checkpoint."""
+"""The name of the query of `stream` and of its checkpoint."""
 
 INTERRUPTED: Final = 130
-"""Exit status of a program that Ctrl-C has ended."""
+"""The exit status of a program that Ctrl-C has ended."""
 
 LONG_RUN_MESSAGES: Final = 2_000_000
-"""With so many waiting messages, the second compiler of Java saves more than its 12 s of processor
-time: 9 us a row."""
+"""The number of waiting messages from which on the second compiler of Java saves more than its
+12 s of processor time: 9 us a row."""
 
 ENDING_SECONDS: Final = 5.0
-"""How long Java may take to end after it has given half of an answer."""
+"""The longest time for which Java may take to end after half of an answer, seconds."""
 
 START_PATIENCE_SECONDS: Final = 30.0
-"""How long a queue may take to answer when the program starts: its address may be wrong."""
+"""The longest time for which a queue may take to answer when the program starts, seconds: its
+address may be wrong."""
 
 app = CommandLine()
 
@@ -96,7 +97,7 @@ TRIGGER_HELP: Final = f"{AVAILABLE_NOW}, or SECONDS between two micro-batches."
 
 
 class StopSignals:
-    """Counts SIGINT and SIGTERM: the first ends the run in good order, the second at once.
+    """A counter of SIGINT and SIGTERM: the first ends the run in good order, the second at once.
 
     A signal that comes while Spark starts ends the run as soon as Spark has started.
     """
@@ -373,12 +374,12 @@ def run(
         build: returns the queries (none for a dry run) and a function to call when they begin.
         java: the Java that Spark uses.
         outputs: folders and URIs of sinks, which are locked against other runs.
-        storage: folder or URI of the checkpoints, which is locked, too.
+        storage: the folder or URI of the checkpoints, which is locked as well.
         log_file: file for Spark's log.
         report: file for the counts, or None.
         about: what is run, for a line on the terminal.
         master: Spark's master.
-        settings: Spark's settings.
+        settings: settings of Spark.
         trigger_seconds: see `running.run`.
         metrics: HOST:PORT for Prometheus, or None.
         short_run: see `session.java_options`.

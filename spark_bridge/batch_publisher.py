@@ -22,16 +22,16 @@ from penstock.spark_bridge.sink_rows import to_row
 _T = TypeVar("_T")
 
 _WAIT_SECONDS: Final = 10.0
-"""How long the server holds the request for a commit that is not finished."""
+"""The seconds for which the server holds the request for a commit that is not finished."""
 
 
 class Stage(NamedTuple):
-    """What one attempt of a task has uploaded.
+    """The rows that one attempt of a task has uploaded.
 
     Attributes:
-        partition: number of the task's partition.
-        name: name of the attempt, which no other attempt has.
-        n_rows: how many rows it has uploaded.
+        partition: the number of the task's partition.
+        name: the name of the attempt, which no other attempt has.
+        n_rows: the number of rows that it has uploaded.
     """
 
     partition: int
@@ -44,7 +44,7 @@ class BatchPublisher:
 
     Args:
         options: checked options.
-        writer: name of the writer, the same on the driver and in tasks.
+        writer: the name of the writer, equal on the driver and in tasks.
         client: client of the server; None makes one from the options.
         log: logger; None for this module's.
         sleep: see `Patience`.
@@ -71,7 +71,7 @@ class BatchPublisher:
         """Upload the rows of a partition.
 
         Args:
-            partition: number of the partition.
+            partition: the number of the task's partition.
             names: names of the columns.
             rows: values of each row.
 
@@ -102,12 +102,12 @@ class BatchPublisher:
         """Have the broker publish the stages as a batch, once; return when it is done.
 
         Args:
-            query: name of the query that makes the batches.
-            batch: number of the batch.
+            query: the name of the query that makes the batches.
+            batch: the number of the batch.
             stages: the attempts that count, which are published in the order of their partitions.
 
         Returns:
-            What became of the batch; None where there are no rows.
+            The outcome of the batch; None where there are no rows.
 
         Raises:
             PublishError: the server refuses, does not answer for ``retrySeconds``, or no row was

@@ -24,7 +24,7 @@ _PAYLOAD: Final = b'{"host": "h", "metric": "cpu", "value": 1, "at": 1700000000}
 
 
 class ClassArchiveError(BridgeError):
-    """The archive could not be written; Spark works without it, but starts more slowly."""
+    """An error: the archive could not be written, without which Spark starts more slowly."""
 
 
 def write_class_archive(archive: Path, run_java: Callable[[str, Path], None] | None = None) -> None:
@@ -34,8 +34,8 @@ def write_class_archive(archive: Path, run_java: Callable[[str, Path], None] | N
 
     Args:
         archive: see ``session.class_archive_path``; an existing one is replaced.
-        run_java: gets Java's options and a folder for its files, and runs Java to its end; None
-            runs the program's queries on a handful of rows.
+        run_java: a function that runs Java to its end with the given options and a folder for its
+            files; None runs the program's queries on a handful of rows.
 
     Raises:
         ClassArchiveError: Java did not write it.

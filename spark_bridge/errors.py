@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 MARK: Final = "penstock: "
-"""Begins the text of each of our errors, so that it can be found inside Spark's texts."""
+"""The beginning of the text of each of our errors, by which it is found inside Spark's texts."""
 
 MORE_MEMORY: Final = (
     "If it ends so again, its micro-batch needs more memory: --conf spark.driver.memory=4g, and "
@@ -16,18 +16,18 @@ _NO_CAUSE: Final = "(no cause message)"
 """Spark's text where one of its Python processes has ended without an answer."""
 
 _OUT_OF_MEMORY: Final = ("OutOfMemoryError", "SparkContext was shut down")
-"""In Spark's texts where Java has run out of memory and has ended."""
+"""A phrase in Spark's texts where Java has run out of memory and has ended."""
 
 _CAUSES: Final = ("Caused by: ", ": ")
-"""Beginnings of the lines in Java's texts that name an error or its cause."""
+"""The beginnings of the lines in Java's texts that name an error or its cause."""
 
 
 class BridgeError(Exception):
-    """Root of this package's errors.
+    """The root of this package's errors.
 
     Attributes:
         text: the error, on one line.
-        status: exit status of the program: 1, or 2 where the user must change something first.
+        status: the exit status of the program: 1, or 2 where the user must change something first.
     """
 
     status = 1

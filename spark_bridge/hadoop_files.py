@@ -13,7 +13,7 @@ class HadoopFolder:
 
     Args:
         spark: a session that has the file system's package and settings.
-        place: path or URI of the folder.
+        place: the path or URI of the folder.
     """
 
     def __init__(self, spark: SparkSession, place: str) -> None:
@@ -64,8 +64,8 @@ class HadoopFolder:
         Args:
             name: its name in the folder.
             text: its content.
-            overwrites: False fails where the file exists. Amazon S3 may not notice a file that
-                another program has just written.
+            overwrites: whether an existing file is replaced; otherwise it is an error. Amazon S3
+                may not notice a file that another program has just written.
         """
         stream = self._files.create(self._path(name), overwrites)
         try:

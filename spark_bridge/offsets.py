@@ -30,13 +30,13 @@ _READER: Final = "reader"
 _FIRST: Final = "first"
 
 ONE_TASK_MESSAGES: Final = 25_000
-"""One task reads so many messages of 1 KiB in half a second of processor time. More tasks would
-save little, and each would write a small file."""
+"""The most messages that one task reads: with 1 KiB each they take half a second of processor
+time. More tasks would save little, and each would write a small file."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueContents:
-    """What a queue contains.
+    """The messages that a queue holds.
 
     Attributes:
         incarnation: the queue's UUID; a queue that is created again gets another one.

@@ -24,16 +24,18 @@ from penstock.spark_bridge.server import ServerOptions
 DEFAULT_GROUP: Final = "spark"
 
 DEFAULT_MAX_ROWS_PER_TRIGGER: Final = 250_000
-"""A few seconds of work, which is what a killed query repeats."""
+"""The default limit of rows in a micro-batch: a few seconds of work, which a killed query
+repeats."""
 
 DEFAULT_MAX_BYTES_PER_TRIGGER: Final = 128 * 1024 * 1024
-"""A row group of Parquet. Spark's Parquet writer copies all of it several times in one task. Java's
-default of 1 GiB of memory suffices for that."""
+"""The default limit of bytes in a micro-batch: a row group of Parquet. Spark's Parquet writer
+copies all of it several times in one task. Java's default of 1 GiB of memory suffices for that."""
 
 DEFAULT_WAIT_SECONDS: Final = 1.0
 
 DEFAULT_LARGE_ABOVE_BYTES: Final = 10_000
-"""The broker's default of ``threshold_s``."""
+"""The default payload length above which a message is large: the broker's default of
+``threshold_s``."""
 
 EARLIEST_OFFSET: Final = -2
 LATEST_OFFSET: Final = -1
@@ -45,31 +47,32 @@ Address: TypeAlias = tuple[str, int]
 PlaceOption: TypeAlias = (
     Literal["group", "earliest", "latest"] | float | Mapping[str, Mapping[int, int]]
 )
-"""Where a query begins or ends: the position of its group, an end of the queue, the first message
-that arrived at or after a time (seconds since 1970), or offsets by queue and physical queue."""
+"""The place where a query begins or ends: the position of its group, an end of the queue, the
+first message that arrived at or after a time (seconds since 1970), or offsets by queue and
+physical queue."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedisOptions:
-    """Where tasks read messages themselves; the options that begin with ``redis``.
+    """The Redis servers from which tasks read; the options that begin with ``redis``.
 
-    One of `server`, `cluster` and `sentinels` says where. Files are those of the machines on which
-    executors run.
+    One of `server`, `cluster` and `sentinels` gives the address. Files are read on the machines of
+    the executors.
 
     Attributes:
-        server: address of the only server.
-        cluster: addresses of some nodes of a cluster.
-        sentinels: addresses of sentinels.
-        master: name of the master at the sentinels.
-        db: number of the database.
-        prefix: beginning of the name of each key.
-        user: ACL user; "" for `default`.
-        password_file: file whose first line is the password, or "".
-        sentinel_user: ACL user of the sentinels.
-        sentinel_password_file: file whose first line is the password of the sentinels, or "".
-        ca_file: PEM file of the authorities of servers and sentinels; "" for no TLS.
-        certificate_file: PEM file of the client's certificate, or "".
-        key_file: PEM file of the certificate's key.
+        server: the address of the only server.
+        cluster: the addresses of some nodes of a cluster.
+        sentinels: the addresses of sentinels.
+        master: the name of the master at the sentinels.
+        db: the number of the database.
+        prefix: the beginning of the name of each key.
+        user: the ACL user; "" for `default`.
+        password_file: the file whose first line is the password, or "".
+        sentinel_user: the ACL user of the sentinels.
+        sentinel_password_file: the file whose first line is the password of the sentinels, or "".
+        ca_file: the PEM file of the authorities of servers and sentinels; "" for no TLS.
+        certificate_file: the PEM file of the client's certificate, or "".
+        key_file: the PEM file of the certificate's key.
     """
 
     server: Address | None = None
@@ -92,26 +95,26 @@ class SourceOptions(ServerOptions):
     """Options of the source, checked; ``docs/reference/spark.md`` has their names for users.
 
     Attributes:
-        queues: names of the logical queues.
+        queues: the names of the logical queues.
         group: the query's group in each queue, of kind ``offsets``; it is created where it is
             missing. A queue keeps what its group has not committed. It is for streams only.
-        starting_position: where a query without a checkpoint begins.
-        ending_position: where a batch read ends.
-        columns: names of the columns, in the order of a row.
-        topic_filters: MQTT topic filters, of which a message must match one; empty for all
+        starting_position: the place where a query without a checkpoint begins.
+        ending_position: the place where a batch read ends.
+        columns: the names of the columns, in the order of a row.
+        topic_filters: the MQTT topic filters, of which a message must match one; empty for all
             messages.
-        max_rows_per_trigger: messages of one micro-batch at most, over all queues.
-        max_bytes_per_trigger: stored bytes of one micro-batch at most, about. A larger message is
+        max_rows_per_trigger: the most messages of one micro-batch, over all queues.
+        max_bytes_per_trigger: about the most stored bytes of one micro-batch. A larger message is
             read alone.
-        min_partitions: least number of tasks of a micro-batch or a batch read, for which long
+        min_partitions: the least number of tasks of a micro-batch or a batch read, for which long
             physical queues are split; 0 for a task for each physical queue with messages.
-        large_above_bytes: payload bytes above which a message is of the size class ``large``.
-        fail_on_data_loss: whether the query fails when a queue no longer holds messages that it
-            has not read. False logs what is missing and reads on.
-        wait_seconds: how long the server may hold the request for the next micro-batch while
-            nothing is there, in addition to `timeout_seconds`. A query that is stopped ends as much
-            later.
-        redis: Redis servers from which tasks read messages themselves; None for tasks that read
+        large_above_bytes: the payload length above which a message is of the size class ``large``.
+        fail_on_data_loss: whether the query fails when a queue no longer holds messages that it has
+            not read. False logs the missing messages and reads on.
+        wait_seconds: the seconds for which the server may hold the request for the next micro-batch
+            while there are no messages, in addition to `timeout_seconds`. A query that is stopped
+            ends that much later.
+        redis: the Redis servers from which tasks read messages themselves; None for tasks that read
             from `url`.
     """
 
@@ -341,7 +344,7 @@ SERVER_READERS: Final[Mapping[str, Reader]] = {
     "timeoutSeconds": ("timeout_seconds", lambda name, text: read_seconds(name, text, zero=False)),
     "retrySeconds": ("retry_seconds", lambda name, text: read_seconds(name, text, zero=True)),
 }
-"""Attribute and reader of the options of `ServerOptions`, beside ``url``."""
+"""The attribute and the reader of each option of `ServerOptions`, beside ``url``."""
 
 _READERS: Final[Mapping[str, Reader]] = {
     "url": ("url", read_url),
@@ -359,10 +362,10 @@ _READERS: Final[Mapping[str, Reader]] = {
     "waitSeconds": ("wait_seconds", lambda name, text: read_seconds(name, text, zero=True)),
     **SERVER_READERS,
 }
-"""Attribute and reader of each option, in the order of the documentation."""
+"""The attribute and the reader of each option, in the order of the documentation."""
 
 _REDIS: Final = "redis."
-"""Marks an attribute of `RedisOptions`."""
+"""The mark of an attribute of `RedisOptions`."""
 
 _REDIS_READERS: Final[Mapping[str, Reader]] = {
     "redis": ("redis.server", _address),
@@ -379,11 +382,11 @@ _REDIS_READERS: Final[Mapping[str, Reader]] = {
     "redisCertificateFile": ("redis.certificate_file", read_name),
     "redisKeyFile": ("redis.key_file", read_name),
 }
-"""Attribute and reader of the options of `RedisOptions`."""
+"""The attribute and the reader of each option of `RedisOptions`."""
 
 _ALL_READERS: Final = {**_READERS, **_REDIS_READERS}
 _PLACES: Final = ("redis", "redisSentinels", "redisCluster")
-"""Options that say where the servers are, of which one is allowed."""
+"""The options for the address of the servers, of which one is allowed."""
 
 OPTION_NAMES: Final = tuple(_READERS)
 """The names of all options but those of Redis."""
@@ -397,9 +400,9 @@ def read_texts(
     """Turn Spark's option texts into the values of attributes.
 
     Args:
-        texts: option names, in upper and lower case, to their texts.
-        readers: attribute and reader of each option.
-        needed: options that are required.
+        texts: the text of each option, by its name in upper or lower case.
+        readers: the attribute and the reader of each option.
+        needed: the options that are required.
 
     Raises:
         OptionError: an option is missing, unknown or out of range; the text names it.
@@ -486,4 +489,4 @@ _WITH: Final = {
     "redisCertificateFile": "with redisCaFile and redisKeyFile",
     "redisKeyFile": "with redisCaFile and redisCertificateFile",
 }
-"""What an option requires."""
+"""The options that an option requires."""

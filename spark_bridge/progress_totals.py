@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 OBSERVATION: Final = "penstock"
-"""Name in Spark's progress reports of the counts of payloads."""
+"""The name in Spark's progress reports of the counts of payloads."""
 
 MESSAGES: Final = "messages"
 EXPIRED: Final = "expired"
@@ -24,8 +24,8 @@ class ProgressTotals:
 
     Attributes:
         batch_id: the newest micro-batch reported; -1 before the first.
-        rate: rows per second of the newest micro-batch that had any.
-        lag: messages that wait behind the newest micro-batch, by ``QUEUE/NUMBER``.
+        rate: the rows a second of the newest micro-batch that had any.
+        lag: the number of messages that wait behind the newest micro-batch, by ``QUEUE/NUMBER``.
     """
 
     def __init__(self) -> None:
@@ -102,13 +102,14 @@ def observed_counts(report: Mapping[str, Any]) -> dict[str, int]:
 
 
 def lag_of(report: Mapping[str, Any]) -> dict[str, int]:
-    """Return how many messages wait behind a micro-batch.
+    """Return the number of messages that wait behind a micro-batch.
 
     Args:
-        report: of it.
+        report: the report of the micro-batch.
 
     Returns:
-        ``QUEUE/NUMBER`` of each physical queue to the count; {} where the source does not tell.
+        The number for each physical queue, by ``QUEUE/NUMBER``; {} where the source does not report
+        it.
     """
     lag: dict[str, int] = {}
     for source in report["sources"]:

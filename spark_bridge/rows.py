@@ -59,13 +59,13 @@ _TEXTS: Final = ("topic", "publisher", "properties")
 
 
 class RowOrigin(NamedTuple):
-    """Where messages are from, and how derived columns are computed.
+    """The origin of messages, and the settings of derived columns.
 
     Attributes:
-        queue: name of the logical queue.
-        physical_queue: number of the physical queue.
-        key: setting of the queue that says what a message's key is, or None.
-        large_above_bytes: payload bytes above which a message is large.
+        queue: the name of the logical queue.
+        physical_queue: the number of the physical queue.
+        key: the setting of the queue that defines a message's key, or None.
+        large_above_bytes: the payload length above which a message is large.
     """
 
     queue: str
@@ -102,10 +102,10 @@ class Texts:
 
 
 class Columns(Protocol):
-    """Messages as they came, perhaps without some columns.
+    """The columns of messages in their transferred form, perhaps without some columns.
 
     Attributes:
-        n_messages: number of messages, one or more.
+        n_messages: the number of messages, one or more.
         texts: the columns `topic`, `publisher` and `properties`.
     """
 

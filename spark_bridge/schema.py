@@ -18,10 +18,10 @@ class Column:
     """A column of the source.
 
     Attributes:
-        name: name of the column.
-        spark_type: type in Spark's DDL.
-        nullable: a message may lack it.
-        needs: columns of a range that must be transferred for it.
+        name: the name of the column.
+        spark_type: the type in Spark's DDL.
+        nullable: whether a message may lack it.
+        needs: the columns of a range that must be transferred for it.
     """
 
     name: str
@@ -59,7 +59,7 @@ COLUMNS: Final = (
 BY_NAME: Final = {column.name: column for column in COLUMNS}
 
 DEFAULT_COLUMNS: Final = tuple(one.name for one in COLUMNS if one.name != "properties")
-"""All columns but `properties`, whose content other columns have."""
+"""The default columns: all but `properties`, whose content other columns have."""
 
 
 def spark_ddl(names: Sequence[str]) -> str:

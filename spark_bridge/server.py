@@ -1,4 +1,4 @@
-"""The server of the queue as source and sink use it: its options, a client, and patience with it.
+"""The server of the queue for source and sink: its options, a client, and repeated requests.
 
 Importable without Spark.
 """
@@ -19,11 +19,11 @@ _T = TypeVar("_T")
 _C = TypeVar("_C", bound=QueueClient)
 
 DEFAULT_RETRY_SECONDS: Final = 300.0
-"""A gateway that stopped, or moves to another machine, is back by then. A query that fails needs
-somebody to start it again."""
+"""The default time for which a request is repeated, seconds: a gateway that stopped, or moves to
+another machine, is back by then. A query that fails has to be started again by hand."""
 
 NO_ANSWER: Final = 0
-"""Status of an error for which the server has not answered."""
+"""The status of an error for which the server has not answered."""
 
 _TOO_MANY: Final = 429
 _SERVER_ERRORS: Final = 500
@@ -40,14 +40,14 @@ class ServerOptions:
     """The options of source and sink that concern the server.
 
     Attributes:
-        url: base URL of the queue's HTTP API, as ``http://host:port``.
-        token: bearer token; "" where the server asks for none, or `token_file` has it.
-        token_file: file with the token, on the driver and where executors run.
+        url: the base URL of the queue's HTTP API, as ``http://host:port``.
+        token: the bearer token; "" where the server needs none, or `token_file` has it.
+        token_file: the file with the token, on the driver and on the executors' machines.
         ca_file: PEM file of the certificate authority of an https server, on the same machines; ""
             for the system's authorities.
-        timeout_seconds: how long one request may take.
-        retry_seconds: how long a request is repeated to a server that does not answer or has no
-            room, before the query fails; 0 asks once.
+        timeout_seconds: the longest time of one request, seconds.
+        retry_seconds: the seconds for which a request is repeated to a server that does not answer
+            or has no room, before the query fails; 0 sends it once.
     """
 
     url: str
@@ -86,10 +86,10 @@ def make_client(options: ServerOptions, kind: type[_C]) -> _C:
 
 
 class Patience:
-    """Repeats requests to a server that does not answer or has no room.
+    """The repetition of requests to a server that does not answer or has no room.
 
     Args:
-        retry_seconds: how long a request is repeated.
+        retry_seconds: the seconds for which a request is repeated.
         log: gets a warning when a request is repeated for the first time.
         sleep: waits between two attempts, for a number of seconds.
         clock: returns monotonic seconds.

@@ -66,7 +66,8 @@ _SETTINGS: Final = {
 }
 
 CHECKPOINT_FILES: Final = "spark.sql.streaming.checkpointFileManagerClass"
-"""Setting of Spark with the class that writes checkpoints and the lists of a file sink's files."""
+"""The setting of Spark with the class that writes checkpoints and the lists of a file sink's
+files."""
 
 _RENAMING: Final = (
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
@@ -76,7 +77,7 @@ _RENAMING: Final = (
 _OWN_PATH: Final = "PENSTOCK_PYTHONPATH"
 
 _LONG_RUN_JAVA: Final = ("-XX:+UseParallelGC",)
-"""Options for a long run: garbage is collected by all cores, without a concurrent thread."""
+"""The options for a long run: garbage is collected by all cores, without a concurrent thread."""
 _SHORT_RUN_JAVA: Final = (*_LONG_RUN_JAVA, "-XX:TieredStopAtLevel=1")
 
 
@@ -141,9 +142,10 @@ def java_options(*, short_run: bool, archive: Path | None, write_archive: bool =
     """Return the options of the driver's Java.
 
     Args:
-        short_run: the run ends within minutes, so that a quick start matters more than peak speed.
+        short_run: whether the run ends within minutes, so that a quick start matters more than peak
+            speed.
         archive: the class archive, or None. Java ignores one that does not fit.
-        write_archive: write the archive when Java ends instead of using it.
+        write_archive: whether Java writes the archive when it ends instead of using it.
     """
     options = list(_SHORT_RUN_JAVA if short_run else _LONG_RUN_JAVA)
     if archive is not None and (write_archive or archive.is_file()):

@@ -1,4 +1,4 @@
-"""Coordinates several sources of one query, which read as one group and commit their minimum.
+"""The coordination of several sources of one query: they have one group, and commit their minimum.
 
 Theory of operation. A self-join, a union and two ``load()``s have several sources in one query.
 Spark runs each in a Python process of its own on the driver, and tells it neither the query nor the
@@ -34,7 +34,7 @@ if sys.platform != "win32":
 
 _FOLDERS: Final = "SPARK_LOCAL_DIRS"
 _OF_DRIVER: Final = "blockmgr-"
-"""Begins the name of a folder that belongs to one driver, and is deleted with it."""
+"""The beginning of the name of a folder that belongs to one driver, and is deleted with it."""
 
 
 class Siblings:
@@ -42,7 +42,7 @@ class Siblings:
 
     Args:
         folder: the driver's folder; None where each source is alone.
-        scope: server and group. Sources with another scope are ignored.
+        scope: the server and the group. Sources with another scope are ignored.
     """
 
     def __init__(self, folder: Path | None, scope: str) -> None:

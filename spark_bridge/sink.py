@@ -25,18 +25,18 @@ from penstock.spark_bridge.sink_options import SinkOptions, read_sink_options
 from penstock.spark_bridge.sink_rows import check_columns
 
 QUERY_ID: Final = "sql.streaming.queryId"
-"""Name of the property in which Spark tells a task the id of its query."""
+"""The name of the property in which Spark tells a task the id of its query."""
 
 
 @dataclass(frozen=True)
 class Staged(WriterCommitMessage):
-    """What a task tells the driver.
+    """The message of a task to the driver.
 
     Attributes:
-        stage: what it has uploaded.
-        writer: name of the writer of the stage. Spark makes another writer on the driver for the
-            commit of a micro-batch.
-        query_id: id of the query, from its checkpoint; "" for a batch write.
+        stage: the rows that it has uploaded.
+        writer: the name of the writer of the stage. Spark makes another writer on the driver for
+            the commit of a micro-batch.
+        query_id: the id of the query, from its checkpoint; "" for a batch write.
     """
 
     stage: Stage
@@ -45,7 +45,7 @@ class Staged(WriterCommitMessage):
 
 
 class _Writer:
-    """What both writers have in common; Spark pickles it for each task."""
+    """The base of both writers, which Spark pickles for each task."""
 
     def __init__(self, schema: StructType, texts: Mapping[str, str]) -> None:
         self._options: SinkOptions = read_sink_options(texts)

@@ -39,9 +39,9 @@ _LOG = "_spark_metadata"
 _COMPACT = ".compact"
 _PREFIX = "part-"
 _NAME = re.compile(r"part-\d{5,}-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}-c\d{3,}\..+")
-"""Names of the files of Spark's sink: the task, a UUID, a number and the format's suffix."""
+"""The names of the files of Spark's sink: the task, a UUID, a number and the format's suffix."""
 _DRAFT = re.compile(r"\.{1,2}\d+\..+\.tmp(\.crc)?")
-"""Names of unfinished files of Spark's logs, and of their checksums."""
+"""The names of unfinished files of Spark's logs, and of their checksums."""
 _LOCK = ".penstock.lock"
 _JOINING = ".penstock.joining"
 """Spark skips files whose names begin with a dot."""
@@ -345,7 +345,7 @@ def prepare_checkpoint(checkpoint: Path) -> list[Path]:
     a query whose checkpoint has such a file and no plan. The query must not be running.
 
     Args:
-        checkpoint: of the query.
+        checkpoint: the checkpoint of the query.
 
     Returns:
         The files that were deleted.

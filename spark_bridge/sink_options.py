@@ -21,14 +21,15 @@ from penstock.spark_bridge.options import (
 from penstock.spark_bridge.server import ServerOptions
 
 DEFAULT_ROWS_PER_REQUEST: Final = 5_000
-"""Half of what the server takes in one request."""
+"""The default number of rows in a request: half of the server's limit."""
 
 DEFAULT_BYTES_PER_REQUEST: Final = 1024 * 1024
-"""Payloads in base64 are a third longer: together with the rest of their rows, these stay below the
-server's default of 4 MiB for a request."""
+"""The default limit of payload bytes in a request. Payloads in base64 are a third longer:
+together with the rest of their rows, these stay below the server's default of 4 MiB for a
+request."""
 
 _OF_SPARK: Final = frozenset({"checkpointlocation", "queryname", "path"})
-"""Options of Spark's own, in lower case, that it hands to every sink."""
+"""The options of Spark's own, in lower case, that it gives to every sink."""
 
 _WRITE_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,100}")
 
@@ -38,10 +39,11 @@ class SinkOptions(ServerOptions):
     """Options of the sink as checked values; ``docs/reference/spark.md`` has their names for users.
 
     Attributes:
-        defaults: by column, what a row has whose column is null or missing.
-        write_id: of a batch write: a later one of the same name publishes nothing. "" for none.
-        rows_per_request: rows of one upload at most.
-        bytes_per_request: payload bytes of one upload; a longer row is sent alone.
+        defaults: the value of a column where it is null or missing, by column.
+        write_id: the name of a batch write: a later write of the same name publishes nothing. ""
+            for none.
+        rows_per_request: the most rows of one upload.
+        bytes_per_request: the most payload bytes of one upload; a longer row is sent alone.
     """
 
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -91,7 +93,7 @@ _ROW_READERS: Final[Mapping[str, Reader]] = {
     "correlationData": ("correlation_data", _as_given),
     "userProperties": ("user_properties", _pairs),
 }
-"""Options that stand for a column, with its name."""
+"""The options that stand for a column, with the column's name."""
 
 _READERS: Final[Mapping[str, Reader]] = {
     "url": ("url", read_url),
@@ -103,7 +105,7 @@ _READERS: Final[Mapping[str, Reader]] = {
 }
 
 SINK_OPTION_NAMES: Final = tuple(_READERS)
-"""Every option's name, in the order of the documentation."""
+"""The names of all options, in the order of the documentation."""
 
 
 def read_sink_options(texts: Mapping[str, str]) -> SinkOptions:

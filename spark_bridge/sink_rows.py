@@ -31,15 +31,15 @@ _PROPERTIES: Final = {
     "correlation_data": "correlation_data",
     "user_properties": "user_property",
 }
-"""Column to its MQTT 5 property."""
+"""The MQTT 5 property of each column."""
 
 
 def check_columns(types: Mapping[str, str], defaults: Mapping[str, Any]) -> None:
     """Check the columns of a DataFrame.
 
     Args:
-        types: Spark's short name of the type by column; "void" for one of nulls alone.
-        defaults: columns for which there is an option.
+        types: Spark's short name of the type, by column; "void" for a column of nulls alone.
+        defaults: the columns for which there is an option.
 
     Raises:
         OptionError: a column is missing, unknown or of another type.
@@ -69,10 +69,10 @@ def to_row(
     """Return (a row as the API takes it, bytes of its payload).
 
     Args:
-        names: names of the columns.
-        values: values of the row.
-        defaults: values in place of null, by column.
-        place: place of the row, for errors.
+        names: the names of the columns.
+        values: the values of the row.
+        defaults: the values in place of null, by column.
+        place: the place of the row, for errors.
 
     Raises:
         RowError: a value is missing or of a wrong kind.

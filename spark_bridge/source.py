@@ -63,14 +63,14 @@ def register(spark: SparkSession) -> None:
 
 
 class QueuePartition(InputPartition):
-    """What one task reads: ranges, each with the settings of its queue where it needs them."""
+    """The partition of one task: ranges, with the settings of their queues."""
 
     def __init__(self, wanted: Sequence[tuple[Range, ReadSettings | None]]) -> None:
         self.wanted = wanted
 
 
 class PenstockDataSource(DataSource):
-    """Logical queues; the options are those of ``penstock.spark_bridge.options``."""
+    """The data source ``penstock``; its options are those of ``penstock.spark_bridge.options``."""
 
     @classmethod
     def name(cls) -> str:
@@ -134,7 +134,7 @@ def _shown(schema: pa.Schema) -> Iterator[str]:
 
 
 class BatchReader(DataSourceReader):
-    """Reads what lies between two positions when the query is planned, and commits nothing."""
+    """A reader of the messages between two fixed positions, which commits nothing."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
@@ -155,11 +155,11 @@ class BatchReader(DataSourceReader):
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Follows the queues; Spark stores the position.
+    """A reader that follows the queues; Spark stores the position.
 
     Args:
         options: options of the source.
-        queue: reader of the queues; None makes one.
+        queue: the reader of the queues; None makes one.
         siblings: the other sources of the query; None for those of this driver.
     """
 

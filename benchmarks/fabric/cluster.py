@@ -26,7 +26,8 @@ PORT: Final = 6379
 N_RINGS: Final = 2
 MEMORY_BYTES: Final = 256 * 1024 * 1024
 FULL_RATIO: Final = 0.95
-"""A full server's `maxmemory` over what it uses: it stays full when some messages have left."""
+"""The ratio of a full server's `maxmemory` to its used memory: it stays full when some messages
+have left."""
 RINGS_SCRIPT: Final = Path(__file__).parents[2] / "docs" / "how-to" / "rings.sh"
 RINGS_SECONDS: Final = 120.0
 
@@ -51,7 +52,7 @@ class Node(NamedTuple):
 
     Attributes:
         machine: the name of its machine.
-        port: where it listens.
+        port: the TCP port that it listens on.
         process: the running server.
     """
 
@@ -61,14 +62,14 @@ class Node(NamedTuple):
 
 
 class Cluster:
-    """A cluster whose servers run for a block.
+    """A cluster, whose servers run within its ``with`` block.
 
     Args:
         machines: all machines of the run.
         names: the machines with servers, in the order of the circle, more than `n_replicas`.
-        n_replicas: replicas of each master. A machine has a master of each ring.
-        folder: where the servers have their files.
-        view: the machine from which the servers are asked.
+        n_replicas: the number of replicas of each master. A machine has a master of each ring.
+        folder: the folder for the servers' files.
+        view: the machine from which the servers are queried.
 
     Attributes:
         names: the machines with servers.

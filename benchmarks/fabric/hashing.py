@@ -1,6 +1,9 @@
 """The baseline: a broker or gateway that stores by consistent hashing, and leaves nothing out.
 
 Usage: ``python -m benchmarks.fabric.hashing MODULE ARGUMENTS``, where the module is
+    ``penstock.broker`` or ``penstock.plugins.queue``. All parts are the product's except the
+    enqueue controller: the topic of a message decides which physical queue gets it (paper 001,
+    3.2.3.1). A dead node's physical queues belong to its replica as soon as that has taken over.
 ``penstock.broker`` or ``penstock.plugins.queue``. Everything is the product's but for the enqueue
 controller: the topic of a message says which physical queue gets it (paper 001, 3.2.3.1). A dead
 node's physical queues belong to its replica as soon as that has taken over.
@@ -22,12 +25,12 @@ T = TypeVar("T")
 
 
 class HashingController(EnqueueController[T]):
-    """Deals messages by their topics.
+    """A controller that assigns messages to physical queues by their topics.
 
     Args:
-        physical_queues: how many there are.
-        key_of: is not asked.
-        exclusion: is not asked.
+        physical_queues: the number of physical queues.
+        key_of: unused.
+        exclusion: unused.
     """
 
     def __init__(

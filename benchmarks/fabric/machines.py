@@ -1,4 +1,4 @@
-"""Machines on one switch: network namespaces with an interface each, which can be cut off.
+"""Machines on one switch: network namespaces with one interface each, which can be disconnected.
 
 The switch is a bridge in a namespace of its own, so that nothing is changed outside. It adds no
 delay; `penstock.netem` has links that do.
@@ -35,10 +35,10 @@ _numbers: Final = itertools.count()
 
 
 class Machines:
-    """Machines, as long as the block.
+    """The machines, which exist within the ``with`` block.
 
     Args:
-        names: of letters and digits.
+        names: their names, of letters and digits.
     """
 
     def __init__(self, names: Sequence[str]) -> None:

@@ -1,1 +1,1 @@
-"""What is done to a broker while it is measured: packets, clients and the processes they run in."""
+"""The loads of benchmarks: packets, clients and the processes that they run in."""

@@ -1,4 +1,4 @@
-"""Counts the HTTP requests that clients send to a server: forwards their connections unread.
+"""A counter of HTTP requests to a server, which forwards clients' connections unread.
 
 Clients of HTTP/1.1 send the next request of a connection when they have the answer to the last one.
 So a request begins with the first bytes that a client sends, and with those that it sends after
@@ -17,18 +17,18 @@ READ_BYTES: Final = 1 << 18
 
 
 class RequestCounter:
-    """Counts requests; a thread of its own forwards them.
+    """A counter of requests; a thread of its own forwards the connections.
 
     Attributes:
-        url: for the clients.
-        requests: so far.
+        url: the URL for the clients.
+        requests: the number of requests so far.
     """
 
     def __init__(self, port: int) -> None:
         """Make it.
 
         Args:
-            port: of the server on this machine.
+            port: the port of the server on this machine.
         """
         self.url = ""
         self.requests = 0

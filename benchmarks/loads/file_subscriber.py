@@ -1,4 +1,4 @@
-"""Subscribes with paho and writes what comes into files: lines of JSON, payloads in base64.
+"""A subscriber with paho that writes messages into files: lines of JSON, payloads in base64.
 
 Arguments: the port, the folder of the files, and the seconds after which a file is complete. A file
 is in the folder as soon as it is complete. Prints a line when the subscription stands.

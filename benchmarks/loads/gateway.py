@@ -22,8 +22,8 @@ class Gateway(NamedTuple):
     """A gateway that runs.
 
     Attributes:
-        pid: of its process.
-        urls: of its APIs, in the order ``http``, ``sqs``.
+        pid: the process id of its process.
+        urls: the URLs of its APIs, in the order ``http``, ``sqs``.
     """
 
     pid: int
@@ -45,7 +45,7 @@ def running_gateway(folder: Path, plugin: Mapping[str, Any]) -> Iterator[Gateway
     """Run ``penstock queue`` in a folder.
 
     Args:
-        folder: for its policy file.
+        folder: the folder for its policy file.
         plugin: section of the plugin `queue` in it; each API on a free port of this machine.
 
     Raises:
@@ -80,10 +80,10 @@ def gateway(
     """Run ``penstock queue`` in a folder; yield its URL.
 
     Args:
-        folder: with the file of the queue, or without it yet.
-        name: of its one logical queue.
+        folder: the folder of the queue's file, which may not exist yet.
+        name: the name of its only logical queue.
         queue: the keys of that.
-        engine: of the policy file.
+        engine: the keys of the engine in the policy file.
 
     Raises:
         BenchmarkError: it did not start.

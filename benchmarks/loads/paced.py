@@ -42,9 +42,9 @@ class Schedule:
     """When who sends.
 
     Attributes:
-        clients: each on a topic of its own.
-        interval_seconds: between two messages of a client.
-        seconds: from the first to the last.
+        clients: the number of clients, each on a topic of its own.
+        interval_seconds: the time between two messages of a client.
+        seconds: the time from the first message to the last one.
     """
 
     clients: int

@@ -23,8 +23,8 @@ class Sending:
     """A block that is sent over and over on a connection.
 
     Attributes:
-        sock: connected.
-        remaining: bytes of this run that are not sent.
+        sock: the connected socket.
+        remaining: the bytes of this run that are not yet sent.
     """
 
     def __init__(self, sock: socket.socket, block: bytes) -> None:

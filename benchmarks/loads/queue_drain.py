@@ -30,12 +30,13 @@ WAIT_SECONDS: Final = 20.0
 
 
 def tell(received: Iterable[tuple[bytes, float]]) -> None:
-    """Write what came in a batch, once it is acknowledged.
+    """Write a line about a batch, once it is acknowledged.
 
-    How many messages, the sum of their numbers, when they were acknowledged, and how late each was.
+    The line holds the number of messages, the sum of their numbers, the time of the acknowledgement
+    and the lateness of each.
 
     Args:
-        received: payloads, and the monotonic seconds at which each was there.
+        received: the payloads, each with the time of its arrival in monotonic seconds.
     """
     heads = [(HEAD.unpack_from(payload), at) for payload, at in received]
     line = {

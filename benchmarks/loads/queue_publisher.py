@@ -1,9 +1,9 @@
-"""Publishes to a queue at QoS 1: as fast as it is acknowledged, or on a schedule.
+"""A publisher to a queue at QoS 1: as fast as it is acknowledged, or on a schedule.
 
-A process of its own. Each payload begins with the message's number and the monotonic time at which
-it was due; consumers on the same machine tell how late they got it. On a schedule, a message is
-due when the schedule says so, sent or not, so that a server that stands still is charged for all
-that waits meanwhile.
+It is a process of its own. Each payload begins with the message's number and the monotonic time at
+which it was due; consumers on the same machine compute its lateness. On a schedule, a message is
+due at its scheduled time whether it could be sent or not, so that a server that stands still is
+charged for all messages that wait meanwhile.
 
 PUBACKs may come in any order: a server may confirm messages as its disk has them.
 """
@@ -35,12 +35,12 @@ PACKET_IDS: Final = 65_535
 
 @dataclass(frozen=True, slots=True)
 class Publishing:
-    """How messages are published.
+    """The settings of publishing.
 
     Attributes:
-        connections: publishers, each with a topic of its own.
-        window: messages of a publisher that are not acknowledged.
-        payload_bytes: of each message; at least those of `HEAD`.
+        connections: the number of publishers, each with a topic of its own.
+        window: the number of unacknowledged messages of a publisher.
+        payload_bytes: the payload length of each message; at least that of `HEAD`.
     """
 
     connections: int
@@ -52,8 +52,8 @@ class Connection:
     """One publisher.
 
     Attributes:
-        sock: connected.
-        unacknowledged: Packet Identifiers.
+        sock: the connected socket.
+        unacknowledged: the Packet Identifiers of its unacknowledged messages.
     """
 
     def __init__(self, port: int, number: int, publishing: Publishing) -> None:
@@ -97,7 +97,7 @@ class Connection:
 
 
 class Publisher:
-    """All connections, and what they send."""
+    """All connections, and the messages that they send."""
 
     def __init__(self, port: int, publishing: Publishing) -> None:
         self._connections = [
@@ -135,12 +135,12 @@ class Publisher:
         return self._finish() - begin
 
     def pace(self, messages: int, rate: float, first: int = 0) -> float:
-        """Publish so many messages a second; return the seconds until the last PUBACK.
+        """Publish messages at a rate; return the seconds until the last PUBACK.
 
         Args:
-            messages: how many.
-            rate: a second.
-            first: number of the first.
+            messages: the number of messages.
+            rate: the messages a second.
+            first: the number of the first message.
         """
         begin = time.monotonic()
         for index in range(messages):

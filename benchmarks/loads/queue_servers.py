@@ -48,10 +48,10 @@ class QueueServer:
     """A server that runs.
 
     Attributes:
-        mqtt_port: where publishers connect; 0 for none.
-        consuming: protocol and address for `queue_drain`.
-        sqs_url: of the Amazon SQS protocols; "" for none.
-        pid: of Penstock's process; 0 for another server.
+        mqtt_port: the TCP port for publishers; 0 for none.
+        consuming: the protocol and the address for `queue_drain`.
+        sqs_url: the URL of its Amazon SQS API; "" for none.
+        pid: the process id of Penstock; 0 for another server.
     """
 
     mqtt_port: int = 0
@@ -65,11 +65,11 @@ class QueuePeer:
     """A server that can be measured.
 
     Attributes:
-        name: as in ``--peers``.
-        about: its configuration in a few words.
-        version: what the results name.
-        missing: says what has to be installed; "" where nothing is missing.
-        run: starts it in an empty folder.
+        name: the name in ``--peers``.
+        about: a few words about its configuration.
+        version: the version that the results name.
+        missing: a function that names what has to be installed; "" where nothing is missing.
+        run: a function that starts it in an empty folder.
         has_mqtt: whether it takes part in the table of MQTT.
         has_sqs: whether it takes part in the table of Amazon SQS.
     """
@@ -123,7 +123,7 @@ def _penstock(protocol: str) -> Callable[[Path], Any]:
     """Return what runs the broker with one queue in SQLite, durable before each PUBACK.
 
     Args:
-        protocol: of the consumers, `http` or `mqtt`.
+        protocol: the protocol of the consumers, `http` or `mqtt`.
     """
 
     @contextmanager
@@ -163,7 +163,7 @@ def rabbitmq_settings(folder: Path, ports: Mapping[str, int]) -> dict[str, str]:
     """Write the configuration of a node of its own into a folder; return its environment.
 
     Args:
-        folder: for its files, its database and its log.
+        folder: the folder for its files, its database and its log.
         ports: `amqp`, `mqtt`, `distribution` and `epmd`.
     """
     lines = [
@@ -352,8 +352,8 @@ def running_queue(peer: QueuePeer, folder: Path) -> Iterator[QueueServer]:
     """Start a server in an empty folder of its own and end it afterwards.
 
     Args:
-        peer: which.
-        folder: on the disk that is to be measured.
+        peer: the peer to start.
+        folder: a folder on the measured disk.
 
     Raises:
         BenchmarkError: it does not start.

@@ -21,9 +21,9 @@ class RedisServer:
     """A server that is started, and may be killed and started again.
 
     Args:
-        folder: of its files.
-        port: on loopback, reserved.
-        settings: further words of its command.
+        folder: the folder of its files.
+        port: the reserved TCP port on loopback.
+        settings: further arguments of its command.
     """
 
     def __init__(self, folder: Path, port: int, *settings: str) -> None:
@@ -87,7 +87,7 @@ def running_redis(folder: Path) -> Iterator[RedisServer]:
     """Run a server that writes to the disk only when it is told to.
 
     Args:
-        folder: of its snapshot.
+        folder: the folder of its snapshot.
 
     Raises:
         BenchmarkError: it did not start.

@@ -1,12 +1,12 @@
-"""The peer `ceiling`: it forwards packets almost unread, so it shows the load's own limit.
+"""The peer `ceiling`: a relay that forwards packets almost unread, to show the load's limit.
 
-It answers what clients ask for. From a publisher's first PUBLISH it learns who has subscribed to
-its topic, and copies every further chunk of bytes to them unread. Where clients acknowledge,
-packets are told apart as far as to know their identifiers: they go on as they are, and each
+It answers clients' requests itself. From a publisher's first PUBLISH it learns who has subscribed
+to its topic, and copies every further chunk of bytes to them unread. Where clients acknowledge,
+packets are parsed only as far as their identifiers: they are forwarded unchanged, and each
 acknowledgement is answered at once. Where clients have several topic filters, each packet's topic
-is looked up. What one wait has found readable is read first, then each client is written to once.
+is looked up. All readable connections are read first, then each client is written to once.
 
-A broker that is measured as fast as this one may be faster: the load is at its limit.
+A broker that is as fast as this relay may be faster: the load is at its limit.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from benchmarks.loads import wire
 
 BUFFER_BYTES: Final = 1 << 18
 HEAD_BYTES: Final = 256
-"""An upper bound for what stands before the payload of a PUBLISH in any of the loads."""
+"""An upper bound for the bytes before the payload of a PUBLISH in any of the loads."""
 
 BACKLOG: Final = 1024
 CONNECT: Final = 0x10
@@ -39,16 +39,16 @@ ACKNOWLEDGEMENTS: Final = frozenset({wire.PUBACK, wire.PUBREC, wire.PUBCOMP})
 
 
 class Client:
-    """A connection and what is known of it.
+    """A connection and the state of its client.
 
     Attributes:
-        sock: connected, blocking.
-        version: protocol level of its CONNECT.
-        rest: bytes read of a packet that is not whole.
-        out: to be sent at the end of this turn.
-        targets: who gets whatever it publishes; None as long as that is not known.
-        packet_bytes: length of each PUBLISH where it publishes at QoS 1 or 2, else 0.
-        id_at: where the Packet Identifier stands in them.
+        sock: the connected, blocking socket.
+        version: the protocol level of its CONNECT.
+        rest: the bytes of an incomplete packet.
+        out: the bytes to send at the end of this turn.
+        targets: the clients that receive all its messages; None while they are unknown.
+        packet_bytes: the length of each PUBLISH where it publishes at QoS 1 or 2, else 0.
+        id_at: the offset of the Packet Identifier in a PUBLISH.
     """
 
     __slots__ = (
@@ -82,7 +82,7 @@ class Client:
 
 
 class Filters:
-    """Topic filters and whose they are, level by level."""
+    """The topic filters and their clients, as a tree of topic levels."""
 
     def __init__(self) -> None:
         self._unsorted: list[tuple[str, Client]] = []
@@ -112,15 +112,16 @@ class Filters:
 
 
 def acknowledge_publisher(data: bytes, size: int, id_at: int) -> tuple[bytes, bytes, int]:
-    """Answer a publisher.
+    """Return the answers to a publisher's bytes.
 
     Args:
-        data: whole packets and the beginning of one: PUBLISH, all of one size, and PUBREL.
-        size: of a PUBLISH.
-        id_at: where its Packet Identifier stands.
+        data: the received bytes: PUBLISH of equal length and PUBREL, the last one perhaps
+            incomplete.
+        size: the length of a PUBLISH.
+        id_at: the offset of its Packet Identifier.
 
     Returns:
-        The answers, the PUBLISH packets, and how many bytes were whole.
+        The answers, the PUBLISH packets, and the number of bytes in complete packets.
     """
     answers, forwarded = [], []
     at = 0
@@ -164,7 +165,7 @@ def read_subscribe(packet: bytes, version: int) -> tuple[list[str], bytes]:
 
 
 class Relay:
-    """Serves all clients on one thread, until it is ended."""
+    """The relay, which serves all clients on one thread until it is ended."""
 
     def __init__(self, server: socket.socket, context: ssl.SSLContext | None) -> None:
         self._server = server

@@ -1,8 +1,8 @@
 """The packets of a QoS 0 load: made once on each side, compared byte for byte on arrival.
 
-A publisher sends a block of packets over and over. A QoS 0 PUBLISH reaches an MQTT 3.1.1
-subscriber unchanged, so that sender and receiver build the same packets and the receiver
-compares what comes with those among them that are due to it, byte for byte.
+A publisher sends a block of packets over and over. A QoS 0 PUBLISH reaches an MQTT 3.1.1 subscriber
+unchanged. So sender and receiver build the same packets, and the receiver compares the received
+bytes with the packets that it should get.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ TOPIC_STEP: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Which client sends which messages to which.
+    """The shape of a load: the numbers of clients and topics, and the sizes of messages.
 
     Attributes:
-        least_bytes: of a payload.
-        most_bytes: of a payload; sizes between the two are equally likely.
-        topics: among which the messages of a publisher are spread at random.
-        subscribers: each has all messages, or with several publishers those of its own, or with
-            filters those that these match.
-        publishers: 1, or as many as subscribers.
-        filters: topic filters with wildcards, of all subscribers together; 0 for a single
-            filter that matches all.
+        least_bytes: the least payload length.
+        most_bytes: the greatest payload length; lengths between the two are equally likely.
+        topics: the number of topics over which the messages of a publisher are spread at random.
+        subscribers: the number of subscribers. Each receives all messages; with several publishers,
+            those of its own publisher; with filters, those that its filters match.
+        publishers: the number of publishers: 1, or as many as subscribers.
+        filters: the number of topic filters with wildcards of all subscribers together; 0 for a
+            single filter that matches all.
     """
 
     least_bytes: int
@@ -57,19 +57,19 @@ class Shape:
 
 
 class Stream:
-    """An endless sequence of packets, the same for all who build it from the same packets.
+    """An endless sequence of packets, equal for all who build it from the same packets.
 
     Attributes:
-        block: whole packets, after which they come again.
+        block: the packets, after which the sequence repeats.
     """
 
     def __init__(self, packets: Sequence[bytes], positions: Sequence[int], period: int) -> None:
-        """Take the packets of one block.
+        """Make the stream of one block of packets.
 
         Args:
-            packets: in their order.
-            positions: of each among the messages that its publisher sends.
-            period: how many messages the publisher sends before they come again.
+            packets: the packets in their order.
+            positions: the position of each packet among the messages of its publisher.
+            period: the number of messages that the publisher sends before the sequence repeats.
         """
         self.block = b"".join(packets)
         self._ends = list(itertools.accumulate(map(len, packets)))
@@ -104,11 +104,11 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """What one subscriber asks for and gets.
+    """The subscriptions of one subscriber, and the packets that it should receive.
 
     Attributes:
-        topic_filters: each matches a topic at most once.
-        stream: the packets due to it.
+        topic_filters: the topic filters, of which one at most matches a topic.
+        stream: the packets that it should receive.
     """
 
     topic_filters: Sequence[str]
@@ -119,7 +119,7 @@ def wildcard_filters(filters: int, name: str = "plant") -> list[str]:
     """Return topic filters with wildcards, three in a row for each topic, of two kinds.
 
     Args:
-        filters: how many.
+        filters: the number of topic filters.
         name: the first level of all.
     """
     forms = (f"{name}/{{0}}/{{1}}/+", f"{name}/+/{{1}}/temperature", f"{name}/{{0}}/{{1}}/#")
@@ -135,8 +135,8 @@ class Traffic:
     """The streams of a shape.
 
     Attributes:
-        publishers: what each sends.
-        expectations: what each subscriber asks for and gets.
+        publishers: the stream that each publisher sends.
+        expectations: the subscriptions of each subscriber and the packets that it should receive.
     """
 
     def __init__(self, shape: Shape) -> None:

@@ -1,8 +1,8 @@
 """The subscribing side of a load, a process of its own: counts packets on arrival.
 
-What comes is compared with what is published, byte for byte. The kernel is asked to wake the
-process only when some packets have come (SO_RCVLOWAT): a reader that woke for each one would
-take processor time from the broker it measures.
+Received bytes are compared with the published ones. The kernel is asked to wake the process only
+when some packets have arrived (SO_RCVLOWAT): a reader that woke up for each one would take
+processor time from the measured broker.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TLS_RECORD_BYTES: Final = 1 << 14
 """The most plain text of one TLS record [RFC 8446, 5.1]."""
 
 IDLE_SECONDS: Final = 30.0
-"""After a silence of this length, what has not come counts as lost."""
+"""After a silence of this length, missing messages count as lost."""
 
 
 class Subscriber:
@@ -35,8 +35,9 @@ class Subscriber:
 
     Attributes:
         sock: the connection, subscribed.
-        received_bytes: of this run.
-        is_intact: whether all of it was what was published, in its order and without a gap.
+        received_bytes: the bytes received in this run.
+        is_intact: whether the received bytes are those that were published, in order and without a
+            gap.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class Subscriber:
         self._set_wake_up(1)
 
     def receive(self, buffer: bytearray) -> bool:
-        """Read what has come and compare.
+        """Read the received bytes and compare them.
 
         Returns:
             Whether all expected bytes have come.
@@ -130,11 +131,11 @@ class Subscriber:
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """What came in one run.
+    """The received packets of one run.
 
     Attributes:
-        finished: monotonic seconds at which the last byte was read.
-        packets: received, over all subscribers.
+        finished: the time at which the last byte was read, monotonic seconds.
+        packets: the number of packets received, over all subscribers.
     """
 
     finished: float

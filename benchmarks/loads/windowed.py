@@ -1,13 +1,13 @@
 """A load of QoS 1 or 2 with full handshakes on both sides, in the process that measures.
 
-Each publisher keeps so many messages unacknowledged; its packets stand ready in a block whose
-Packet Identifiers go round, so that a message is a part of one `send`. Each subscriber checks
-every packet it reads, head, properties and payload, and answers a chunk of them with one
-`send`. Order, loss and duplicates show, because no two neighbours have the same payload. At
-QoS 2 each side goes through its four packets.
+Each publisher keeps a window of messages unacknowledged; its packets are prepared in a block whose
+Packet Identifiers repeat, so that a message is a part of one `send`. Each subscriber checks every
+packet, its header, properties and payload, and answers a chunk of them with one `send`. Order, loss
+and duplicates show, because no two neighbours have the same payload. At QoS 2 each side goes
+through its four packets.
 
-One epoll loop serves all; what takes it one wake-up and two system calls a message, where
-nothing can be read together, takes a broker at least as much.
+One epoll loop serves all connections. Where no messages can be read together, a message costs the
+loop one wake-up and two system calls, and the broker at least as much.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ from benchmarks.rows.rates import Run
 
 BUFFER_BYTES: Final = 1 << 17
 SEND_BUFFER_BYTES: Final = 1 << 20
-"""Room for whole windows: one thread both sends and reads, so a send must never block."""
+"""The size of send buffers, which have room for whole windows: one thread both sends and reads,
+so a send must never block."""
 
 IDLE_SECONDS: Final = 30.0
-"""After a silence of this length, what has not come counts as lost."""
+"""After a silence of this length, missing messages count as lost."""
 
 STALL_SECONDS: Final = 0.5
 """After a silence of this length a side looks, once, at less than it wanted to be woken for. A
-machine that is busy elsewhere is silent for as long, and a load that woke for every packet from
-then on would be its own bottleneck."""
+machine that is busy with other work is silent for as long, and a load that woke up for every
+packet from then on would be its own bottleneck."""
 
 ANSWER_BYTES: Final = 4
 """The size of a PUBACK, PUBREC, PUBREL or PUBCOMP that reports success, in both versions."""
@@ -44,17 +45,17 @@ LEAST_BLOCK_MESSAGES: Final = 500
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Which messages go how.
+    """The plan of a load: its messages and their windows.
 
     Attributes:
-        pairs: publishers, each with a topic and a subscriber of its own.
-        window: messages of a publisher that are not acknowledged.
-        payload_bytes: of each message.
-        qos: 1 or 2, of publishers and subscriptions.
-        version: protocol level, 4 or 5.
-        properties: encoded properties of each message, for version 5.
-        wake_up_packets: acknowledgements that wake a publisher, and bytes as many that wake its
-            subscriber (SO_RCVLOWAT); for windows of which that is a small part.
+        pairs: the number of publishers, each with a topic and a subscriber of its own.
+        window: the number of unacknowledged messages of a publisher.
+        payload_bytes: the payload length of each message.
+        qos: the QoS of publishers and subscriptions, 1 or 2.
+        version: the protocol level, 4 or 5.
+        properties: the encoded properties of each message, for version 5.
+        wake_up_packets: the number of acknowledgements that wake a publisher; a subscriber wakes
+            for that many messages (SO_RCVLOWAT). For windows of which that is a small part.
     """
 
     pairs: int
@@ -101,13 +102,13 @@ def _set_wake_up(sock: socket.socket, size_bytes: int) -> None:
 
 
 class _Connection:
-    """What both sides share: a connection, and bytes of a packet that has not wholly come.
+    """The base of both sides: a connection, and the bytes of an incomplete packet.
 
     Attributes:
-        sock: connected.
-        receive_maximum: messages that the broker takes unacknowledged.
-        remaining: messages of this run whose handshake is not complete.
-        rest: bytes read of a packet that is not whole.
+        sock: the connected socket.
+        receive_maximum: the number of unacknowledged messages that the broker accepts.
+        remaining: the number of messages of this run whose handshake is not complete.
+        rest: the bytes of an incomplete packet.
         session_present: whether the broker had kept the session.
     """
 
@@ -164,7 +165,7 @@ class _Connection:
 
 
 class Publisher(_Connection):
-    """Publishes a block of messages over and over, never more than a window unacknowledged."""
+    """A publisher of a block of messages, repeated, with at most a window unacknowledged."""
 
     __slots__ = (
         "_completions",
@@ -253,7 +254,7 @@ class Publisher(_Connection):
 
 
 class Subscriber(_Connection):
-    """Reads, compares and acknowledges."""
+    """A subscriber, which reads, compares and acknowledges."""
 
     __slots__ = (
         "_head",
@@ -269,10 +270,10 @@ class Subscriber(_Connection):
         """Connect, and subscribe unless a session is resumed that already has.
 
         Args:
-            port: where the broker listens.
-            plan: which messages come.
-            pair: whose.
-            session: Client Identifier, for a session that outlives its connections.
+            port: the TCP port of the broker.
+            plan: the plan of the messages.
+            pair: the number of the pair.
+            session: the Client Identifier, for a session that outlives its connections.
         """
         client_id = f"bench-subscriber-{pair}" if session is None else session
         super().__init__(port, client_id, plan.version, is_clean=session is None)
@@ -285,9 +286,9 @@ class Subscriber(_Connection):
         self.received = 0
 
     def learn(self, packet: bytes, sent: bytes, plan: Plan, payloads: list[bytes]) -> int:
-        """Take the form of the further packets from the first, which must say what was sent.
+        """Learn the form of the further packets from the first, which must have the sent content.
 
-        Only the order of properties is the broker's choice.
+        The broker may only change the order of properties.
 
         Returns:
             Its Packet Identifier.
@@ -373,8 +374,8 @@ class WindowedLoad:
     A context manager; the connections end with it.
 
     Attributes:
-        window: messages of a publisher that are not acknowledged: the plan's, or what the broker
-            allows where that is less.
+        window: the number of unacknowledged messages of a publisher: the plan's, or the broker's
+            limit where that is less.
     """
 
     def __init__(self, port: int, plan: Plan) -> None:

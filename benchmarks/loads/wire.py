@@ -1,7 +1,7 @@
 """The few MQTT packets that a load needs, built before the clock starts.
 
-Kept apart from the broker's codec on purpose: a load that shared its code could not tell
-when both are wrong. Versions are protocol levels: 4 is MQTT 3.1.1, 5 is MQTT 5.0.
+This codec is separate from the broker's on purpose: a load that shared its code could not detect a
+mistake in both. Versions are protocol levels: 4 is MQTT 3.1.1, 5 is MQTT 5.0.
 """
 
 from __future__ import annotations
@@ -48,16 +48,17 @@ _STRING_PAIR: Final = 0x26
 
 
 class WireError(Exception):
-    """A broker answered something else than the protocol asks for."""
+    """An error: a broker's answer is not what the protocol requires."""
 
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """What a CONNACK said.
+    """The content of a CONNACK.
 
     Attributes:
         session_present: whether the broker kept the session.
-        receive_maximum: unacknowledged QoS 1 and 2 messages it takes; MQTT 3.1.1 has no limit.
+        receive_maximum: the number of unacknowledged messages of QoS 1 and 2 that it accepts; MQTT
+            3.1.1 has no limit.
     """
 
     session_present: bool
@@ -69,11 +70,13 @@ class Publish:
     """A PUBLISH that was read.
 
     Attributes:
-        first_byte: type and flags.
-        topic: Topic Name.
-        packet_id_at: offset of the Packet Identifier; with QoS 0 that of what follows it.
-        payload_at: offset of the payload.
-        properties: identifier and encoded value of each, sorted; empty for MQTT 3.1.1.
+        first_byte: the packet type and flags.
+        topic: the Topic Name.
+        packet_id_at: the offset of the Packet Identifier; with QoS 0, the offset behind the Topic
+            Name.
+        payload_at: the offset of the payload.
+        properties: the identifier and the encoded value of each property, sorted; empty for MQTT
+            3.1.1.
     """
 
     first_byte: int
@@ -157,14 +160,14 @@ def publish_packet(
     qos: int = 1,
     properties: bytes | None = None,
 ) -> bytes:
-    """Return a PUBLISH: of `qos` where it has a packet id, else of QoS 0.
+    """Return a PUBLISH packet; it has QoS `qos` if it has a Packet Identifier, else QoS 0.
 
     Args:
-        topic: Topic Name.
-        payload: of any length.
-        packet_id: Packet Identifier; None for QoS 0.
-        qos: 1 or 2.
-        properties: encoded, for MQTT 5; None for MQTT 3.1.1.
+        topic: the Topic Name.
+        payload: the payload, of any length.
+        packet_id: the Packet Identifier; None for QoS 0.
+        qos: the QoS, 1 or 2.
+        properties: the encoded properties, for MQTT 5; None for MQTT 3.1.1.
     """
     first_byte, head = PUBLISH, _string(topic)
     if packet_id is not None:
@@ -317,10 +320,10 @@ def open_connection(
     """Return a blocking loopback connection on which nothing was sent yet.
 
     Args:
-        port: where the broker listens.
+        port: the TCP port of the broker.
         receive_buffer_bytes: SO_RCVBUF, set before the connection so that the window never
             grows past it; None for the system's own.
-        context: for TLS; None without.
+        context: the TLS context; None without TLS.
     """
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     sock.settimeout(HANDSHAKE_TIMEOUT_SECONDS)
@@ -347,12 +350,12 @@ def open_client(
     """Return a blocking loopback connection on which a CONNECT was accepted.
 
     Args:
-        port: where the broker listens.
-        client_id: Client Identifier.
-        version: protocol level.
-        is_clean: Clean Session.
-        receive_buffer_bytes: as in `open_connection`.
-        context: for TLS; None without.
+        port: the TCP port of the broker.
+        client_id: the Client Identifier.
+        version: the protocol level.
+        is_clean: the flag Clean Session.
+        receive_buffer_bytes: the SO_RCVBUF, as in `open_connection`.
+        context: the TLS context; None without TLS.
     """
     sock = open_connection(port, receive_buffer_bytes=receive_buffer_bytes, context=context)
     try:
@@ -367,12 +370,12 @@ def open_client(
 def open_clients(
     port: int, client_ids: Sequence[str], *, keep_alive: int = 0
 ) -> list[socket.socket]:
-    """Return a connection for each, opened some at a time, so that many take little longer.
+    """Return a connection for each client, opened some at a time, so that many take little longer.
 
     Args:
-        port: where the broker listens.
-        client_ids: Client Identifiers, one a connection.
-        keep_alive: seconds; the caller has to end before that long.
+        port: the TCP port of the broker.
+        client_ids: the Client Identifiers, one for each connection.
+        keep_alive: the Keep Alive, seconds; the caller must end before it is over.
     """
     clients: list[socket.socket] = []
     for start in range(0, len(client_ids), CONNECTS_AT_A_TIME):

@@ -1,1 +1,1 @@
-"""The rows of ``penstock bench``: each asks every peer one question."""
+"""The rows of ``penstock bench``, each of which measures every peer in one respect."""

@@ -46,10 +46,10 @@ class FanOut:
         self._buffer = bytearray(len(self._packet))
 
     def run(self, messages: int, *, is_compared: bool) -> int:
-        """Publish so many messages.
+        """Publish a number of messages.
 
         Returns:
-            The bytes that did not come.
+            The number of bytes that did not arrive.
 
         Raises:
             wire.WireError: other bytes came.

@@ -46,8 +46,8 @@ class Publisher:
     """The paper's publishers, on one connection.
 
     Attributes:
-        sent: messages by topic.
-        sent_bytes: of their packets.
+        sent: the number of messages sent, by topic.
+        sent_bytes: the bytes of their packets.
     """
 
     def __init__(self, sock: socket.socket, large_bytes: int) -> None:
@@ -74,7 +74,7 @@ class Subscriber:
 
     Attributes:
         sock: the connection.
-        received: messages so far, whole ones.
+        received: the number of complete messages so far.
     """
 
     def __init__(self, sock: socket.socket) -> None:

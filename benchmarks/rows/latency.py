@@ -35,7 +35,7 @@ from benchmarks.rows.row import Figure, Measurement, Row, Scale, Target
 from benchmarks.rows.throughput import UNIFORM
 
 LEAD_SECONDS: Final = 0.05
-"""The time between the word to start and the start; both processes are ready by then."""
+"""The time between the order to start and the start; both processes are ready by then."""
 
 MICROSECOND: Final = 1e-6
 PAIR_INTERVAL_SECONDS: Final = 0.0025
@@ -50,16 +50,16 @@ SLOW_READ_SECONDS: Final = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Lateness:
-    """How late the messages of one schedule were, in seconds.
+    """The lateness of the messages of one schedule, in seconds.
 
     Attributes:
-        p50: what half of them do not exceed.
-        p99: what 99 % do not exceed.
-        p999: what 99.9 % do not exceed.
-        most: of the last.
-        sender_p99: how late the sender itself was.
-        lost: messages that did not come.
-        load_cpu_ratio: processor time of the load over time.
+        p50: the lateness that half of them do not exceed.
+        p99: the lateness that 99 % of them do not exceed.
+        p999: the lateness that 99.9 % of them do not exceed.
+        most: the greatest lateness.
+        sender_p99: the lateness of the sender that 99 % of its messages do not exceed.
+        lost: the messages that did not arrive.
+        load_cpu_ratio: the processor time of the load, divided by the elapsed time.
     """
 
     p50: float
@@ -166,10 +166,10 @@ def flooded_subscriber(
 
     Args:
         peer: a broker.
-        shape: of the messages.
-        topic_filter: of the subscriber.
-        chunk_bytes: that it reads at a time.
-        chunk_seconds: between two times.
+        shape: the shape of the messages.
+        topic_filter: the topic filter of the subscriber.
+        chunk_bytes: the bytes that it reads at a time.
+        chunk_seconds: the time between two reads.
     """
     stop = threading.Event()
 

@@ -120,7 +120,7 @@ def measure_many_to_one(peer: RunningPeer, scale: Scale) -> Measurement:
 
 
 class Connecting:
-    """Connections that come and go, so many at a time, in the order in which they came."""
+    """Clients that connect and disconnect, a number of them at a time, in order."""
 
     def __init__(self, port: int) -> None:
         self._address = ("127.0.0.1", port)

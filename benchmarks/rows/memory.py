@@ -40,7 +40,7 @@ class PeakSampler:
     """Keeps the highest resident set seen.
 
     Attributes:
-        peak_bytes: so far.
+        peak_bytes: the highest resident set so far.
     """
 
     def __init__(self, peer: RunningPeer) -> None:
@@ -120,12 +120,12 @@ def measure_stalled(
 
     Args:
         peer: the broker.
-        scale: when the resident set counts as steady.
-        subscribers: that stall.
-        messages: published.
-        payload_bytes: of each.
-        is_read_by_all: whether all subscribers read on in the end, and the peak is looked for
-            until then; else one does, behind it.
+        scale: the scale, which says when the resident set counts as steady.
+        subscribers: the number of stalled subscribers.
+        messages: the number of published messages.
+        payload_bytes: the payload length of each message.
+        is_read_by_all: whether all subscribers read everything in the end, which the peak then
+            includes; otherwise one does, after the peak was taken.
     """
     total_bytes = messages * payload_bytes
     with ExitStack() as stack:

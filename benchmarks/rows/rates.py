@@ -16,14 +16,15 @@ from benchmarks.rows.row import Measurement, Scale
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What one run of messages came to.
+    """The results of one run.
 
     Attributes:
-        published: messages sent.
-        delivered: messages received, over all subscribers.
-        lost: messages that should have been received and were not, or whose handshake did not end.
-        elapsed_seconds: from the first byte sent to the last byte received.
-        load_cpu_seconds: processor time of all processes of the load.
+        published: the number of messages sent.
+        delivered: the number of messages received, over all subscribers.
+        lost: the number of messages that should have been received and were not, or whose handshake
+            did not end.
+        elapsed_seconds: the time from the first byte sent to the last byte received.
+        load_cpu_seconds: the processor time of all processes of the load.
     """
 
     published: int
@@ -49,8 +50,8 @@ class Meter:
     May be entered again, and adds up.
 
     Attributes:
-        elapsed_seconds: so far.
-        broker_cpu_seconds: of the broker.
+        elapsed_seconds: the time so far.
+        broker_cpu_seconds: the processor time of the broker.
     """
 
     def __init__(self, peer: RunningPeer) -> None:
@@ -78,7 +79,7 @@ class Meter:
 
 
 class Runnable(Protocol):
-    """A load that is connected and waits."""
+    """A load that is connected and ready to run."""
 
     def run(self, messages: int) -> Run:
         """Publish so many messages, or a few more, and wait for them all."""
@@ -88,14 +89,14 @@ class Runnable(Protocol):
 def measure_run(
     load: Runnable, peer: RunningPeer, scale: Scale, *, per_message: float | None = None
 ) -> Measurement:
-    """Return how fast a load's messages go through a broker.
+    """Return the rate of a load's messages through a broker.
 
     Args:
-        load: connected.
-        peer: to which it is.
-        scale: how long the run should last.
-        per_message: what the value counts for each published message; None counts what is
-            delivered.
+        load: the connected load.
+        peer: the broker that it is connected to.
+        scale: the scale, which says how long the run should last.
+        per_message: the number that the value counts for each published message; None counts
+            deliveries.
     """
     messages = scale.warm_up_messages
     for share in (0.2, 1.0):

@@ -11,11 +11,11 @@ from benchmarks.rows.row import Measurement, Row, Target
 
 OURS: Final = "penstock"
 STOCK: Final = "penstock-stock"
-"""The peer that is Penstock with the plugins of aMQTT's file: it has half of each target that is a
-ratio to reach."""
+"""The peer that is Penstock with the plugins of aMQTT's file: each of its ratio targets is half
+of Penstock's."""
 
 REFERENCE: Final = "mosquitto"
-"""The peer that ratios are taken to."""
+"""The peer that is the divisor of ratios."""
 
 COMPARED: Final = frozenset({OURS, STOCK, REFERENCE})
 """The peers that decide whether a target is met."""
@@ -28,12 +28,12 @@ figure."""
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One row for one peer, over all repetitions.
+    """The results of one row for one peer, over all repetitions.
 
     Attributes:
-        row: the question.
-        peer: name of the broker.
-        measurements: one a repetition, at least one.
+        row: the row that was measured.
+        peer: the name of the broker.
+        measurements: the measurements, one for each repetition, at least one.
     """
 
     row: Row
@@ -77,8 +77,8 @@ def results_of(row: Row, measurements: Mapping[str, Sequence[Measurement]]) -> I
     """Yield a row's result for each peer, then those of each further figure.
 
     Args:
-        row: the question.
-        measurements: by the name of the peer.
+        row: the row that was measured.
+        measurements: the measurements by the name of the peer.
     """
     for peer, values in measurements.items():
         yield Result(row, peer, values)
@@ -123,7 +123,7 @@ def is_undecided(results: Sequence[Result]) -> bool:
     """Say whether single repetitions disagree on whether a target is met.
 
     Args:
-        results: of one row and its figures.
+        results: the results of one row and its figures.
     """
     for result in results:
         reference = next(

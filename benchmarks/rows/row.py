@@ -1,4 +1,4 @@
-"""The types of a row: a question, its unit, and the function that answers it once."""
+"""The types of a row: what is measured, its unit, and the function that measures it once."""
 
 from __future__ import annotations
 
@@ -10,24 +10,26 @@ from benchmarks.peers import Peer, RunningPeer
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How much work one measurement is.
+    """The extent of one measurement.
 
     Attributes:
-        seconds: how long a throughput run should last.
-        warm_up_messages: messages of the first, unmeasured run.
-        latency_seconds: how long messages are sent on a schedule.
-        steady_seconds: for which the resident set must not move before it counts.
-        clients: of the rows with many clients.
-        idle_connections: of the memory row.
-        filters: topic filters of the memory row.
-        queued_messages: of the memory row.
-        stalled_subscribers: of the memory row with large messages.
-        large_messages: of that row.
-        large_bytes: payload of each of them.
-        readers: of the row with 1 MiB messages.
-        late_readers: of the memory row whose readers stall and then read all.
-        late_messages: of that row.
-        congested_seconds: of the memory row on congested paths.
+        seconds: the length of a throughput run, seconds.
+        warm_up_messages: the number of messages of the first, unmeasured run.
+        latency_seconds: the time for which messages are sent on a schedule.
+        steady_seconds: the time for which the resident set must stay the same before it counts.
+        clients: the number of clients in the rows with many clients.
+        idle_connections: the number of idle connections in the memory row.
+        filters: the number of topic filters in the memory row.
+        queued_messages: the number of queued messages in the memory row.
+        stalled_subscribers: the number of stalled subscribers in the memory row with large
+            messages.
+        large_messages: the number of messages in that row.
+        large_bytes: the payload length of each of them.
+        readers: the number of readers in the row with 1 MiB messages.
+        late_readers: the number of readers in the memory row whose readers stall and then read
+            everything.
+        late_messages: the number of messages in that row.
+        congested_seconds: the length of the memory row on congested paths, seconds.
     """
 
     seconds: float = 3.0
@@ -61,11 +63,11 @@ QUICK = Scale(
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One answer to a row's question.
+    """The result of one measurement of a row.
 
     Attributes:
-        value: in the row's unit.
-        lost: messages that were not delivered.
+        value: the value in the row's unit.
+        lost: the number of messages that were not delivered.
         details: further numbers, by names that end in their unit.
     """
 
@@ -76,12 +78,12 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What Penstock must reach in a row; one of the three.
+    """The target of Penstock in a row; one of the three bounds is given.
 
     Attributes:
-        least_ratio: of its value to mosquitto's, or None.
-        most_ratio: the same where less is better, or None.
-        most_value: of its value, or None.
+        least_ratio: the least ratio of its value to mosquitto's, or None.
+        most_ratio: the greatest ratio, where less is better, or None.
+        most_value: the greatest value, or None.
     """
 
     least_ratio: float | None = None
@@ -116,14 +118,14 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A further number that a row's measurement gives, shown as a row of its own.
+    """A further number of a row's measurement, which is shown as a row of its own.
 
     Attributes:
         name: appended to the row's; the key of the number in `Measurement.details`.
-        title: what it is, in words.
-        unit: of the number.
-        target: what Penstock must reach.
-        store_targets: what it must reach with another payload store, by the peer's name.
+        title: the description of the number.
+        unit: the unit of the number.
+        target: the target of Penstock.
+        store_targets: the target with another payload store, by the peer's name.
     """
 
     name: str
@@ -135,22 +137,22 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One question.
+    """A row: one thing that is measured of every peer.
 
     Attributes:
-        name: as in ``--rows`` and in the results.
-        group: other name in ``--rows``, for all rows of one kind.
-        title: the question in words.
-        unit: of the value.
-        target: what Penstock must reach.
-        measure: answers it once on a started broker.
-        figures: what else the same measurement tells.
+        name: the name in ``--rows`` and in the results.
+        group: the name in ``--rows`` of all rows of one kind.
+        title: the question that it answers.
+        unit: the unit of the value.
+        target: the target of Penstock.
+        measure: a function that measures it once on a started broker.
+        figures: the further figures of the same measurement.
         has_ceiling: whether the load's own limit can be measured on it.
         is_tls: whether the broker listens with TLS.
-        inflight_messages: as in `Setting`.
-        is_v5: whether it takes a broker of MQTT 5.
-        has_stores: whether it tells payload stores apart, so that each is a peer.
-        store_targets: as in `Figure`.
+        inflight_messages: the limit of unacknowledged messages, as in `Setting`.
+        is_v5: whether it needs MQTT 5.
+        has_stores: whether it depends on the payload store, so that each store is a peer.
+        store_targets: the targets with other payload stores, as in `Figure`.
     """
 
     name: str

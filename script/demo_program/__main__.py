@@ -1,4 +1,4 @@
-"""``script/demo``: what Penstock does, on this machine's own data, in less than a minute."""
+"""The command ``script/demo``: Penstock with this machine's own data, in under a minute."""
 
 from __future__ import annotations
 

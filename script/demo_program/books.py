@@ -1,4 +1,4 @@
-"""Who has what: pure comparisons of what was published with what arrived."""
+"""Comparisons of the published messages with those that arrived. Pure."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ SHOWN_KEYS: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class Comparison(Generic[Key]):
-    """What should be somewhere and what is.
+    """The messages that should be in a place, and those that are there.
 
     Attributes:
-        expected: how many messages should be there.
-        missing: those that are not.
-        repeated: those that are there more than once.
+        expected: the number of messages that should be there.
+        missing: the messages that are missing.
+        repeated: the messages that are there more than once.
     """
 
     expected: int
@@ -34,12 +34,12 @@ class Comparison(Generic[Key]):
         return self.expected - len(self.missing)
 
     def problems(self, where: str, what: str, *, once: bool) -> list[str]:
-        """Return what is wrong, in words.
+        """Return the problems, each as a sentence.
 
         Args:
-            where: the place that was looked at.
-            what: what the keys are.
-            once: whether a message must not be there twice.
+            where: the place that was checked.
+            what: the name of what the keys stand for.
+            once: whether each message must be there once only.
         """
         found = []
         if self.missing:
@@ -66,7 +66,7 @@ def compare(expected: AbstractSet[Key], found: Iterable[Key]) -> Comparison[Key]
 
 @dataclass(frozen=True, slots=True)
 class Percentiles:
-    """Latency of some messages, seconds."""
+    """The percentiles of the latency of some messages, seconds."""
 
     n_messages: int
     p50: float
@@ -86,9 +86,9 @@ def percentiles(latencies: Sequence[float]) -> Percentiles | None:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """A broker's own account of the messages its subscribers were to get.
+    """The broker's own counts of the messages that its subscribers should get.
 
-    What has moved to a subscriber's other lane is matched again there.
+    A message that moved to a subscriber's other lane counts as matched again there.
     """
 
     matched: int
@@ -129,7 +129,7 @@ def read_ledger(figures: Mapping[str, int]) -> Ledger:
 
 @dataclass(frozen=True, slots=True)
 class SinkLedger:
-    """A queue's account of the messages that were published to its topics."""
+    """The broker's own counts of the messages that were published to a queue's topics."""
 
     matched: int
     stored: int

@@ -1,7 +1,7 @@
 """The demo's MQTT clients, on paho: a publisher, subscribers, and a reader of `$SYS`.
 
-Each has a thread of paho's for its network. All take the time from one clock, so the latency of
-a message is its arrival less its publication.
+Each client has a network thread of paho's. All take the time from one clock, so the latency of a
+message is its arrival less its publication.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Client:
     """A connected client.
 
     Attributes:
-        name: its client id.
-        lost: why the connection ended by itself, or "".
+        name: its Client Identifier.
+        lost: the reason why the connection was lost, or "".
     """
 
     def __init__(
@@ -44,10 +44,10 @@ class Client:
         """Connect to a port of loopback.
 
         Args:
-            name: its client id.
-            port: of a broker, or of what stands before it.
-            version: of MQTT.
-            make: paho's client, or one like it.
+            name: its Client Identifier.
+            port: the port of a broker, or of the proxy before it.
+            version: the version of MQTT.
+            make: the class of the client: paho's, or one like it.
 
         Raises:
             DemoError: the broker does not take it.
@@ -105,11 +105,11 @@ class Client:
 
 
 class Publisher(Client):
-    """Publishes at QoS 1 and notes when, and what the broker acknowledged.
+    """A publisher at QoS 1, which records the times of publications and the acknowledged messages.
 
     Attributes:
-        small_at: number of a small message to the monotonic seconds of its publication.
-        pictures_at: the same of pictures, by topic.
+        small_at: the time of publication of each small message, monotonic seconds, by its number.
+        pictures_at: the time of publication of each picture, by topic.
     """
 
     def __init__(self, name: str, port: int) -> None:
@@ -149,13 +149,14 @@ class Publisher(Client):
 
 
 class Subscriber(Client):
-    """Takes everything at QoS 1 and notes when it came.
+    """A subscriber at QoS 1, which records the time of each arrival.
 
     Attributes:
-        small: (number, monotonic seconds of arrival) of each small message, as they came.
-        pictures: (topic, SHA-256 of the payload, monotonic seconds of arrival) of each picture.
-        strange: topics of messages that are neither.
-        out_of_order: small messages that came after a later one of their topic.
+        small: the (number, monotonic seconds of arrival) of each small message, in order of
+            arrival.
+        pictures: the (topic, SHA-256 of the payload, monotonic seconds of arrival) of each picture.
+        strange: the topics of messages that are neither.
+        out_of_order: the small messages that arrived after a later one of their topic.
     """
 
     def __init__(
@@ -209,7 +210,7 @@ def read_number(payload: bytes | bytearray) -> int | None:
 
 
 class FiguresReader(Client):
-    """Keeps the newest of a broker's own figures under `$SYS/broker/penstock`."""
+    """A client that keeps a broker's newest figures of `$SYS/broker/penstock`."""
 
     def __init__(self, name: str, port: int) -> None:
         self._figures: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""What the demo shows while it runs."""
+"""The demo's display while it runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from script.demo_program.side import Side
 
 
 class Display:
-    """Lines for what is done, and below them a bar and counts that change.
+    """Lines for finished steps, and below them a bar and counts that change.
 
     Where the output is no terminal, only the lines appear.
     """
@@ -46,12 +46,12 @@ class Display:
         self._console.print(f"{elapsed:5.1f} s  {line}", highlight=False)
 
     def show(self, doing: str, share: float, sides: Sequence[Side]) -> None:
-        """Change what stands below the lines.
+        """Change the bar and the counts below the lines.
 
         Args:
-            doing: what is going on.
-            share: how much of it is done, 0 to 1.
-            sides: the brokers.
+            doing: the present step, as text.
+            share: the finished share of it, 0 to 1.
+            sides: the sides whose counts are shown.
         """
         line = Table.grid()  # a bar alone does not end its line
         line.add_row(ProgressBar(total=1.0, completed=min(1.0, share), width=60))

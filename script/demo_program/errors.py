@@ -1,13 +1,13 @@
-"""What ends the demo early."""
+"""The error that ends the demo early."""
 
 from __future__ import annotations
 
 
 class DemoError(Exception):
-    """The demo cannot go on; the text is for the user.
+    """An error: the demo cannot go on; the text is for the user.
 
     Attributes:
-        status: exit status; 2 where something has to be changed first, 1 otherwise.
+        status: the exit status; 2 where something has to be changed first, 1 otherwise.
     """
 
     def __init__(self, text: str, status: int = 1) -> None:

@@ -1,4 +1,4 @@
-"""The other end of the queues: Spark and its Parquet files, and a back end for the pictures."""
+"""The consumers of the queues: Spark with its Parquet files, and a back end for the pictures."""
 
 from __future__ import annotations
 
@@ -22,21 +22,22 @@ VIEWERS: Final = "viewers"
 """The group of the queue of pictures in the example policy."""
 
 TRIGGER_SECONDS: Final = 8
-"""Between two micro-batches."""
+"""The time between two micro-batches."""
 
 START_SECONDS: Final = 180.0
 END_SECONDS: Final = 180.0
-"""Patience on a slow machine; a start takes some seconds where the class archive is there."""
+"""The longest wait for Spark on a slow machine; a start takes some seconds where the class
+archive exists."""
 
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """What the windows hold.
+    """The content of the aggregated windows.
 
     Attributes:
-        rows: host, metric and process in one window each.
-        windows: different windows.
-        messages: that were counted in them.
+        rows: the number of rows: a host, a metric and a process in one window.
+        windows: the number of different windows.
+        messages: the number of messages that are counted in them.
     """
 
     rows: int
@@ -132,10 +133,10 @@ def queued_numbers(places: Places) -> list[int]:
 
 
 def take_pictures(places: Places, folder: Path) -> list[tuple[str, str]]:
-    """Take all pictures out of their queue into files, as a back end would.
+    """Move all pictures from their queue into files, as a back end would.
 
     Returns:
-        Topic and SHA-256 of each, as they came.
+        The topic and the SHA-256 of each, in order of arrival.
 
     Raises:
         DemoError: the queue does not answer.

@@ -1,4 +1,4 @@
-"""Charts of the telemetry, about a megabyte each: what the large messages are.
+"""Charts of the telemetry, about a megabyte each, which are the demo's large messages.
 
 Rendering takes some tenths of a second of a processor, so it happens in a process of its own:
 the clocks of the demo's clients must not wait for it.
@@ -18,14 +18,14 @@ import numpy as np
 from matplotlib.figure import Figure
 
 PICTURE_BYTES: Final = 1_000_000
-"""What a picture should be long; its resolution follows the size of the one before it."""
+"""The wanted length of a picture; its resolution follows the length of the previous one."""
 
 FIRST_DPI: Final = 200.0
 MIN_DPI: Final = 100.0
 MAX_DPI: Final = 400.0
 
 Series = Mapping[str, Sequence[float]]
-"""Metric to its values, oldest first; all of one length."""
+"""The values of each metric, oldest first; all of one length."""
 
 
 def render(series: Series, title: str, dpi: float) -> bytes:
@@ -33,7 +33,7 @@ def render(series: Series, title: str, dpi: float) -> bytes:
 
     Args:
         series: some metrics that have changed, and the processors' cores.
-        title: stands above.
+        title: the title above the chart.
         dpi: dots per inch.
     """
     names = [name for name in sorted(series) if min(series[name]) < max(series[name])]
@@ -62,7 +62,7 @@ def _begin() -> None:
 
 
 class Painter:
-    """Renders pictures in a process of its own, one at a time."""
+    """A process of its own that renders pictures, one at a time."""
 
     def __init__(self) -> None:
         self._executor = ProcessPoolExecutor(1, get_context("spawn"), _begin)

@@ -12,19 +12,19 @@ import yaml
 EXAMPLE: Final = Path(__file__).resolve().parents[2] / "policy.example.yaml"
 
 SYS_INTERVAL_SECONDS: Final = 1
-"""The demo shows the broker's books while they change."""
+"""The demo's `sys_interval`, short enough to show the broker's counts while they change."""
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """The addresses and files of one broker of the demo.
+    """The files and ports of one broker of the demo.
 
     Attributes:
-        policy_file: what it is started with.
-        mqtt_port: TCP port of its listener on loopback.
-        http_port: TCP port of the queue's HTTP API.
-        queue_file: where its queues are; what it publishes in batches is beside them.
-        sessions_file: where its sessions are.
+        policy_file: the policy file that it is started with.
+        mqtt_port: the TCP port of its listener on loopback.
+        http_port: the TCP port of the queue's HTTP API.
+        queue_file: the file of its queues; the stage of its batches is beside it.
+        sessions_file: the file of its sessions.
     """
 
     policy_file: Path
@@ -35,7 +35,7 @@ class Places:
 
     @property
     def queue_url(self) -> str:
-        """The URL of the HTTP API."""
+        """Where the HTTP API answers."""
         return f"http://127.0.0.1:{self.http_port}"
 
 
@@ -69,10 +69,11 @@ def derive(
     """Return the text of a demo's policy file.
 
     Args:
-        example: text of the example.
-        places: to replace those of the example by.
-        policy: of withholding; None for the example's.
-        congestion_control: of the broker's connections; None for the machine's.
+        example: the text of the example.
+        places: the places that replace those of the example.
+        policy: the policy of withholding; None for the example's.
+        congestion_control: the congestion control of the broker's connections; None for the
+            machine's.
 
     Raises:
         KeyError: the example does not have what is to be replaced.

@@ -1,4 +1,4 @@
-"""The programs that the demo starts, and that it ends again, whatever happens."""
+"""The programs that the demo starts, and ends whatever happens."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Program:
     """A running program with a log of its own.
 
     Attributes:
-        name: for messages.
-        log: what it says.
-        pid: of the program, which leads a process group of its own.
+        name: the name for messages.
+        log: the file of its output.
+        pid: the process id of the program, which leads a process group of its own.
     """
 
     def __init__(self, name: str, command: Sequence[str], log: Path) -> None:
@@ -111,7 +111,7 @@ class Program:
 
 
 class Programs:
-    """All programs of one demo; ends them in reverse order when it is left."""
+    """All programs of one demo; the end of the ``with`` block ends them in reverse order."""
 
     def __init__(self, log_folder: Path) -> None:
         self._log_folder = log_folder

@@ -1,4 +1,4 @@
-"""What the demo says at its end, the picture it leaves, and the figures that pages show."""
+"""The demo's report at its end, its picture, and the figures that pages show."""
 
 from __future__ import annotations
 
@@ -19,37 +19,38 @@ from script.demo_program.policy import Places
 WITHOUT: Final = "without"
 WITHHOLDING: Final = "withholding"
 TWO_LANES: Final = "two lanes"
-"""The sides by the names that the report, the picture and the pages have for them."""
+"""The names of the sides in the report, the picture and the pages."""
 
 MARKS: Final[dict[str, dict[str, Any]]] = {
     WITHOUT: {"marker": ".", "ms": 3, "color": "#c2571a"},
     WITHHOLDING: {"marker": "o", "ms": 5, "color": "#0a6e8a", "mfc": "none"},
     TWO_LANES: {"marker": ".", "ms": 3, "color": "#5a9a3c"},
 }
-"""How the picture shows them; the second is a ring round the third, as both are often the same."""
+"""The mark of each side in the picture; the second is a ring round the third, as both are often
+equal."""
 
 MOST_RATIO: Final = 0.5
-"""The most that the p90 of small messages on the bad link may be on the other sides, as a share of
-that of `WITHOUT`. A run has 0.13: the bound allows for slow machines, not for a policy that does
-little."""
+"""The greatest ratio of another side's p90 to that of `WITHOUT`, for small messages on the bad
+link. A run has 0.13: the bound allows for slow machines, not for a policy that does little."""
 
 
 @dataclass(frozen=True, slots=True)
 class SideResult:
-    """What came out of one broker.
+    """The results of one broker.
 
     Attributes:
-        name: as the side's.
-        sent: small messages and pictures with PUBACK.
-        delivered: of them to (direct subscriber, subscriber behind the slow link).
-        withheld: large messages that the gate held back.
-        released: of them that it has let go since.
-        ledger: the broker's account of its subscribers.
-        sinks: its account of each queue.
-        in_bad: latency of small messages published while the link was bad, on the slow link.
-        whole: the same over the whole run.
-        pictures: latency of all pictures, on the slow link.
-        latencies: (seconds since the start, latency) of each small message on the slow link.
+        name: the name of the side.
+        sent: the numbers of acknowledged small messages and pictures.
+        delivered: the numbers delivered to (the direct subscriber, the subscriber behind the slow
+            link).
+        withheld: the number of large messages that the gate withheld.
+        released: the number of these that it has released.
+        ledger: the broker's own counts for its subscribers.
+        sinks: the broker's own counts for each queue.
+        in_bad: the latency on the slow link of small messages that were published while it was bad.
+        whole: the latency on the slow link of all small messages.
+        pictures: the latency on the slow link of all pictures.
+        latencies: the (seconds since the start, latency) of each small message on the slow link.
     """
 
     name: str
@@ -67,18 +68,18 @@ class SideResult:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came out of the demo.
+    """The results of the demo.
 
     Attributes:
-        sides: in the order in which they are shown.
-        taken: pictures taken from their queue.
-        ingested: messages in Parquet files; None without Spark.
-        windows: what their aggregates hold; None without Spark.
-        bad: seconds since the start between which the link was bad.
-        pictures_at: seconds since the start at which pictures were published.
-        problems: what was lost or is wrong, in words.
-        too_slow: where small messages were not protected, in words.
-        seconds: how long all of it took.
+        sides: the results of the sides, in the order in which they are shown.
+        taken: the pictures taken from their queue.
+        ingested: the number of messages in Parquet files; None without Spark.
+        windows: the content of the aggregates; None without Spark.
+        bad: the begin and the end of the bad time, seconds since the start.
+        pictures_at: the times at which pictures were published, seconds since the start.
+        problems: the losses and faults, each a sentence.
+        too_slow: the sides whose small messages were not protected, each a sentence.
+        seconds: the duration of the whole demo, seconds.
     """
 
     sides: Sequence[SideResult]
@@ -122,8 +123,8 @@ def figure_tables(sides: Sequence[SideResult], congestion_control: str) -> dict[
     """Return the tables that pages show of a run.
 
     Args:
-        sides: what came out of it.
-        congestion_control: of the brokers' connections.
+        sides: the results of its sides.
+        congestion_control: the congestion control of the brokers' connections.
     """
     small, pictures = [], []
     for side in sides:

@@ -39,7 +39,8 @@ from script.demo_program.side import Side
 from script.demo_program.telemetry import Sampler, host_name
 
 PORTS: Final = {WITHOUT: 18840, WITHHOLDING: 18830, TWO_LANES: 18850}
-"""Wanted for the brokers' MQTT, the next one for HTTP; others where these are taken."""
+"""The preferred ports for the brokers' MQTT, each with the next one for HTTP; others where these
+are taken."""
 
 BALANCER: Final = """\
 defaults
@@ -48,33 +49,35 @@ defaults
     timeout client 1h
     timeout server 1h
 """
-"""HAProxy's configuration, without the brokers."""
+"""The configuration of HAProxy, without the brokers."""
 
 START_SECONDS: Final = 120.0
 PAUSE_SECONDS: Final = 0.02
 STUCK_SECONDS: Final = 60.0
-"""Without any message arriving, what is missing counts as lost."""
+"""The time without an arriving message after which missing messages count as lost."""
 
 MARK: Final = ".penstock-demo"
-"""File in a folder that the demo has made; without it, nothing in a folder is deleted."""
+"""The file that marks a folder as the demo's; without it, nothing in a folder is deleted."""
 
 HISTORY_TICKS: Final = 60
 WARM_UP_LOOKS: Final = 10
 WARM_UP_SECONDS: Final = 0.1
-"""Between two of them: the first picture has something to show."""
+"""The time between two samples before the demo begins, so that the first picture has some
+values."""
 
 PICTURE_PATIENCE_SECONDS: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """What the user asked for.
+    """The user's options.
 
     Attributes:
-        folder: for everything that is made; emptied first.
-        seconds: how long is published.
-        with_spark: whether Spark reads the queue; without it, the demo looks into it itself.
-        congestion_control: of the brokers' connections; None for the machine's.
+        folder: the folder for all files of the demo; emptied first.
+        seconds: the time for which messages are published.
+        with_spark: whether Spark reads the queue; without it, the demo reads it itself.
+        congestion_control: the congestion control of the brokers' connections; None for the
+            machine's.
         with_balancer: whether HAProxy stands between the brokers and the link.
     """
 
@@ -86,10 +89,10 @@ class Wishes:
 
 
 def run(wishes: Wishes, display: Display) -> tuple[Result, Places]:
-    """Run the demo; nothing of it runs any more afterwards.
+    """Run the demo, and end all its programs.
 
     Returns:
-        What came out, and where the broker with withholding was.
+        The results, and the places of the broker with withholding.
 
     Raises:
         DemoError: it could not be run to its end.
@@ -218,7 +221,7 @@ def start_link(programs: Programs, ports: Sequence[int]) -> tuple[Program, list[
 
 
 class _Demo:
-    """What happens while messages flow, and the reckoning after it."""
+    """The steps while messages flow, and the comparison after them."""
 
     def __init__(
         self,

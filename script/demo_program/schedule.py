@@ -1,4 +1,4 @@
-"""What the slow link does when, and when what is published: pure."""
+"""The schedule of the slow link and of the published messages. Pure."""
 
 from __future__ import annotations
 
@@ -8,32 +8,33 @@ from itertools import count
 from typing import Final
 
 TICK_SECONDS: Final = 0.5
-"""Between two looks at the machine, each of some thirty small messages."""
+"""The time between two looks at the machine, each of some thirty small messages."""
 
 PICTURE_SECONDS: Final = 2.5
-"""Between two pictures."""
+"""The time between two pictures."""
 
 PICTURE_BEFORE_SECONDS: Final = 1.0
 PICTURE_AFTER_SECONDS: Final = 1.2
-"""Before the link turns bad, and after it, no picture is published. What has begun cannot be
-overtaken: a picture that the turn catches halfway, or that leaves before any message has met the
-bad link, would tell of chance alone."""
+"""The time before and after the link turns bad in which no picture is published. A picture whose
+transmission has begun cannot be overtaken: the result of one that is under way at the change, or
+that leaves before any message has met the bad link, would be chance alone."""
 
 GOOD_SHARE: Final = 0.3
-"""The share of the time for which the link is good, before it is bad and again afterwards."""
+"""The share of the time for which the link is good, before and after the bad time."""
 
 MIN_SECONDS: Final = 10.0
-"""The shortest demo. In a shorter one the bad time ends before a picture holds anything up."""
+"""The least length of a demo: with a shorter one, the bad time would be over before a picture
+delayed other messages."""
 
 MAX_SECONDS: Final = 600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """When the link is bad.
+    """The schedule of a demo: when the link is bad.
 
     Attributes:
-        seconds: how long is published.
+        seconds: the time for which messages are published.
     """
 
     seconds: float
@@ -61,8 +62,8 @@ class Schedule:
         """Say whether a picture may be published, also where the program is late.
 
         Args:
-            elapsed: seconds after the start.
-            turned_bad: the same, when the link was made bad; None before.
+            elapsed: the present time, seconds after the start.
+            turned_bad: the time at which the link was made bad, likewise; None before.
         """
         if turned_bad is None:
             return elapsed < self.bad_from - PICTURE_BEFORE_SECONDS

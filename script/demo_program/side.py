@@ -1,4 +1,4 @@
-"""One of the brokers that the demo compares, with all that is connected to it."""
+"""One of the brokers that the demo compares, with its clients."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ from script.demo_program.clients import PICTURES, TELEMETRY, FiguresReader, Publ
 from script.demo_program.policy import Places
 
 SETTLE_SECONDS: Final = 60.0
-"""How long the broker's books may take to show that all is done: they come once a second."""
+"""The time that the broker's counts may take to show that all is done: they are published once a
+second."""
 
 QUEUES: Final = (TELEMETRY, PICTURES)
-"""Their names are those of the topics' first levels."""
+"""The queues, which are named after the topics' first levels."""
 
 
 @dataclass(slots=True)
@@ -34,13 +35,13 @@ class Side:
     """A broker with a publisher and two subscribers.
 
     Attributes:
-        name: for the report.
-        places: where the broker is.
-        publisher: of everything.
+        name: the name for the report.
+        places: the places of the broker's files and ports.
+        publisher: the publisher of all messages.
         direct: a subscriber (MQTT 3.1.1) on this machine's own loopback.
         slow: a subscriber (MQTT 5) behind the slow link.
-        reader: of the broker's own figures.
-        digests: topic of each published picture to the SHA-256 of its payload.
+        reader: the reader of the broker's own figures.
+        digests: the SHA-256 of the payload of each published picture, by topic.
     """
 
     name: str
@@ -53,12 +54,12 @@ class Side:
 
     @classmethod
     def connect(cls, name: str, places: Places, slow_port: int, *, has_lanes: bool) -> Side:
-        """Connect everything.
+        """Connect all clients.
 
         Args:
-            name: for the report; client ids begin with `demo-`.
-            places: where the broker is.
-            slow_port: where the slow link to it begins.
+            name: the name for the report; client ids begin with `demo-`.
+            places: the places of the broker's files and ports.
+            slow_port: the port of the slow link to it.
             has_lanes: whether the subscriber behind the slow link has two lanes.
         """
         return cls(

@@ -1,4 +1,4 @@
-"""This machine's telemetry: what is published."""
+"""This machine's telemetry, which the demo publishes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Final
 import psutil
 
 TOP_PROCESSES: Final = 8
-"""Processes that are reported: those that used most processor time since the last look."""
+"""The number of reported processes: those that used most processor time since the last look."""
 
 MAX_INTERFACES: Final = 4
 
@@ -22,12 +22,12 @@ class Sample:
     """One measured value.
 
     Attributes:
-        metric: what was measured, as in the topic; parts joined by dots.
-        value: finite.
-        unit: of the value.
-        at: when, seconds since the Unix epoch.
-        pid: of the process it is about, or None.
-        process: its name, or None.
+        metric: the name of the measured quantity, as in the topic; its parts are joined by dots.
+        value: the value, which is finite.
+        unit: the unit of the value.
+        at: the time, seconds since the Unix epoch.
+        pid: the process id of the process that it is about, or None.
+        process: the name of that process, or None.
     """
 
     metric: str
@@ -41,8 +41,8 @@ class Sample:
         """Return the message that is published: a small JSON object.
 
         Args:
-            host: name of this machine.
-            number: of the message in this run; the demo knows it again by that.
+            host: the name of this machine.
+            number: the number of the message in this run, by which the demo recognises it.
         """
         told: dict[str, object] = {
             "host": host,
@@ -64,7 +64,7 @@ def host_name() -> str:
 
 
 class Sampler:
-    """Looks at the machine; rates are over the time since the last look."""
+    """A sampler of the machine; rates are over the time since the last look."""
 
     def __init__(self) -> None:
         psutil.cpu_percent(percpu=True)  # the first answer of psutil is about nothing

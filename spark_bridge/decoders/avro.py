@@ -18,7 +18,7 @@ from penstock.spark_bridge.decoders.contract import (
 from penstock.spark_bridge.errors import OptionError
 
 _MARK: Final = b"\xc3\x01"
-"""Begins the single-object encoding; the fingerprint of the schema follows."""
+"""The first bytes of the single-object encoding; the fingerprint of the schema follows."""
 _HEADER_BYTES: Final = len(_MARK) + 8
 
 _TYPES: Final = {
@@ -91,7 +91,7 @@ def load(schema_text: bytes) -> Decoder:
 
 
 class _Types:
-    """Spark's types of a schema."""
+    """The conversion of an Avro schema to Spark's types."""
 
     def __init__(self) -> None:
         self._named: dict[str, Any] = {}

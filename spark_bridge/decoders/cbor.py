@@ -8,7 +8,7 @@ from typing import Any, Final, NoReturn
 from penstock.spark_bridge.decoders.contract import DecodeError, Decoder, needed_for, new_decoder
 
 _REFERENCES: Final = (25, 28, 29, 256)
-"""Tags of references, by which a few bytes may stand for a large value many times."""
+"""The tags of references, by which a few bytes may stand for a large value many times."""
 
 
 def load() -> Decoder:

@@ -24,23 +24,23 @@ _SURPRISES: Final[tuple[type[Exception], ...]] = (
     *(ArithmeticError, AttributeError, EOFError, LookupError, MemoryError, RecursionError),
     *(TypeError, ValueError),
 )
-"""Exceptions that libraries raise for unexpected bytes, beside their own."""
+"""The exceptions that libraries raise for unexpected bytes, beside their own."""
 
 JSON_OBJECT: Final = "STRING"
-"""Type of a column that holds JSON text, for what has no fixed columns."""
+"""The type of a column that holds JSON text, for content without fixed columns."""
 
 
 class DecodeError(Exception):
-    """A payload that is not of the format; the text says why."""
+    """An error: a payload is not of the format; the text says why."""
 
 
 class Decoder(NamedTuple):
     """A decoder of one format and schema.
 
     Attributes:
-        to_json: returns a payload as the text of a JSON object; raises `DecodeError` and nothing
-            else.
-        schema: columns of that object as Spark's DDL; None where the format does not tell.
+        to_json: a function that returns a payload as the text of a JSON object, and raises nothing
+            but `DecodeError`.
+        schema: the columns of that object as Spark's DDL; None where the format does not tell.
     """
 
     to_json: Callable[[bytes], str]
@@ -76,8 +76,8 @@ def new_decoder(
     """Return a decoder.
 
     Args:
-        read: returns the object in a payload.
-        failures: exceptions of `read` for a payload that is not of the format.
+        read: a function that returns the object in a payload.
+        failures: the exceptions of `read` for a payload that is not of the format.
         schema: see `Decoder`.
         nothing: a value that becomes null.
     """

@@ -10,12 +10,12 @@ from penstock.spark_bridge.decoders.contract import Decoder
 
 
 class DecoderOptions(NamedTuple):
-    """What makes a decoder; a plain value, so that it can be sent to executors.
+    """The options of a decoder: a plain value that can be sent to executors.
 
     Attributes:
         format: ``cbor``, ``avro``, ``protobuf`` or ``sparkplugB``.
-        schema: content of the schema file: an Avro schema, or descriptors of Protocol Buffers.
-        message: message type of Protocol Buffers.
+        schema: the content of the schema file: an Avro schema, or descriptors of Protocol Buffers.
+        message: the message type of Protocol Buffers.
     """
 
     format: str

@@ -51,10 +51,10 @@ from penstock.spark_bridge.source import FORMAT
 T = TypeVar("T")
 
 RECORD: Final = "pipeline.json"
-"""File in `storage` that describes the queries of the last run."""
+"""The file in `storage` that describes the queries of the last run."""
 
 INFERRED: Final = "schema.ddl"
-"""File in `storage` with the columns that were inferred in the first run."""
+"""The file in `storage` with the columns that were inferred in the first run."""
 
 _SPARK_LOG: Final = "SQLQueryContextLogger"
 """Spark's logger that would also write each error to standard error, with Java's stack."""
@@ -75,7 +75,7 @@ class Built:
     """A pipeline whose steps Spark has checked; nothing runs yet.
 
     Attributes:
-        queries: one for each sink; with `reads_once` one for all sinks that can share it.
+        queries: a query for each sink; with `reads_once` one for all sinks that can share it.
         notes: lines for the user: what was inferred, and what has changed since the last run.
     """
 
@@ -86,13 +86,13 @@ class Built:
         file: str,
         read: Callable[[SparkSession, dict[str, str]], DataFrame] = read_stream,
     ) -> None:
-        """Build it.
+        """Build the queries.
 
         Args:
             spark: a session that knows the source.
-            pipeline: checked.
-            file: its name, for errors.
-            read: returns the messages for options of the source.
+            pipeline: the checked pipeline.
+            file: the name of its file, for errors.
+            read: a function that returns the messages for options of the source.
 
         Raises:
             StepError: Spark refuses a step.

@@ -22,29 +22,29 @@ _NUMBER: Final = re.compile(r"#\d+L?(-T\d+ms)?")
 _ALIAS: Final = re.compile(r" AS (`[^`]*`|\w+)")
 _LONGEST_NODE: Final = 1_000_000
 _TYPED: Final = ("parquet", "orc")
-"""Formats whose files readers cannot take together where a column has two types."""
+"""The formats whose files readers cannot read together where a column has two types."""
 
 
 class ChangeError(BridgeError):
-    """A checkpoint cannot be continued with the pipeline as it stands."""
+    """An error: a checkpoint cannot be continued with the pipeline in its present form."""
 
     status = 2
 
 
 @dataclass(frozen=True, slots=True)
 class QueryRecord:
-    """What is compared of a sink's query.
+    """The properties of a sink's query that are compared.
 
     Attributes:
         queue: the logical queue.
-        group: as which it reads.
-        place: format, and path or table.
+        group: the group as which it reads.
+        place: the format, and the path or table.
         mode: Spark's output mode.
         state: a line for each operator that keeps state, with its expressions.
-        columns: of the rows, as DDL.
-        steps: everything between source and sink, as texts.
-        types: types of the columns, as Spark's JSON.
-        partition_by: columns whose values are folders.
+        columns: the columns of the rows, as DDL.
+        steps: the steps between source and sink, as texts.
+        types: the types of the columns, as Spark's JSON.
+        partition_by: the columns whose values are folders.
         reads_once: whether it shares its query with other sinks.
     """
 
@@ -71,14 +71,14 @@ class QueryRecord:
 
 
 def compare(before: Mapping[str, QueryRecord], present: Mapping[str, QueryRecord]) -> Iterator[str]:
-    """Yield a line for each change that is taken over.
+    """Yield a line for each change from which Spark can go on.
 
     Args:
-        before: sink to what its query was in the last run.
-        present: the same of this one.
+        before: the queries of the last run, by sink.
+        present: the queries of this run, by sink.
 
     Raises:
-        ChangeError: a change cannot be taken over; before it, no line is yielded.
+        ChangeError: Spark cannot go on from a change; in this case no line is yielded.
     """
     refused = [
         f"sinks.{name}: {text}"
@@ -129,9 +129,9 @@ def _other_types(before: Any, present: Any, name: str) -> Iterator[tuple[str, st
     """Yield (name, type before, present type) of columns and parts of columns whose type differs.
 
     Args:
-        before: a type, as Spark's JSON.
-        present: the same.
-        name: of the column; "" for all columns.
+        before: the type in the last run, as Spark's JSON.
+        present: the present type, likewise.
+        name: the name of the column; "" for all columns.
     """
     kinds = [each.get("type") if isinstance(each, dict) else each for each in (before, present)]
     if kinds[0] != kinds[1]:

@@ -32,11 +32,11 @@ def compact(folder: Path, target_bytes: int) -> int:
     """Join files of a folder that are smaller than the target.
 
     Args:
-        folder: of the sink.
-        target_bytes: size of the joined files, approximately.
+        folder: the folder of the sink.
+        target_bytes: the approximate size of the joined files, bytes.
 
     Returns:
-        How many files were replaced.
+        The number of files that were replaced.
 
     Raises:
         OSError: the folder cannot be written.

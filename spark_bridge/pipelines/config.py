@@ -33,7 +33,7 @@ EXAMPLE_URL: Final = "http://127.0.0.1:8080"
 EXAMPLE_QUEUE: Final = "telemetry"
 
 INFER: Final = "infer"
-"""Value of `schema` for the columns of a sample of the queue."""
+"""The value of `schema` for the columns of a sample of the queue."""
 
 MESSAGES: Final = "messages"
 DECODED: Final = "decoded"
@@ -43,24 +43,24 @@ BUILT_IN: Final = {
     DECODED: "those that could be decoded, with `data`",
     QUARANTINED: "the others, with `reason` and `detail`",
 }
-"""The views that each pipeline has, with what they hold; the last two only with `decode`."""
+"""The views that each pipeline has, with their content; the last two only with `decode`."""
 
 QUARANTINE: Final = "quarantine"
-"""Name of the sink that is added for `QUARANTINED` where there is none, and of its folder."""
+"""The name of the sink that is added for `QUARANTINED` where there is none, and of its folder."""
 
 READ_ONCE: Final = "read-once"
-"""Name of the query of several sinks. No sink can have it."""
+"""The name of the query that several sinks share. No sink can have it."""
 
 FILE_FORMATS: Final = ("csv", "json", "orc", "parquet", "text", "xml")
-"""Formats that Spark writes as files into the folder `path`."""
+"""The formats that Spark writes as files into the folder `path`."""
 
 TO_MQTT: Final = "penstock"
-"""Format of a sink whose rows a broker publishes."""
+"""The format of a sink whose rows a broker publishes."""
 
 DEFAULT_COMPACT_SECONDS: Final = 3_600.0
 
 _GROUP: Final = "group"
-"""Option of the source that has another value for each sink."""
+"""The option of the source that has another value for each sink."""
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
 _GROUP_PREFIX: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -96,22 +96,22 @@ Options: TypeAlias = dict[Text, str | bool | int | float]
 
 @dataclass(frozen=True, slots=True, config=STRICT)
 class Decode:
-    """How payloads become columns; the keys under `decode`.
+    """The rule by which payloads become columns; the keys under `decode`.
 
     Attributes:
-        format: format of the payloads.
-        schema: columns of the payload as Spark's DDL, for JSON and CBOR; `infer` takes those of a
-            sample in the first run. A message without a value for a column that is NOT NULL is
+        format: the format of the payloads.
+        schema: the columns of the payload as Spark's DDL, for JSON and CBOR; `infer` takes those of
+            a sample in the first run. A message without a value for a column that is NOT NULL is
             quarantined as `incomplete`.
-        schema_file: file with an Avro schema in JSON, or the output of
-            ``protoc --include_imports -o FILE``.
-        message: message type of Protocol Buffers, such as ``plant.Reading``.
-        sample: from how many messages a schema is inferred, at most.
-        refuse: conditions in SQL over the columns of `messages` and `data`, by reason. A message
-            for which one is true is quarantined for that reason.
-        arrays: a JSON payload that is an array of objects becomes a row for each of them.
-        rescue: the view `decoded` has a column `rescued`, a map to texts of the fields of JSON or
-            CBOR that the schema does not name.
+        schema_file: the file with an Avro schema in JSON, or the output of ``protoc
+            --include_imports -o FILE``.
+        message: the message type of Protocol Buffers, such as ``plant.Reading``.
+        sample: the most messages from which a schema is inferred.
+        refuse: the conditions in SQL over the columns of `messages` and `data`, by reason. A
+            message for which one is true is quarantined for that reason.
+        arrays: whether a JSON payload that is an array of objects becomes a row for each of them.
+        rescue: whether the view `decoded` has a column `rescued`, a map to texts of the fields of
+            JSON or CBOR that the schema does not name.
     """
 
     format: Literal["json", "cbor", "avro", "protobuf", "sparkplugB"]
@@ -148,8 +148,8 @@ class Table:
 
     Attributes:
         format: any format that Spark reads.
-        options: options of the format, such as `path`.
-        schema: columns as DDL; None where the format has them.
+        options: the options of the format, such as `path`.
+        schema: the columns as DDL; None where the format has them.
     """
 
     format: Text = "parquet"
@@ -159,19 +159,20 @@ class Table:
 
 @dataclass(frozen=True, slots=True, config=STRICT)
 class Sink:
-    """Where the rows of a view go; the keys under `sinks.NAME`.
+    """The destination of the rows of a view; the keys under `sinks.NAME`.
 
     Attributes:
-        view: name of the view; None for the sink's own name.
+        view: the name of the view; None for the sink's own name.
         format: any format that Spark writes streams to.
-        options: options of the format, such as `path`.
-        table: table of a catalog, in place of a `path`.
+        options: the options of the format, such as `path`.
+        table: the table of a catalog, in place of a `path`.
         mode: Spark's output mode; files only have `append`.
-        partition_by: columns whose values become folders.
-        group: group of the queue as which the sink's query reads; None for ``PIPELINE-SINK``.
-        compact: size of the files into which smaller ones are joined; None leaves them as they are.
-        compact_every: seconds between two such times in a run that goes on; it is also done at the
-            end.
+        partition_by: the columns whose values become folders.
+        group: the group of the queue as which the sink's query reads; None for ``PIPELINE-SINK``.
+        compact: the size of the files into which smaller ones are joined; None leaves them as they
+            are.
+        compact_every: the seconds between two compactions in a run that goes on; the files are also
+            compacted at the end.
     """
 
     view: Text | None = None
@@ -224,14 +225,16 @@ class Pipeline:
     """A pipeline's file.
 
     Attributes:
-        name: beginning of the names of the groups as which the sinks read.
-        storage: folder or URI of the checkpoints and of the record of the last run.
-        source: options of ``format("penstock")``.
+        name: the beginning of the names of the groups as which the sinks read.
+        storage: the folder or URI of the checkpoints and of the record of the last run.
+        source: the options of ``format("penstock")``.
         sinks: sinks by name.
-        trigger: seconds between two micro-batches; `available-now` reads what is there and ends.
-        decode: how payloads become columns; None leaves them as they are.
+        trigger: the seconds between two micro-batches; with `available-now`, the run reads the
+            waiting messages and ends.
+        decode: the rule by which payloads become columns; None leaves payloads as they are.
         expires_at: a timestamp in SQL over the columns of `messages` and `data`. A message whose
-            lifetime ended before its micro-batch began is dropped and counted. None drops none.
+            lifetime ended before its micro-batch began is dropped and counted. With None, no
+            message is dropped.
         tables: tables to join with, by name.
         views: queries over the views and tables before them, by name.
         reads_once: whether one query reads and decodes the messages for all sinks of files and of
@@ -327,8 +330,9 @@ def read_pipeline(path: Path, file: str) -> Pipeline:
     """Return the pipeline of a file.
 
     Args:
-        path: of the file. Paths in it begin at the working folder, which is to be the file's.
-        file: its name, for errors.
+        path: the path of the file. Paths in it are relative to the working folder, which must be
+            the file's.
+        file: the name of the file, for errors.
 
     Raises:
         ConfigError: with one problem for each wrong key or value.

@@ -58,7 +58,7 @@ def mark(
     arrays: bool = False,
     rescue: bool = False,
 ) -> DataFrame:
-    """Return all messages with `data`, `reason`, `detail` and `expired`, and have them counted.
+    """Return all messages with `data`, `reason`, `detail` and `expired`, and count them.
 
     Args:
         messages: rows of the source.
@@ -66,8 +66,8 @@ def mark(
         options: options of the decoder; None for JSON.
         refuse: conditions in SQL by reason.
         expires_at: timestamp in SQL; None for never.
-        arrays: an array of objects becomes a row for each of them.
-        rescue: add the column `rescued`.
+        arrays: whether an array of objects becomes a row for each of them.
+        rescue: whether to add the column `rescued`.
     """
     text = f.col(PAYLOAD).cast("string")
     decoded = messages
@@ -209,7 +209,7 @@ def sample_texts(options: SourceOptions, decoder: DecoderOptions | None, limit: 
     Args:
         options: options of the source.
         decoder: options of the decoder; None for JSON.
-        limit: how many payloads of each physical queue are taken at most, the oldest ones.
+        limit: the most payloads that are taken of each physical queue, the oldest ones.
 
     Raises:
         SampleError: the queue is empty.

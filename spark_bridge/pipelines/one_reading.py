@@ -26,7 +26,7 @@ _FILE_FORMATS: Final = {
     "text": "text.TextFileFormat",
     "xml": "xml.XmlFileFormat",
 }
-"""Format to Spark's class of it, below ``org.apache.spark.sql.execution.datasources``."""
+"""Spark's class of each format, below ``org.apache.spark.sql.execution.datasources``."""
 
 
 def can_share(sink: Sink) -> bool:
@@ -63,9 +63,9 @@ def publish(sink: Sink, rows: DataFrame, batch: str) -> None:
     """Publish the rows of a micro-batch once: a batch write of the same id publishes nothing.
 
     Args:
-        sink: of the format `TO_MQTT`.
-        rows: to publish.
-        batch: what no other write of the query has.
+        sink: a sink of the format `TO_MQTT`.
+        rows: the rows to publish.
+        batch: a number that no other write of the query has.
     """
     query_id = rows.sparkSession.sparkContext.getLocalProperty(QUERY_ID)
     frame = rows.write.format(TO_MQTT).options(**as_texts(sink.options))

@@ -1,4 +1,4 @@
-"""Shows the progress of a run: as a table on a terminal, as lines anywhere else."""
+"""The display of a run's progress: a table on a terminal, lines anywhere else."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from penstock.spark_bridge.pipelines.running import Summaries, Summary
 
 LINE_SECONDS: Final = 5.0
-"""Seconds between two lines of a query."""
+"""The seconds between two lines of a query."""
 
 
 def describe(name: str, summary: Summary) -> str:
@@ -32,11 +32,11 @@ def describe(name: str, summary: Summary) -> str:
 
 
 class Display:
-    """Shows a run's progress; use it as a context manager.
+    """The display of a run's progress; use it as a context manager.
 
     Args:
         console: console to show it on.
-        say: prints a line where the console is not a terminal.
+        say: a function that prints a line where the console is not a terminal.
         clock: returns monotonic seconds.
     """
 

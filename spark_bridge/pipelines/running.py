@@ -38,13 +38,14 @@ from penstock.spark_bridge.sink_folder import (
 )
 
 _LOOK_SECONDS: Final = 0.25
-"""How long each running query is waited for before all are asked for their progress."""
+"""The seconds for which each running query is waited for before all are asked for their
+progress."""
 
 _RELEASE_SECONDS: Final = 5.0
-"""After so long without a new micro-batch, the messages of the last one are deleted."""
+"""The seconds without a new micro-batch after which the messages of the last one are deleted."""
 
 _TASKS_END_SECONDS: Final = 10.0
-"""How long the tasks of a stopped query may take to end, which Spark interrupts."""
+"""The seconds that the tasks of a stopped query may take to end, which Spark interrupts."""
 
 _TASKS_LOOK_SECONDS: Final = 0.02
 
@@ -56,10 +57,10 @@ UPDATE: Final = "update"
 """Spark's output mode in which only changed rows are written."""
 
 _STARTS: Final = 3
-"""How often a query is started whose workers are late."""
+"""The number of starts of a query whose workers are late."""
 
 _STOPS_AT_ONCE: Final = 2
-"""After so many requests to stop, nothing more is read."""
+"""The number of requests to stop after which nothing more is read."""
 
 
 class PipelineError(BridgeError):
@@ -71,12 +72,13 @@ class Query:
     """A streaming query from a queue to one sink, or to several.
 
     Attributes:
-        name: name of the query in Spark.
-        rows: the rows that are written; for several sinks, what is read for them.
+        name: the name of the query in Spark.
+        rows: the rows that are written; for several sinks, the rows that are read for them.
         source: options of the source, whose group is committed.
         sinks: the sinks by name.
         checkpoint: path or URI of the query's own checkpoint folder.
-        write: writes a micro-batch to several sinks; None where Spark writes to the one sink.
+        write: a function that writes a micro-batch to several sinks; None where Spark writes to the
+            one sink.
     """
 
     name: str
@@ -89,18 +91,18 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What one query did in this run.
+    """The results of one query in this run.
 
     Attributes:
-        rows: how many messages were read.
-        micro_batches: how many micro-batches had messages.
+        rows: the number of messages that were read.
+        micro_batches: the number of micro-batches that had messages.
         seconds: their duration, from the request for the queue's offsets to Spark's commit log.
         late_groups: rows that reached an aggregate after their window was complete. Spark drops and
             counts them when it has grouped a micro-batch.
-        observed: counts of payloads: ``messages``, ``expired``, and each reason for the quarantine;
-            {} where the query decodes none.
-        rate: rows per second of the newest micro-batch.
-        lag: messages that wait behind it, by ``QUEUE/NUMBER`` of the physical queue.
+        observed: the counts of payloads: ``messages``, ``expired``, and each reason for the
+            quarantine; {} where the query decodes none.
+        rate: the rows a second of the newest micro-batch.
+        lag: the number of messages that wait behind it, by ``QUEUE/NUMBER`` of the physical queue.
     """
 
     rows: int

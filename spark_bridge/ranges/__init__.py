@@ -1,1 +1,1 @@
-"""How the messages of a range come to a task."""
+"""The ways by which the messages of a range reach a task."""

@@ -19,9 +19,9 @@ class Piece(NamedTuple):
 
     Attributes:
         batch: the messages as the source's columns; None where none matches.
-        next_offset: offset at which to read on; the range's end where all of it was read.
-        looked_at: how many messages of the range lie below that, including those that match no
-            topic filter.
+        next_offset: the offset at which to read on; the range's end where all of it was read.
+        looked_at: the number of messages of the range below that offset, including those that match
+            no topic filter.
     """
 
     batch: pa.RecordBatch | None

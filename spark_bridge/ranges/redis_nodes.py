@@ -51,18 +51,19 @@ from penstock.spark_bridge.rows import RowOrigin, to_record_batch
 from penstock.spark_bridge.schema import wire_columns
 
 COMMAND_MESSAGES: Final = 1_000
-"""Messages of one command. Others wait while the server handles it, a millisecond for 1 KB each."""
+"""The messages of one command. Other commands wait while the server handles it, a millisecond
+for 1 KB each."""
 PIECE_MESSAGES: Final = 4_000
 PIECE_BYTES: Final = 4 * 1024 * 1024
-"""Most payload bytes of a piece, unless one message alone is longer."""
+"""The most payload bytes of a piece, unless one message alone is longer."""
 AHEAD_MESSAGES: Final = 20_000
-"""How many messages' sizes are requested at a time."""
+"""The number of messages whose sizes are requested at a time."""
 READ_BYTES: Final = 256 * 1024
 ANSWER_SECONDS: Final = 5.0
-"""Longest wait for more of an answer, after which another server is looked for."""
+"""The longest wait for more of an answer, seconds, after which another server is looked for."""
 
 _OF_BODY: Final = frozenset({"payload", "qos", "publisher", "properties"})
-"""Columns of a range that need the messages themselves."""
+"""The columns of a range that need the messages themselves."""
 _GONE: Final = 410
 _OTHER: Final = 409
 _BAD: Final = 400
@@ -75,9 +76,9 @@ class _Cut:
 
     Attributes:
         offsets: offsets of the messages that match.
-        infos: what the server keeps beside each of them.
-        next_offset: offset at which to read on.
-        looked_at: how many messages lie below that, including those that do not match.
+        infos: the server's information about each of them.
+        next_offset: the offset at which to read on.
+        looked_at: the number of messages below that offset, including those that do not match.
     """
 
     offsets: Sequence[int]
@@ -91,7 +92,7 @@ class RedisRanges:
 
     Args:
         options: checked options.
-        redis: where the servers are.
+        redis: the addresses of the servers and the credentials.
     """
 
     def __init__(self, options: SourceOptions, redis: RedisOptions) -> None:

@@ -1,4 +1,4 @@
-"""Columns of messages as a Redis server keeps them.
+"""The columns of messages, made from the values that a Redis server keeps.
 
 Theory of operation. The server has two values for a message (`messages.INFO` and `messages.BODY`).
 Both begin with fields of a fixed width. In the rest, nearly all messages of one publisher are
@@ -41,8 +41,8 @@ class RedisRows:
     """Messages of one physical queue.
 
     Args:
-        offsets: offset of each message; one or more.
-        infos: what the server keeps beside each.
+        offsets: the offset of each message; one or more.
+        infos: the server's information about each message.
         bodies: each message as it was stored; None where no column needs that.
     """
 

@@ -1,4 +1,4 @@
-"""A consumer of the queue that may be killed at any moment: it writes down what it does.
+"""A consumer of the queue that may be killed at any moment, and logs all its actions.
 
 ``python -m tests.campaigns.queue_consumer URL QUEUE GROUP KIND LOG SEED``: KIND is ``lease`` or
 ``offsets``. Each line of the log is one JSON array, written at once, so that a kill cuts none off:
@@ -33,14 +33,14 @@ REJECTED_RATIO: Final = 0.05
 
 
 class Consumer:
-    """Receives, and writes down what it does.
+    """The consumer, which receives messages and logs its actions.
 
     Args:
-        client: of the queue's API.
-        queue: name of the logical queue.
-        group: of this consumer.
-        log: descriptor of a file that is open for appending.
-        rng: chooses what is rejected.
+        client: the client of the queue's API.
+        queue: the name of the logical queue.
+        group: the group of this consumer.
+        log: the descriptor of a file that is open for appending.
+        rng: the source of random values, which decides which answers are rejected.
     """
 
     def __init__(

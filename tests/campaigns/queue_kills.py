@@ -67,7 +67,7 @@ CONSUMERS: Final = ("any", "any", "ordered", "ordered", "ranges")
 PAUSE_SECONDS: Final = 0.01
 """The time between two messages of a publisher."""
 SETTLE_SECONDS: Final = 60.0
-"""After a silence of this length nothing more is expected."""
+"""After a silence of this length, no more messages are expected."""
 RETRY_SECONDS: Final = 0.05
 FORGOTTEN_SECONDS: Final = 2.0
 """Receives in this time before a kill may not have been counted, on a machine that is busy."""
@@ -82,11 +82,11 @@ class Got(NamedTuple):
     """One message of one answer.
 
     Attributes:
-        asked: monotonic seconds at which the request was sent.
-        at: at which its answer was there.
+        asked: the time at which the request was sent, monotonic seconds.
+        at: the time at which its answer arrived, monotonic seconds.
         payload: ``PUBLISHER QOS NUMBER``.
-        place: in the queue.
-        receive_count: as the answer said.
+        place: the message's place in the queue.
+        receive_count: the receive count of the answer.
     """
 
     asked: float
@@ -98,12 +98,12 @@ class Got(NamedTuple):
 
 @dataclass(slots=True)
 class Record:
-    """What all consumers of one group wrote.
+    """The records of all consumers of one group.
 
     Attributes:
-        got: every message of every answer.
-        settling: when an acknowledgement of a message was first sent.
-        settled: when one was first confirmed.
+        got: all messages of all answers.
+        settling: the time at which a message's acknowledgement was first sent.
+        settled: the time at which it was first confirmed.
     """
 
     got: list[Got]
@@ -143,13 +143,13 @@ def n_after_settling(record: Record) -> int:
 
 
 def n_same_count(record: Record, kills: Sequence[float]) -> int:
-    """Count messages that came under a receive count that they had before.
+    """Count the messages that were delivered with a receive count that they had had before.
 
     A kill of the server may forget the receives of the last moment.
 
     Args:
-        record: of the group.
-        kills: when the server was killed, in monotonic seconds.
+        record: the records of the group.
+        kills: the times at which the server was killed, in monotonic seconds.
     """
     newest: dict[tuple[Place, int], Got] = {}
     n_wrong = 0
@@ -209,12 +209,12 @@ def stored_twice(records: Iterable[Record]) -> set[str]:
 
 
 class Sent(NamedTuple):
-    """What publishers did, and what was done to the server.
+    """The records of the publishers, and the kills of the server.
 
     Attributes:
-        acknowledged: payloads that were promised to be delivered.
-        repeated: payloads that were or may have been sent at QoS 1 more than once.
-        kills: when the server was killed, in monotonic seconds.
+        acknowledged: the payloads that the server has promised to deliver.
+        repeated: the payloads that were or may have been sent at QoS 1 more than once.
+        kills: the times at which the server was killed, in monotonic seconds.
     """
 
     acknowledged: set[str]
@@ -226,8 +226,8 @@ def judge(sent: Sent, records: Mapping[str, Record]) -> list[Finding]:
     """Hold what was received against what was promised.
 
     Args:
-        sent: what came before.
-        records: by group.
+        sent: the records of the publishers.
+        records: the consumers' records by group.
     """
     promised = sent.acknowledged
     leased = [record for name, record in records.items() if GROUPS[name]["kind"] == "lease"]
@@ -257,12 +257,12 @@ class QueueProgram:
 
     Args:
         kind: `broker`, or the `gateway` without a broker.
-        folder: where it runs.
-        mqtt_port: of the broker.
-        http_port: of the queue's API.
-        layout: keys of the queue that differ, in the policy file.
-        database: file of the queue, from the folder.
-        engine: keys of the plugin that name another engine.
+        folder: the folder that it runs in.
+        mqtt_port: the MQTT port of the broker.
+        http_port: the port of the queue's API.
+        layout: the keys of the queue in the policy file that differ.
+        database: the file of the queue, relative to the folder.
+        engine: the keys of the plugin that name another engine.
     """
 
     def __init__(
@@ -354,9 +354,9 @@ class ConsumerProcess:
     """A consumer of one group, which is killed and started again.
 
     Args:
-        group: its group.
-        number: among all consumers.
-        served: the program that it asks.
+        group: the group of the consumer.
+        number: its number among all consumers.
+        served: the server's program.
     """
 
     def __init__(self, group: str, number: int, served: QueueProgram) -> None:
@@ -391,10 +391,10 @@ class ConsumerProcess:
 
 
 class HttpPublisher:
-    """Sends numbered messages over HTTP, each until it is acknowledged.
+    """A publisher over HTTP, which repeats each numbered message until it is acknowledged.
 
     Attributes:
-        acknowledged: payloads that are stored.
+        acknowledged: the payloads that are stored.
     """
 
     def __init__(self, url: str, name: str, seed: int) -> None:
@@ -483,13 +483,13 @@ def drawn(n_kills: int, seed: int) -> list[bool]:
 
 
 def run(kind: Server, n_kills: int, seed: int, life_seconds: float) -> list[Finding]:
-    """Kill a server and its consumers at random moments; return what was found.
+    """Kill a server and its consumers at random moments; return the findings.
 
     Args:
-        kind: of the server.
-        n_kills: of the server and of consumers together.
-        seed: of the moments and the victims.
-        life_seconds: longest time between two kills.
+        kind: the kind of the server.
+        n_kills: the number of kills of the server and of consumers together.
+        seed: the seed of the moments and the victims.
+        life_seconds: the longest time between two kills.
 
     Raises:
         RunError: the server did not start again.

@@ -49,7 +49,7 @@ Victim: TypeAlias = Literal["driver", "java", "worker", "server", "redis"]
 Engine: TypeAlias = Literal["sqlite", "redis"]
 
 VICTIMS: Final[tuple[Victim, ...]] = ("driver", "java", "worker", "server", "server")
-"""The victims; each is killed in proportion to how often it stands here."""
+"""The victims; each is killed in proportion to the number of its entries."""
 VICTIMS_ON_REDIS: Final[tuple[Victim, ...]] = ("driver", "java", "worker", "server", "redis")
 
 DURABLE: Final = ("--appendonly", "yes", "--appendfsync", "always")
@@ -65,25 +65,25 @@ TRIGGER_SECONDS: Final = 0.2
 FIRST_BATCHES: Final = 3
 """The most micro-batches between two kills; the moment comes within the next one."""
 LIFE_SECONDS: Final = 0.5
-"""The time that a micro-batch takes, about."""
+"""The approximate time of a micro-batch."""
 
 REQUEST_MESSAGES: Final = 200
 RETRY_SECONDS: Final = 0.05
 LOOK_SECONDS: Final = 0.05
 PATIENCE_SECONDS: Final = 600.0
-"""A time that nothing needs on a busy machine; only what hangs waits for it."""
+"""A time that no step needs on a busy machine; only a step that hangs reaches it."""
 
 LAYOUT: Final = {"groups": {"spark": {"kind": "offsets"}}, "key": None}
 """The keys of the queue, which has no group but Spark's."""
 
 
 class Feeder:
-    """Stores numbered messages over HTTP, each until it is acknowledged.
+    """A feeder, which stores numbered messages over HTTP and repeats each until it is acknowledged.
 
     Args:
-        client: of the queue.
-        count: of messages.
-        waiting: most messages that may wait in the queue, so that there is always work.
+        client: the client of the queue.
+        count: the number of messages.
+        waiting: the number of messages that may wait in the queue, so that there is always work.
     """
 
     def __init__(self, client: QueueClient, count: int, waiting: int) -> None:
@@ -131,17 +131,17 @@ class Driver:
     """``penstock spark`` on the queue.
 
     Args:
-        url: of the queue.
-        folder: of its files.
-        environment: of its processes.
-        options: of the source, beside those of each run.
+        url: the URL of the queue.
+        folder: the folder of its files.
+        environment: the environment of its processes.
+        options: the options of the source, beside those of each run.
 
     Attributes:
-        folder: the argument.
-        command: that starts it.
-        checkpoint: folder of the query whose micro-batches are counted.
+        folder: the folder of its files.
+        command: the command that starts it.
+        checkpoint: the checkpoint folder of the query whose micro-batches are counted.
         options: all options of the source but its place, as NAME=VALUE.
-        n_starts: how often it was started.
+        n_starts: the number of its starts.
     """
 
     def __init__(
@@ -248,7 +248,7 @@ class Driver:
 
 
 MakeDriver: TypeAlias = Callable[[str, Path, Mapping[str, str], Sequence[str]], Driver]
-"""Gets the arguments of `Driver`."""
+"""A function with the arguments of `Driver`."""
 
 
 def drawn(count: int, seed: int, victims: Sequence[Victim] = VICTIMS) -> list[Victim]:
@@ -277,13 +277,13 @@ class Trial:
     """One run: a driver, a feeder and the servers that take turns.
 
     Args:
-        folder: of all files.
-        ports: of MQTT, of HTTP and of Redis.
-        count: of messages.
-        seed: of the moments and the victims.
-        environment: of the driver's processes.
-        engine: of the queue.
-        make_driver: `Driver`, or what takes its place.
+        folder: the folder of all files.
+        ports: the ports of MQTT, of HTTP and of Redis.
+        count: the number of messages.
+        seed: the seed of the moments and the victims.
+        environment: the environment of the driver's processes.
+        engine: the engine of the queue.
+        make_driver: the class `Driver`, or a function in its place.
     """
 
     def __init__(
@@ -406,7 +406,7 @@ def judge(rows: Sequence[tuple[Place, bytes]], count: int) -> list[Finding]:
 
     Args:
         rows: place and payload of each.
-        count: of the messages that were published, whose payloads are their numbers.
+        count: the number of published messages, whose payloads are their numbers.
     """
     payloads = Counter(payload for _, payload in rows)
     published = {str(number).encode() for number in range(count)}
@@ -435,16 +435,16 @@ def run(
     engine: Engine = "sqlite",
     make_driver: MakeDriver = Driver,
 ) -> list[Finding]:
-    """Publish messages and kill victims; return what was found.
+    """Publish messages and kill victims; return the findings.
 
     Args:
-        count: of messages.
-        victims: in their order.
-        seed: of the moments.
-        life_seconds: longest time between a micro-batch and a kill.
-        environment: of the driver's processes, beside that of this one.
-        engine: of the queue.
-        make_driver: `Driver`, or what takes its place.
+        count: the number of messages.
+        victims: the victims in their order.
+        seed: the seed of the moments.
+        life_seconds: the longest time between a micro-batch and a kill.
+        environment: the environment of the driver's processes, beside that of this one.
+        engine: the engine of the queue.
+        make_driver: the class `Driver`, or a function in its place.
 
     Raises:
         BenchmarkError: something did not start or end.

@@ -31,7 +31,7 @@ TINY = Effort(scale=0.001, seconds=0.2)
 pytestmark = pytest.mark.usefixtures("forks")
 
 LOADS = ("churn", "slow_readers", "stall_gate")
-"""Their promises are about time; what they do to a broker has own tests."""
+"""The faults whose promises are about time; other tests show what they do to a broker."""
 
 PATIENCE = (
     (clocks, "MOVED_SECONDS"),
@@ -42,10 +42,10 @@ PATIENCE = (
     (uplinks, "WAIT_SECONDS"),
     (users, "WITHIN_SECONDS"),
 )
-"""How long a fault waits for what is to come: here, on a machine that may be busy."""
+"""The time limits of the faults in these tests, for a machine that may be busy."""
 
 RATIOS = ("memory",)
-"""Theirs are about memory, of which a process that does little takes any multiple."""
+"""The findings that are ratios of memory, which say nothing about a process that does little."""
 
 
 @pytest.mark.parametrize("fault", [name for name in program.FAULTS if name not in LOADS + RATIOS])

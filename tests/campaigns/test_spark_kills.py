@@ -90,7 +90,8 @@ def test_a_broken_promise_ends_the_program_with_status_1(
 
 
 MESSAGES = 20_000
-"""Some twenty micro-batches: the three kills come within the first twelve."""
+"""The number of messages, for some twenty micro-batches: the three kills are within the first
+twelve."""
 
 PIPELINE_MESSAGES = 12_000
 
@@ -99,7 +100,8 @@ import sys
 with open({told!r}, "a") as file:
     file.write(" ".join(sys.orig_argv) + "\\n")
 """
-"""Run at the start of each Python that has the folder on its path: tells which program it is."""
+"""A program that each Python with the folder on its path runs at its start, and that records
+which program it is."""
 
 
 @pytest.fixture
@@ -135,7 +137,7 @@ class PipelineDriver(Driver):
     """A pipeline of three sinks: all messages, some of them, and those that are no JSON objects.
 
     Attributes:
-        written: name of a sink to its payloads, each with how often it was written.
+        written: the payloads of each sink, each with the number of times that it was written.
     """
 
     def __init__(

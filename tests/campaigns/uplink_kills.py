@@ -57,7 +57,7 @@ from tests.campaigns.faults.case import Finding, report
 Cloud: TypeAlias = Literal["penstock", "mosquitto"]
 Side: TypeAlias = Literal["edge", "cloud"]
 By: TypeAlias = Literal["size", "topic"]
-"""What divides the messages of an uplink between two lanes; None for one connection."""
+"""The rule that divides the messages of an uplink between two lanes; None for one connection."""
 
 CLOUDS: Final[Sequence[Cloud]] = ("penstock", "mosquitto")
 SIDES: Final[Sequence[Side]] = ("edge", "cloud")
@@ -89,7 +89,7 @@ class Client:
 
     Attributes:
         name: its Client Identifier.
-        is_told_to_end: it connects no more.
+        is_told_to_end: whether it has been told to end, so that it no longer connects.
     """
 
     def __init__(self, port: int, name: str) -> None:
@@ -145,21 +145,21 @@ async def _read(reader: asyncio.StreamReader) -> Packet:
 
 
 class Publisher(Client):
-    """Publishes numbers to one topic, in order.
+    """A publisher of numbers to one topic, in order.
 
     Attributes:
-        acknowledged: numbers that the broker has taken responsibility for.
-        n_sessions_lost: times that the broker had lost the session.
+        acknowledged: the numbers that the broker has acknowledged.
+        n_sessions_lost: the number of times that the broker had lost the session.
     """
 
     def __init__(self, port: int, topic: str, qos: int, *, has_large: bool = False) -> None:
-        """Begin with nothing published.
+        """Make a publisher that has published nothing.
 
         Args:
-            port: of the broker.
-            topic: of all messages.
-            qos: of all messages.
-            has_large: some messages are large.
+            port: the port of the broker.
+            topic: the topic of all messages.
+            qos: the QoS of all messages.
+            has_large: whether some messages are large.
         """
         super().__init__(port, f"publisher-{topic.replace('/', '-')}")
         self.topic = topic
@@ -226,10 +226,10 @@ def _payload(number: int, *, is_large: bool) -> bytes:
 
 
 class Collector(Client):
-    """Receives everything below a topic.
+    """A subscriber to all topics below one.
 
     Attributes:
-        numbers: of each topic, in the order of their coming.
+        numbers: the numbers of each topic, in the order of arrival.
     """
 
     def __init__(self, port: int, name: str, topic_filter: str) -> None:
@@ -354,13 +354,13 @@ def _policy(port: int, plugins: dict[str, Any]) -> dict[str, Any]:
 
 
 async def play(brokers: Brokers, n_kills: int, seed: int, life_seconds: float) -> list[Finding]:
-    """Publish while brokers are killed; return what was found.
+    """Publish while brokers are killed; return the findings.
 
     Args:
-        brokers: of which none runs.
-        n_kills: of one or the other.
-        seed: of moments and victims.
-        life_seconds: between two kills at most.
+        brokers: the brokers, none of which runs.
+        n_kills: the number of kills of either broker.
+        seed: the seed of moments and victims.
+        life_seconds: the longest time between two kills.
     """
     rng = random.Random(seed)  # noqa: S311 (no secret)
     await asyncio.gather(*(asyncio.to_thread(brokers.start, side) for side in brokers.ports))
@@ -404,13 +404,13 @@ async def play(brokers: Brokers, n_kills: int, seed: int, life_seconds: float) -
 async def _until_subscribed(
     prober: Client, near: Collector, parts: Sequence[str], *, has_large: bool
 ) -> None:
-    """Wait until messages of each lane come down: the site has subscribed.
+    """Wait until messages of each lane arrive at the site, which shows that it has subscribed.
 
     Args:
-        prober: publishes in the cloud.
-        near: receives at the site.
-        parts: of topics, one for each lane by topic.
-        has_large: there is a lane of large messages.
+        prober: the publisher in the cloud.
+        near: the subscriber at the site.
+        parts: the parts of topics, one for each lane by topic.
+        has_large: whether there is a lane for large messages.
     """
     task = asyncio.create_task(prober.run())
     topics = [f"down/{part}probe" for part in parts]
@@ -467,14 +467,14 @@ def judge(
     near: Collector,
     local: Collector,
 ) -> list[Finding]:
-    """Hold what was received against what was acknowledged.
+    """Compare the received messages with the acknowledged ones.
 
     Args:
-        ups: publishers at the site.
-        downs: publishers in the cloud.
-        far: what the cloud has received.
-        near: what has come down to the site.
-        local: what went from client to client of the site.
+        ups: the publishers at the site.
+        downs: the publishers in the cloud.
+        far: the messages that the cloud has received.
+        near: the messages from the cloud that the site has received.
+        local: the messages between clients of the site.
     """
     findings = []
     ways = (("up", ups, far), ("down", downs, near), ("at the site", ups, local))
@@ -504,11 +504,11 @@ def run(
     """Run one campaign in a folder of its own.
 
     Args:
-        cloud: which broker stands in the cloud.
-        n_kills: of either end.
-        seed: of moments and victims.
-        life_seconds: between two kills at most.
-        lanes: what divides the messages between two of them; None for one connection.
+        cloud: the kind of the cloud's broker.
+        n_kills: the number of kills of either end.
+        seed: the seed of moments and victims.
+        life_seconds: the longest time between two kills.
+        lanes: the rule that divides messages between two lanes; None for one connection.
     """
     with (
         tempfile.TemporaryDirectory(prefix="penstock-uplink-") as folder,

@@ -1,4 +1,4 @@
-"""Access control for tests: it answers as the test says, at once or after a wait."""
+"""Access control for tests, whose answers the test gives, at once or after a wait."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ Answer = TypeVar("Answer")
 
 
 class Access(AccessControl):
-    """Lets everybody do everything that the test has not refused.
+    """An access control that allows everything that the test has not refused.
 
     Attributes:
-        waits: answers take a wait; `finish` ends it.
+        waits: whether answers wait until `finish` is called.
         is_open: whether clients may connect.
-        refused: (action, topic) or (action, topic, client id) that is refused.
-        answer: to every CONNECT; `is_open` where it is ``...``.
-        error: raised instead of an answer, if set.
-        attempts: every CONNECT that was asked about.
+        refused: each refused (action, topic) or (action, topic, client id).
+        answer: the answer to every CONNECT; with ``...``, `is_open` decides.
+        error: the exception that is raised instead of an answer, or None.
+        attempts: all CONNECT packets that were judged.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A certificate authority of a test, and the files of what it has issued."""
+"""A certificate authority for tests, and the files of the certificates that it has issued."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class CertificateFiles(NamedTuple):
     """A certificate with its key, in PEM files.
 
     Attributes:
-        certfile: the certificate and what is between it and its root.
-        keyfile: its private key.
+        certfile: the file of the certificate and of those between it and its root.
+        keyfile: the file of its private key.
     """
 
     certfile: str
@@ -27,18 +27,18 @@ class CertificateFiles(NamedTuple):
 
 
 class Authority:
-    """Issues certificates.
+    """The authority, which issues certificates.
 
     Attributes:
-        cafile: its own certificate in a PEM file, for those who trust it.
-        folder: of all files.
+        cafile: the PEM file of its own certificate, for those who trust it.
+        folder: the folder of all files.
     """
 
     def __init__(self, folder: Path, name: str = "authority") -> None:
         """Make an authority with a new key.
 
         Args:
-            folder: where files are written.
+            folder: the folder for the files.
             name: they begin with.
         """
         self.folder = folder
@@ -54,13 +54,14 @@ class Authority:
         file: str = "server",
         is_expired: bool = False,
     ) -> CertificateFiles:
-        """Issue a certificate; the same `file` again writes over the last one.
+        """Issue a certificate; an equal `file` overwrites the previous one.
 
         Args:
-            identities: host names and addresses; `localhost` and 127.0.0.1 where there are none.
-            common_name: of the subject.
-            file: name of its files without their ends.
-            is_expired: it ended yesterday.
+            identities: the host names and addresses; `localhost` and 127.0.0.1 where there are
+                none.
+            common_name: the common name of the subject.
+            file: the name of its files without their suffixes.
+            is_expired: whether it expired yesterday.
         """
         now = dt.datetime.now(dt.UTC)
         issued = self._authority.issue_cert(
@@ -86,7 +87,7 @@ class Authority:
 
         Args:
             revoked: certificates of this authority.
-            until: when a newer list is due; None for an hour from now.
+            until: the time at which a newer list is due; None for an hour from now.
         """
         now = dt.datetime.now(dt.UTC)
         own = x509.load_pem_x509_certificate(self._authority.cert_pem.bytes())
@@ -110,7 +111,7 @@ class Authority:
         """Return the keys of a listener with TLS on a free port of this machine.
 
         Args:
-            keys: further ones of the listener.
+            keys: further keys of the listener.
         """
         certfile, keyfile = self.issue()
         return {

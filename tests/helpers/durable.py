@@ -1,4 +1,4 @@
-"""A virtual broker whose disk is a dictionary, which may end at any commit and start again."""
+"""A virtual broker whose disk is a dictionary, which may crash at any commit and start again."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ EPOCH = 1_700_000_000.0
 
 
 class MemoryDisk:
-    """What an SQLite file would hold, by the keys of its tables."""
+    """The content of an SQLite file, by the keys of its tables."""
 
     def __init__(self) -> None:
         self.sessions: dict[Any, SessionRow] = {}
@@ -101,13 +101,13 @@ class MemoryDisk:
 
 
 class DurableBroker(VirtualBroker):
-    """A virtual broker with a journal; nothing is committed but by `commit` or `settle`.
+    """A virtual broker with a journal; only `commit` and `settle` commit.
 
     Attributes:
-        disk: survives `crash`.
-        is_disk_full: commits fail.
-        commits_at_once: `settle` commits whatever has changed.
-        hurried: times the journal asked for an early commit.
+        disk: the disk, which survives `crash`.
+        is_disk_full: whether commits fail.
+        commits_at_once: whether `settle` commits all changes.
+        hurried: the number of times that the journal requested an early commit.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Scenarios for tests of what runs them."""
+"""Scenarios for tests of the code that runs them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def site_scenario(edges: Edges, **changes: Any) -> Scenario:
     """Return an experiment with a site: brokers `direct`, and `edge` with brokers at the site.
 
     Args:
-        edges: of the broker `edge`.
+        edges: the `edges` of the broker `edge`.
         changes: fields of `Scenario` to be others.
     """
     hosts = {name: HostPlan() for name in ("cloud", "site", "floor")}

@@ -5,11 +5,11 @@ for each process of pytest, imports them once. For each program it forks a child
 own arguments, folder, environment and standard streams. The child is a process like any other: it
 has a PID of its own, and gets signals. The server tells how it has ended.
 
-A program that starts others is to be their parent, as it judges its own load by its children. So a
+A program that starts others must be their parent, as it measures its own load by its children. So a
 fork forks itself for them.
 
-What a fork does not show: how long a start takes, what a process has of the memory, and that a
-program imports all that it needs. Tests of these start a Python of their own.
+A fork does not show how long a start takes, the memory of a process, and that a program imports all
+modules that it needs. Tests of these start a Python of their own.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ SERVICES: Final = (
     "penstock.plugins.withholding.gate",
     "uvloop",
 )
-"""What brokers, proxies and queues import at their start, or for a policy that names a plugin, and
-the loads of benchmarks."""
+"""The modules that brokers, proxies and queues import at their start, or for a policy that names
+a plugin, and those of the benchmarks' loads."""
 
 EXPERIMENTS: Final = (
     *SERVICES,
@@ -75,7 +75,7 @@ EXPERIMENTS: Final = (
     "penstock.netem.runs.withheld_watch",
     "pyarrow.dataset",
 )
-"""What ``penstock netem`` and the programs that it starts import, plots apart."""
+"""The modules that ``penstock netem`` and its programs import, except for plots."""
 
 FORKED: Final = (
     "benchmarks",
@@ -87,13 +87,14 @@ FORKED: Final = (
     "penstock.plugins.queue",
     "script.demo_program",
 )
-"""Packages whose programs may be forks; ``penstock`` itself is one too. The demo starts ``broker``,
-by the name of its folder."""
+"""The packages whose programs may be forks; ``penstock`` itself is one too. The demo starts
+``broker``, by the name of its folder."""
 
 MAX_REQUEST_BYTES: Final = 150_000
 
 _entry_points: Final = functools.cache(metadata.entry_points)
-"""What is installed stays the same while tests run, and each start would read all of it."""
+"""The installed entry points, cached: they stay the same while tests run, and each start would
+read all of them."""
 
 _is_fork = False
 """Whether this process is a program's fork."""
@@ -103,9 +104,9 @@ class _Fork:
     """A child of the server.
 
     Attributes:
-        pid: of the process.
-        status: exit status, negative after a signal; None while it runs.
-        has_ended: set with the status.
+        pid: the process id of the process.
+        status: the exit status, negative after a signal; None while it runs.
+        has_ended: an event that is set with the status.
     """
 
     def __init__(self, pid: int) -> None:
@@ -126,7 +127,7 @@ class Server:
         """Start it.
 
         Args:
-            modules: that it imports.
+            modules: the modules that it imports.
         """
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -145,7 +146,7 @@ class Server:
         """Fork a program; see `_request`.
 
         Args:
-            request: what.
+            request: the request.
             files: descriptors of its standard input, output and error.
         """
         with self._starting:

@@ -1,4 +1,4 @@
-"""Frames of what a `ReceiveBuffer` has received, cut as the connection cuts them."""
+"""The frames in a `ReceiveBuffer`, cut as the connection cuts them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from penstock.broker.mqtt.receive_buffer import (
 def frames_of(buffer: ReceiveBuffer, data: bytes) -> Iterator[tuple[int, bytes]]:
     """Yield (first byte, body) of each whole frame, then let the buffer keep the rest.
 
-    To be run to its end: the rest is kept only then.
+    The generator must be run to its end: the rest is kept only then.
 
     Args:
-        buffer: that received it.
-        data: what its `receive_data` returned last.
+        buffer: the buffer that received it.
+        data: the newest result of its `receive_data`.
     """
     position = 0
     size = len(data)

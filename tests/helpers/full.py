@@ -1,4 +1,4 @@
-"""Subscribers whose outbox is full, and what publishers to them are told, on a virtual clock."""
+"""Subscribers whose outbox is full, and the answers to their publishers, on a virtual clock."""
 
 from __future__ import annotations
 

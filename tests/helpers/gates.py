@@ -13,12 +13,12 @@ class SwitchGate(DeliveryGate):
     """A gate that the test opens and closes; no message of the topic `never` is large.
 
     Attributes:
-        large_bytes: payload bytes above which a message is large.
-        is_open: large messages may go.
-        most_seconds: after so long they may go in any case.
-        look_again_after: seconds to the next question at most.
-        unsent: bytes that the link had unsent at each question.
-        forgotten: links it was told to forget.
+        large_bytes: the payload length above which a message is large.
+        is_open: whether large messages may go.
+        most_seconds: the time after which they may go in any case.
+        look_again_after: the longest time to the next question, seconds.
+        unsent: the bytes that the link had unsent at each question.
+        forgotten: the links that it was told to forget.
     """
 
     def __init__(

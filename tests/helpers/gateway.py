@@ -25,10 +25,10 @@ def running_gateway(
     """Start ``penstock queue`` on the messages in `folder`; end it afterwards.
 
     Args:
-        folder: where the policy file and the SQLite file lie; a second gateway on the same folder
-            finds what the first one stored.
-        queue: name of the only logical queue.
-        physical_queues: how many it has.
+        folder: the folder of the policy file and the SQLite file; a second gateway on the same
+            folder finds the first one's messages.
+        queue: the name of the only logical queue.
+        physical_queues: the number of its physical queues.
         bind: HOST:PORT.
 
     Yields:

@@ -24,10 +24,10 @@ class NoFaults(Guard):
 
 
 class Faults(Guard):
-    """A guard that keeps what plugins raise.
+    """A guard that keeps the exceptions of plugins.
 
     Attributes:
-        errors: in order.
+        errors: the exceptions in their order.
     """
 
     __slots__ = ("errors",)

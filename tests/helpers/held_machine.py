@@ -1,4 +1,4 @@
-"""A durable subscriber whose path turns good and bad, which goes and comes as its broker does."""
+"""A state machine: a durable subscriber with a path that turns bad, and its restarting broker."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.helpers.durable import DurableBroker
 from tests.helpers.virtual import VirtualClient
 
 LARGE = 1000
-"""Payload bytes above which a gate of these tests is to take a message for large."""
+"""The payload length above which a gate of these tests takes a message for large."""
 
 FOR_EVER = {"session_expiry_interval": 0xFFFF_FFFF}
 
@@ -24,10 +24,10 @@ def large(name: str, n_bytes: int = LARGE + 1) -> bytes:
 
 
 class HeldMachine(RuleBasedStateMachine):
-    """Whatever happens to a subscriber and its broker: nothing is lost, nothing comes twice.
+    """Whatever happens to a subscriber and its broker, no message is lost and none comes twice.
 
     Attributes:
-        large_bytes: of a large message's payload.
+        large_bytes: the payload length of a large message.
     """
 
     large_bytes = LARGE + 1
@@ -36,8 +36,8 @@ class HeldMachine(RuleBasedStateMachine):
         """Make a broker, a durable subscriber of all topics and a publisher.
 
         Args:
-            gate: with `keeps_topics`.
-            version: of the subscriber's protocol.
+            gate: the gate, with `keeps_topics`.
+            version: the version of the subscriber's protocol.
         """
         self.gate = gate
         self.version = version

@@ -1,4 +1,4 @@
-"""A run of a scenario with kinds of links, made up: what each broker's messages take is given."""
+"""An invented run of a scenario with kinds of links; the test gives the latencies."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ MADE_UP = {
     ("outage", "oracle", "large"): [10.0],
     ("outage", "lanes", "large"): [11.0],
 }
-"""Seconds of the messages of each unit, by kind, broker and stream."""
+"""The latencies of the messages of each unit in seconds, by kind, broker and stream."""
 
 
 def kind_scenario(
@@ -91,9 +91,9 @@ def kind_run(scenario: Scenario, latencies: Mapping[tuple[str, str, str], list[f
     """Return a run in which messages took a given time.
 
     Args:
-        scenario: of `kind_scenario`.
-        latencies: seconds of the messages of each unit, by kind, broker and stream; the same with
-            each seed and for each receiver.
+        scenario: the scenario of `kind_scenario`.
+        latencies: the latencies of the messages of each unit in seconds, by kind, broker and
+            stream; equal with each seed and for each receiver.
     """
     tables = Tables()
     for cell in scenario.cells():

@@ -1,7 +1,7 @@
 """Packets that break the rules, made from a description of the right ones.
 
-The description is written down from the specifications' figures and knows nothing of the
-broker's codec: each packet is a list of fields, and each field says how it can be wrong.
+The description comes from the specifications' figures and not from the broker's codec: each packet
+is a list of fields, and each field says how it can be wrong.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ MALFORMED: Final = 0x81
 PROTOCOL: Final = 0x82
 
 CLOSED: Final = -1
-"""This stands for a reason code where the connection closes without a word."""
+"""In place of a reason code: the connection closes without a packet."""
 
 TAKEN: Final = 0
-"""This stands for a reason code where the packet is right after all."""
+"""In place of a reason code: the packet is valid after all."""
 
 BAD_UTF8: Final = {
     "a byte that never occurs": b"\xff",
@@ -37,7 +37,7 @@ class Field(NamedTuple):
     Attributes:
         kind: "text", "topic", "filter", "binary", "id", "options", "properties", "payload" or
             "bytes" for what is none of these.
-        data: its content, without its length.
+        data: the content of the field, without its length.
     """
 
     kind: str
@@ -56,12 +56,12 @@ class Shape(NamedTuple):
     """One packet that a client may send.
 
     Attributes:
-        name: of the packet.
-        version: of the protocol.
-        first_byte: packet type and flags.
-        fields: in order.
-        ends: after how many fields the packet may end.
-        too_early: after how many fields it ends in a protocol error.
+        name: the name of the packet.
+        version: the version of the protocol.
+        first_byte: the packet type and flags.
+        fields: the fields in their order.
+        ends: the numbers of fields after which the packet may end.
+        too_early: the numbers of fields after which its end is a protocol error.
         where: the name by which `PROPERTIES` knows its properties.
     """
 
@@ -81,14 +81,14 @@ class Shape(NamedTuple):
 
 
 class Case(NamedTuple):
-    """What a client sends, and what is to come of it.
+    """A case: the bytes that a client sends, and the expected answer.
 
     Attributes:
-        name: packet and fault.
-        version: in which the client has connected, or tries to.
-        data: bytes of the packet.
-        is_connect: it is the client's first packet.
-        codes: reason codes of the answer, any of which may be; `CLOSED` or `TAKEN`.
+        name: the name of the packet and of the fault.
+        version: the version with which the client has connected, or tries to.
+        data: the bytes of the packet.
+        is_connect: whether it is the client's first packet.
+        codes: the allowed reason codes of the answer; or `CLOSED` or `TAKEN`.
     """
 
     name: str
@@ -201,7 +201,7 @@ def _shapes_of(version: int) -> Iterator[Shape]:
 SHAPES: Final = tuple(_shapes())
 
 VERSION_KNOWN_BYTES: Final = 7
-"""The bytes of a CONNECT's body from which the version of the answer is known."""
+"""The least length of a CONNECT's body from which the broker knows in which version to answer."""
 
 VALUES: Final[dict[int, bytes]] = {
     0x01: b"\x01",
@@ -232,7 +232,7 @@ VALUES: Final[dict[int, bytes]] = {
     0x29: b"\x01",
     0x2A: b"\x01",
 }
-"""A value of each property (MQTT 5.0, table 2-4)."""
+"""A valid value of each property (MQTT 5.0, table 2-4)."""
 
 PROPERTIES: Final[dict[str, frozenset[int]]] = {
     "CONNECT": frozenset({0x11, 0x15, 0x16, 0x17, 0x19, 0x21, 0x22, 0x26, 0x27}),
@@ -246,7 +246,7 @@ PROPERTIES: Final[dict[str, frozenset[int]]] = {
     "UNSUBSCRIBE": frozenset({0x26}),
     "DISCONNECT": frozenset({0x11, 0x1C, 0x1F, 0x26}),
 }
-"""Which packet may carry which property (MQTT 5.0, table 2-4)."""
+"""The properties that each packet may carry (MQTT 5.0, table 2-4)."""
 
 OUT_OF_RANGE: Final[dict[int, bytes]] = {
     0x01: b"\x02",
@@ -256,7 +256,7 @@ OUT_OF_RANGE: Final[dict[int, bytes]] = {
     0x21: b"\x00\x00",
     0x27: b"\x00\x00\x00\x00",
 }
-"""A value that each of these properties may not have: a protocol error."""
+"""A forbidden value of each of these properties, which is a protocol error."""
 
 
 def cases() -> Iterator[Case]:

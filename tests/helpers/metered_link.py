@@ -14,19 +14,19 @@ from tests.helpers.frames import frames_of
 PUBACK = 0x40
 SUBACK = 0x90
 BUFFER_BYTES = 8_192
-"""The size of each socket's buffers, so small that little is on its way."""
+"""The buffer size of each socket, small so that few bytes are under way."""
 
 
 class MeteredLink:
-    """Forwards connections to a port of this machine.
+    """A link that forwards connections to a port of this machine.
 
     Attributes:
-        port: where it listens.
-        left_bytes: that it still carries from the broker.
-        passed_bytes: that it has carried from the broker.
-        n_connections: that it has accepted.
-        n_acknowledged: PUBACK packets that it has carried to the broker.
-        n_subscribed: SUBACK packets that it has carried from the broker.
+        port: the TCP port that it listens on.
+        left_bytes: the bytes that it still carries from the broker.
+        passed_bytes: the bytes that it has carried from the broker.
+        n_connections: the number of connections that it has accepted.
+        n_acknowledged: the number of PUBACK packets that it has carried to the broker.
+        n_subscribed: the number of SUBACK packets that it has carried from the broker.
     """
 
     def __init__(self, target: int) -> None:

@@ -14,8 +14,8 @@ class Mosquitto:
     """A running mosquitto.
 
     Attributes:
-        port: where it listens on loopback.
-        process: to be killed by a test that wants it gone.
+        port: the TCP port that it listens on, on loopback.
+        process: its process, which a test may kill.
     """
 
     def __init__(self, port: int, process: subprocess.Popen[bytes]) -> None:
@@ -30,9 +30,9 @@ def running_mosquitto(
     """Start mosquitto; end it afterwards.
 
     Args:
-        folder: where a folder of its own is made for its file and its log.
+        folder: the folder in which a folder for its file and its log is made.
         settings: further lines of its file.
-        port: one that is reserved; None for a free one.
+        port: a reserved port; None for a free one.
     """
     with contextlib.ExitStack() as stack:
         own = stack.enter_context(reserved_port()) if port is None else port

@@ -1,4 +1,4 @@
-"""A run of a scenario, made up: two brokers, two streams, a link that is bad from 10 to 20 s."""
+"""An invented run of a scenario: two brokers, two streams, a link that is bad from 10 to 20 s."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class PahoClient:
 
     Attributes:
         paho: the client itself.
-        connack: what the broker answered to the newest CONNECT: (session present, reason code).
+        connack: the broker's answer to the newest CONNECT: (session present, reason code).
     """
 
     def __init__(
@@ -46,11 +46,11 @@ class PahoClient:
         """Make a client that is not connected.
 
         Args:
-            port: of the broker on this machine.
-            client_id: "" lets the broker or the library choose.
-            version: MQTT version.
-            host: of the broker; the file name of a Unix socket with ``transport="unix"``.
-            options: of paho's own client.
+            port: the port of the broker on this machine.
+            client_id: the Client Identifier; "" lets the broker or the library choose.
+            version: the version of MQTT.
+            host: the host of the broker; with ``transport="unix"``, the file name of a Unix socket.
+            options: options of paho's own client.
         """
         self._host = host
         self._port = port
@@ -88,7 +88,7 @@ class PahoClient:
         Args:
             username: User Name, or None.
             password: Password, or None.
-            options: of paho's `connect`, such as `keepalive` or `properties`.
+            options: options of paho's `connect`, such as `keepalive` or `properties`.
         """
         self.paho.username_pw_set(username, password)
         self.paho.connect(self._host, self._port, **options)

@@ -22,7 +22,9 @@ from tests.helpers import forks
 ROOT: Final = Path(__file__).resolve().parents[2]
 
 SECONDS: Final = 120.0
-"""The longest wait for something that must happen, on a machine that is busy.
+"""The longest wait for an expected event, on a busy machine. Only a failing test waits for so long.
+A program of Python needs a quarter of a second to start on a quiet machine, and half a minute where
+twenty others compute.
 
 Only a test that fails waits for so long. A program of Python needs a quarter of a second to start
 on a quiet machine, and half a minute where twenty others compute.
@@ -39,8 +41,8 @@ def anonymous_policy(plugins: Mapping[str, Any] | None = None, **keys: Any) -> d
     """Return a policy that lets everybody in on a free port of this machine.
 
     Args:
-        plugins: beside the one that lets everybody in.
-        keys: of the top level, such as `limits`.
+        plugins: the plugins beside the one that lets everybody in.
+        keys: further keys of the top level, such as `limits`.
     """
     return {
         "listeners": {"default": {"bind": "127.0.0.1:0"}},
@@ -69,11 +71,11 @@ class Program:
         """Start it.
 
         Args:
-            command: program and arguments.
+            command: the program and its arguments.
             cwd: its working directory; None for the present one.
             is_forked: whether a program of Penstock is forked, where there are no options; see
                 `tests.helpers.forks`.
-            options: of `subprocess.Popen`.
+            options: options of `subprocess.Popen`.
         """
         self._lines: list[str] = []
         self._changed = threading.Condition()
@@ -147,8 +149,8 @@ class BrokerProcess(Program):
     """``python -m penstock.broker -c FILE`` and its log.
 
     Attributes:
-        port: of the listener `default`, or of the last one where none has that name; 0 where
-            the program has ended instead.
+        port: the port of the listener `default`, or of the last one where none has that name; 0
+            where the program has ended instead.
     """
 
     def __init__(
@@ -163,11 +165,11 @@ class BrokerProcess(Program):
         """Start a broker and wait until it listens, or has ended.
 
         Args:
-            policy: a mapping, or the text of the file.
-            folder: where ``policy.yaml`` is written and the program runs.
+            policy: the policy as a mapping, or the text of the file.
+            folder: the folder in which ``policy.yaml`` is written and the program runs.
             wrapper: a command that is to run the program in its own place.
-            is_forked: see `Program`; not with a wrapper.
-            options: of `subprocess.Popen`.
+            is_forked: whether it is forked, see `Program`; not with a wrapper.
+            options: options of `subprocess.Popen`.
         """
         text = policy if isinstance(policy, str) else yaml.safe_dump(dict(policy))
         (folder / "policy.yaml").write_text(text)

@@ -1,4 +1,4 @@
-"""A proxied of the edge proxy on a virtual clock, between a client and a broker of the test's."""
+"""A client of the edge proxy on a virtual clock, between a client and a broker of the test's."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DOWN = Direction.DOWNSTREAM
 LARGE_BYTES = 100
 
 CONNACK_SECONDS = 30.0
-"""From a CONNECT to the broker's answer."""
+"""The time from a CONNECT to the broker's answer."""
 
 
 def packets_in(data: bytes, version: int) -> list[Packet]:
@@ -37,12 +37,12 @@ def packets_in(data: bytes, version: int) -> list[Packet]:
 
 
 class VirtualClient:
-    """A proxied, its driver and its clock, all in the test's hands.
+    """A proxied client, its driver and its clock, all controlled by the test.
 
     Attributes:
-        now: virtual monotonic seconds; move it by `advance`.
-        client_got: bytes that were sent to the client.
-        broker_got: bytes that were sent to the broker.
+        now: the present time, virtual monotonic seconds; moved by `advance`.
+        client_got: the bytes that were sent to the client.
+        broker_got: the bytes that were sent to the broker.
     """
 
     def __init__(
@@ -89,10 +89,10 @@ class VirtualClient:
         """Return a proxied client whose client the broker has accepted.
 
         Args:
-            version: protocol version.
-            connect: properties of the client's CONNECT.
-            connack: properties of the broker's CONNACK.
-            options: of the constructor.
+            version: the version of the protocol.
+            connect: the properties of the client's CONNECT.
+            connack: the properties of the broker's CONNACK.
+            options: options of the constructor.
         """
         virtual = cls(version, **options)
         properties = connect or {}

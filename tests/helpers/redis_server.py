@@ -20,8 +20,8 @@ class RedisProcess:
     """A running server.
 
     Attributes:
-        port: where it listens on loopback.
-        process: to be killed by a test that wants it gone.
+        port: the TCP port that it listens on, on loopback.
+        process: its process, which a test may kill.
     """
 
     def __init__(self, port: int, process: subprocess.Popen[bytes]) -> None:
@@ -36,10 +36,10 @@ def running_redis(
     """Start a server that writes nothing to the disk; end it afterwards.
 
     Args:
-        folder: of its files.
-        settings: further lines of its file, which go before the others.
-        port: one that is reserved; None for a free one.
-        is_tls: whether it speaks TLS alone.
+        folder: the folder of its files.
+        settings: further lines of its file, which precede the others.
+        port: a reserved port; None for a free one.
+        is_tls: whether it accepts TLS alone.
     """
     with contextlib.ExitStack() as stack:
         own = stack.enter_context(reserved_port()) if port is None else port
@@ -66,11 +66,12 @@ def running_cluster(
     """Start servers that share all slots; yield them when each knows of all.
 
     Args:
-        folder: of their files.
+        folder: the folder of their files.
         settings: further lines of each file.
-        n: how many.
-        is_even: False to have the first one take all slots but one for each other.
-        own: further lines of each one's own file.
+        n: the number of servers.
+        is_even: whether slots are spread evenly; False gives the first server all slots but one for
+            each other server.
+        own: further lines of each server's own file.
     """
     with contextlib.ExitStack() as stack:
         bus_ports = [stack.enter_context(reserved_port()) for _ in range(n)]
@@ -133,11 +134,11 @@ def running_sentinels(
     """Start sentinels of a master that is called `m`; yield their ports.
 
     Args:
-        folder: of their files.
-        master: its port.
+        folder: the folder of their files.
+        master: the port of the master.
         settings: further lines of each file.
-        n: how many; most of them must agree that the master is gone.
-        is_tls: whether they speak TLS alone.
+        n: the number of sentinels, most of which must agree that the master is gone.
+        is_tls: whether they accept TLS alone.
     """
     with contextlib.ExitStack() as stack:
         ports = [stack.enter_context(reserved_port()) for _ in range(n)]

@@ -18,14 +18,14 @@ from tests.helpers.access import Later
 
 
 class Riddle(Authenticator):
-    """An authenticator that asks ``why`` and lets in who says ``because``, as user ``sphinx``.
+    """An authenticator that asks ``why`` and accepts the answer ``because``, as user ``sphinx``.
 
     Attributes:
-        waits: each step takes a wait.
-        is_broken: `start` raises.
-        reason_code: with which a wrong answer is refused.
-        username: of who is let in.
-        attempts: every exchange that was started.
+        waits: whether each step waits until `finish` is called.
+        is_broken: whether `start` raises.
+        reason_code: the reason code with which a wrong answer is refused.
+        username: the user name of an accepted client.
+        attempts: all exchanges that were started.
     """
 
     method = "RIDDLE"

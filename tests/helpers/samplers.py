@@ -10,9 +10,9 @@ class NotingSampler(LinkSampler):
     """A sampler that notes what it is told.
 
     Attributes:
-        told: (method, client identifier, the rest of the arguments but the time) of each call.
-        times: monotonic seconds of each call that has a time.
-        has_news: what `sample` and `acknowledged` return.
+        told: the (method, client identifier, remaining arguments without the time) of each call.
+        times: the time of each call that has one, monotonic seconds.
+        has_news: the result of `sample` and `acknowledged`.
     """
 
     def __init__(
@@ -21,9 +21,9 @@ class NotingSampler(LinkSampler):
         """Note from the first call on.
 
         Args:
-            period: seconds between two samples; None for none.
-            has_news: of each answer.
-            is_broken: each call raises after it was noted.
+            period: the seconds between two samples; None for none.
+            has_news: the result of each call.
+            is_broken: whether each call raises after it was noted.
         """
         self.period = period
         self.told: list[tuple[object, ...]] = []

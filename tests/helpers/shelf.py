@@ -1,4 +1,4 @@
-"""A stored payload that is not in memory, as one of the plugin `memory` is."""
+"""A stored payload that is not in memory, like those of the plugin `memory`."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from penstock.broker.payload import PIECE_BYTES
 
 
 class Shelf:
-    """A stored payload that notes what is read of it, and may fail from some byte on.
+    """A stored payload that records the reads, and may fail from some byte on.
 
     Attributes:
         data: the payload.
-        starts: where the pieces began that were read.
+        starts: the offsets at which the read pieces began.
     """
 
     def __init__(self, data: bytes, fails_from: int | None = None) -> None:

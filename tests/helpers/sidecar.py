@@ -18,7 +18,7 @@ class SidecarProcess(Program):
     """``penstock proxy -c FILE`` and its log.
 
     Attributes:
-        ports: of the TCP listeners, by name.
+        ports: the ports of the TCP listeners, by name.
     """
 
     def __init__(self, config: Mapping[str, Any], folder: Path, **options: Any) -> None:
@@ -26,8 +26,8 @@ class SidecarProcess(Program):
 
         Args:
             config: the proxy's file.
-            folder: where the file is written.
-            options: of `subprocess.Popen`.
+            folder: the folder in which the file is written.
+            options: options of `subprocess.Popen`.
         """
         file = folder / "proxy.yaml"
         file.write_text(yaml.safe_dump(dict(config)))
@@ -56,8 +56,8 @@ def before(broker_port: int, **keys: Any) -> dict[str, Any]:
     """Return the file of a proxy with one listener.
 
     Args:
-        broker_port: of the broker behind it.
-        keys: further ones of the file.
+        broker_port: the port of the broker behind it.
+        keys: further keys of the file.
     """
     return {
         "listener": {"bind": "127.0.0.1:0"},
@@ -74,8 +74,8 @@ def running_sidecar(
 
     Args:
         config: the proxy's file.
-        folder: where the file is written.
-        options: of `subprocess.Popen`.
+        folder: the folder in which the file is written.
+        options: options of `subprocess.Popen`.
     """
     proxy = SidecarProcess(config, folder, **options)
     try:

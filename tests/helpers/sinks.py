@@ -12,9 +12,9 @@ class HoldingSink(MessageSink):
     """A sink that answers for a message when the test lets it.
 
     Attributes:
-        messages: what it was given.
-        receipts: those that are not settled, oldest first; None for a message of QoS 0.
-        error: raised for each message; None for no fault.
+        messages: the messages that it was given.
+        receipts: the unsettled receipts, oldest first; None for a message of QoS 0.
+        error: the exception that is raised for each message; None for no fault.
     """
 
     def __init__(self, *topic_filters: str, name: str = "sink") -> None:
@@ -43,9 +43,9 @@ class LimitedSink(HoldingSink):
     """A sink with room for some messages.
 
     Attributes:
-        room: messages that it has room for besides those that it holds.
-        reserved: messages for which room is held.
-        max_bytes: of the largest payload that it ever takes.
+        room: the number of messages that it has room for, besides those that it holds.
+        reserved: the number of messages for which room is reserved.
+        max_bytes: the length of the largest payload that it ever accepts.
     """
 
     def __init__(self, *topic_filters: str, name: str = "sink", room: int = 0) -> None:
@@ -88,10 +88,10 @@ class StoringSink(MessageSink):
     Its storage outlives the broker.
 
     Attributes:
-        stored: payloads, oldest first.
-        known: deduplication identifiers.
-        waiting: what the next commit does, oldest first.
-        is_failing: commits fail.
+        stored: the stored payloads, oldest first.
+        known: the known deduplication identifiers.
+        waiting: the operations of the next commit, oldest first.
+        is_failing: whether commits fail.
     """
 
     def __init__(self, *topic_filters: str, name: str = "sink") -> None:

@@ -11,9 +11,9 @@ class _Waits(selectors.DefaultSelector):
     """The waits of a loop.
 
     Attributes:
-        is_skipping: a wait for a timer is over at once, and the loop's clock has moved on.
-        skipped_seconds: by which it has.
-        wake_ups: waits that were skipped.
+        is_skipping: whether a wait for a timer is over at once, and moves the loop's clock.
+        skipped_seconds: the time by which the clock was moved.
+        wake_ups: the number of skipped waits.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""A slow link to a broker, in its own process, and the broker's account of its messages."""
+"""A slow link to a broker, in its own process, and the broker's own counts of its messages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Link:
     """A relay in a process of its own.
 
     Attributes:
-        port: where clients connect.
+        port: the port for clients.
     """
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
@@ -67,7 +67,7 @@ def link_to(broker: BrokerProcess) -> Iterator[Link]:
 
 
 class Ledger:
-    """Follows the broker's ledger in $SYS."""
+    """A reader of the broker's ledger in $SYS."""
 
     ROOT = "$SYS/broker/penstock/"
     TEXTS = ("withholding/policy",)

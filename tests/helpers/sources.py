@@ -7,7 +7,7 @@ from penstock.broker.message import Message
 
 
 class ListFeed:
-    """Gives what its source has, as far as its consumer has room."""
+    """A feed that gives the messages of its source as far as its consumer has room."""
 
     def __init__(self, source: ListSource, consumer: Consumer) -> None:
         self.source = source
@@ -41,9 +41,9 @@ class ListSource(MessageSource):
     """A source with a list of messages for all of its consumers.
 
     Attributes:
-        waiting: messages that no consumer has, the next one first.
-        outcomes: (payload, outcome) of those that were given, in their order.
-        feeds: all that were ever opened.
+        waiting: the messages that no consumer has, the next one first.
+        outcomes: the (payload, outcome) of the messages that were given, in their order.
+        feeds: all feeds that were ever opened.
     """
 
     prefix = "$queue"

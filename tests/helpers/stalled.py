@@ -1,4 +1,4 @@
-"""Subscribers that stop reading, and what they cost the program that serves them."""
+"""Subscribers that stop reading, and the memory that they cost the program that serves them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ async def stalled_subscriber(port: int, number: int, receive_bytes: int = 4096) 
     """Return a client that subscribes to `large/#` at QoS 1 and then reads nothing.
 
     Args:
-        port: of a broker or proxy.
-        number: of this one; its protocol version is 3.1.1 or 5.0 in turns.
-        receive_bytes: what the kernel takes for it, at the price of a slow read later; 0 for no
-            bound.
+        port: the port of a broker or proxy.
+        number: the number of the client; its protocol version is 3.1.1 or 5.0 in turn.
+        receive_bytes: the bytes that the kernel accepts for it, at the price of a slow read later;
+            0 for no bound.
     """
     client = await WireClient.dial(port, 4 + number % 2, receive_bytes=receive_bytes)
     assert (await client.connect(f"stalled {number}")).reason_code == 0
@@ -54,9 +54,9 @@ async def growth_with_stalled_subscribers(
     message once and in order.
 
     Args:
-        port: of a broker or proxy.
-        n_subscribers: at least four.
-        resident: returns the bytes of memory of the program behind the port.
+        port: the port of a broker or proxy.
+        n_subscribers: the number of subscribers, at least four.
+        resident: a function that returns the bytes of memory of the program behind the port.
 
     Returns:
         The bytes by which it has grown at most.

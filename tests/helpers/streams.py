@@ -21,8 +21,8 @@ class StreamClient(WireClient):
     """A client over an asyncio stream, such as one with TLS.
 
     Attributes:
-        reader: of the stream.
-        writer: of the stream.
+        reader: the reader of the stream.
+        writer: the writer of the stream.
     """
 
     def __init__(
@@ -82,10 +82,10 @@ class WebSocketClient(WireClient):
         """Connect to a port of this machine, without a CONNECT.
 
         Args:
-            port: TCP port.
-            path: to ask for.
-            version: 4 or 5.
-            options: of `websockets`; `ssl` makes it a secure one.
+            port: the TCP port.
+            path: the path of the request.
+            version: the protocol level, 4 or 5.
+            options: options of `websockets`; `ssl` makes it a secure one.
 
         Raises:
             InvalidStatus: the broker refused.

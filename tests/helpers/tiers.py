@@ -1,4 +1,4 @@
-"""Tables of test files: which share a process, which begin first, which are of the second tier."""
+"""Tables of test files: those of one process, those that start first, those of the second tier."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ SLOW: Final = (
     "tests/netem/links/",
     "tests/spark_bridge/test_main.py",
 )
-"""Files and folders that take long, the longest first: started last, they would run alone at the
-end."""
+"""The slow files and folders, the slowest first: if they started last, they would run alone at
+the end."""
 
 _PROGRAMS: Final = "tests/system/test_lanes_programs.py::test_an_alarm"
 _RESTART: Final = "tests/system/test_sidecar_restart.py::test_a_client_comes_back"
@@ -144,5 +144,6 @@ MORE: Final = {
     "tests/test_penstock.py::test_each_program_without": "a program without its extra names it",
     "tests/test_penstock.py::test_the_shell_completes": "each command line has its own test",
 }
-"""The second tier, which runs with `script/test --all`: the beginnings of tests' ids, each to where
-the first tier shows the main way. It holds what is long, or goes deeper."""
+"""The second tier, which runs with `script/test --all`: the prefixes of tests' ids, each with
+the place where the first tier shows the main way. It holds tests that are long or go into
+detail."""

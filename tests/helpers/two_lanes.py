@@ -1,4 +1,4 @@
-"""An application on `penstock.lanes.paho`, what it is told, and what the broker says of it."""
+"""An application on `penstock.lanes.paho`, with records of its callbacks."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ class Application:
     """An application that subscribes when it begins a session; it disconnects behind its block.
 
     Attributes:
-        client: its client.
-        session_present: of each CONNACK.
+        client: the client of the application.
+        session_present: the Session Present flag of each CONNACK.
         disconnects: the reason of each `on_disconnect`.
-        published: Packet Identifier of each `on_publish`.
-        threads: in which its callbacks were called.
+        published: the Packet Identifier of each `on_publish`.
+        threads: the threads in which its callbacks were called.
     """
 
     def __init__(
@@ -64,14 +64,14 @@ class Application:
         """Make a client that connects in the block.
 
         Args:
-            client_id: of the client.
-            port: of the broker.
-            topics: to which it subscribes at QoS 2.
-            expiry_seconds: of its session.
-            module: paho's, or the one in its place.
-            host: of the broker, or a Unix socket.
-            protocol: of the client; None for what it chooses.
-            options: of the client.
+            client_id: the Client Identifier.
+            port: the port of the broker.
+            topics: the topics to which it subscribes at QoS 2.
+            expiry_seconds: the expiry of its session, seconds.
+            module: the module of paho, or the one in its place.
+            host: the host of the broker, or a Unix socket.
+            protocol: the protocol of the client; None for its own choice.
+            options: options of the client.
         """
         self.session_present: list[bool] = []
         self.disconnects: list[str] = []

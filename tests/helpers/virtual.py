@@ -37,7 +37,7 @@ Kind = TypeVar("Kind")
 
 
 class VirtualLoop:
-    """What a driver wants of an event loop: calls that come soon, when the test lets them."""
+    """The part of an event loop that a driver uses: scheduled calls, which the test runs."""
 
     def __init__(self) -> None:
         self._soon: deque[Callable[[], None]] = deque()
@@ -61,7 +61,7 @@ class VirtualLoop:
 
 
 class RaisingLogger(logging.Logger):
-    """A logger of a driver that must not go on after a fault: the test is to fail."""
+    """A logger that raises: a driver must not go on after a fault in a test."""
 
     def exception(self, *args: object, **more: object) -> None:
         """Raise what is to be logged."""
@@ -70,13 +70,13 @@ class RaisingLogger(logging.Logger):
 
 
 class VirtualBroker:
-    """A core, the broker's own driver, and a clock, all in the test's hands.
+    """A core, the broker's own driver, and a clock, all controlled by the test.
 
     Attributes:
-        core: the broker.
-        driver: what serves its connections.
-        now: virtual monotonic seconds; move it by `advance`.
-        waiting: coroutines that the core has handed over because they have to wait.
+        core: the core of the broker.
+        driver: the driver that serves its connections.
+        now: the present time, virtual monotonic seconds; moved by `advance`.
+        waiting: the coroutines that the core has handed over because they have to wait.
     """
 
     def __init__(self, limits: Limits | None = None, **extensions: Any) -> None:
@@ -148,19 +148,20 @@ class VirtualBroker:
 
 
 class VirtualClient:
-    """One client: packets in, packets out, with a transport whose room the test decides.
+    """A client: packets in, packets out, with a transport whose room the test decides.
 
     Attributes:
-        inbox: packets that came and were not taken yet, oldest first.
-        received: all bytes that ever came.
-        unread: bytes that the client has sent and the broker has not read.
-        is_lost: the broker has closed the connection.
-        unsent_bytes: what the transport says it holds.
-        room_bytes: what it takes before it has no room any more; None for all there is.
-        is_reading: the broker reads from this client.
-        unheard_since: monotonic seconds from which no bytes came to its socket; None if not known.
-        is_in_line: it has a turn to come.
-        written_at: unused; as the driver's other connections have it.
+        inbox: the packets that arrived and were not yet taken, oldest first.
+        received: all bytes that ever arrived.
+        unread: the bytes that the client has sent and the broker has not read.
+        is_lost: whether the broker has closed the connection.
+        unsent_bytes: the bytes that the transport reports as unsent.
+        room_bytes: the bytes that it accepts before it has no room left; None for any number.
+        is_reading: whether the broker reads from this client.
+        unheard_since: the time since which no bytes have reached its socket, monotonic seconds;
+            None if unknown.
+        is_in_line: whether it waits for its turn.
+        written_at: unused, but present as in the driver's other connections.
     """
 
     def __init__(self, broker: VirtualBroker, version: int = 5) -> None:

@@ -1,4 +1,4 @@
-"""A client on a bare socket: sends what it is told to and reads only when it is told to."""
+"""A client on a bare socket, which sends and reads only when the test says so."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class WireClient:
 
     Attributes:
         sock: the socket.
-        version: of the packets that are written and read.
+        version: the version of the packets that are written and read.
     """
 
     def __init__(self, sock: socket.socket, version: int = 5) -> None:
@@ -57,9 +57,9 @@ class WireClient:
         """Connect to a port of this machine, without a CONNECT.
 
         Args:
-            port: TCP port.
-            version: 4 or 5.
-            receive_bytes: SO_RCVBUF; 0 for the kernel's choice.
+            port: the TCP port.
+            version: the protocol level, 4 or 5.
+            receive_bytes: the SO_RCVBUF; 0 for the kernel's choice.
         """
         sock = socket.socket()
         sock.setblocking(False)

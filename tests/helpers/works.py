@@ -1,4 +1,4 @@
-"""Works for `penstock.plugins.web.cooperative_work.Slicer`, without a loop."""
+"""Pieces of work for `penstock.plugins.web.cooperative_work.Slicer`, without a loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs the campaign of faults and tells which promises are broken.
+"""The command that runs the campaign of faults and shows which promises are broken.
 
 ``python -m tests.campaigns.faults`` does all of it; ``--quick`` takes some minutes; ``--hours``
 repeats everything with other seeds.
@@ -64,14 +64,14 @@ FAULTS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one fault did to one broker, once.
+    """The outcome of one fault with one broker, once.
 
     Attributes:
-        fault: its name.
-        broker: whose.
-        seed: of what was random.
-        findings: empty where the fault could not be done.
-        failure: why it could not be done; "" where it was.
+        fault: the name of the fault.
+        broker: the name of the broker.
+        seed: the seed of the random values.
+        findings: the findings; empty where the fault could not be made.
+        failure: the reason why the fault could not be made; "" where it was.
     """
 
     fault: str

@@ -1,4 +1,4 @@
-"""Cases that keep a broker busy, and how late the messages of clients are that have no part in it.
+"""Cases that keep a broker busy, and the lateness of clients that have no part in them.
 
 A pair sends a message every 15 ms on a topic of its own, on a schedule
 (`benchmarks.loads.paced`). Beside it stands a case: something that one client, or a few, may do
@@ -114,9 +114,9 @@ def sending(sock: socket.socket, packets: Iterator[bytes], *, is_answered: bool)
     """Send one packet after the other, each when the broker has done with the last one.
 
     Args:
-        sock: of a client that gets nothing else.
-        packets: what to send.
-        is_answered: by one packet; else a PINGREQ behind it is.
+        sock: the socket of a client that receives nothing else.
+        packets: the packets to send.
+        is_answered: whether the broker answers the packet; otherwise a PINGREQ follows it.
     """
     stop = threading.Event()
     ping = b"" if is_answered else b"\xc0\x00"
@@ -217,8 +217,8 @@ def overlapping(peer: RunningPeer, *, clients: int, is_for_each: bool = False) -
 
     Args:
         peer: a broker.
-        clients: that share the filters.
-        is_for_each: every client has them all.
+        clients: the number of clients that share the filters.
+        is_for_each: whether every client has all filters.
     """
     filters = overlapping_filters()
     names = [f"reader-{number}" for number in range(clients)]
@@ -316,9 +316,9 @@ def measure(peer_name: str, case: str, seconds: float) -> Lateness:
     """Start a broker, and measure how late a pair's messages are beside a case.
 
     Args:
-        peer_name: of `benchmarks.peers.PEERS`.
-        case: of `CASES`.
-        seconds: for which the pair sends.
+        peer_name: a name in `benchmarks.peers.PEERS`.
+        case: a name in `CASES`.
+        seconds: the time for which the pair sends.
 
     Raises:
         BenchmarkError: the broker or a side ended.

@@ -1,4 +1,4 @@
-"""The types of the campaign: a fault, its findings, and how much of it is done."""
+"""The types of the campaign: a fault, its findings, and its extent."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ MOSQUITTO = "mosquitto"
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How much of each fault is done.
+    """The extent of each fault.
 
     Attributes:
-        scale: share of the full number of kills, clients and messages; above 0.
-        seconds: for which a load lasts that has no number.
+        scale: the share of the full number of kills, clients and messages; above 0.
+        seconds: the length of a load that has no number of messages.
     """
 
     scale: float
@@ -43,9 +43,9 @@ class Finding:
     """One number that a fault gave.
 
     Attributes:
-        name: what was counted or measured, in words.
-        value: of it.
-        unit: of the value; "" for a plain number.
+        name: the name of what was counted or measured.
+        value: its value.
+        unit: the unit of the value; "" for a plain number.
         most: the largest value that keeps the promise; None where there is no such bound.
         least: the smallest one; None where there is no such bound.
     """
@@ -73,11 +73,11 @@ class Finding:
 
 
 def report(found: Mapping[str, Sequence[Finding]], json_file: Path | None) -> None:
-    """Tell the findings of a kill campaign: the promises that are broken, then a row for each.
+    """Print the findings of a kill campaign: the broken promises, then a row for each finding.
 
     Args:
-        found: what was killed to its findings.
-        json_file: gets every number; None for none.
+        found: the findings, by what was killed.
+        json_file: the file for all numbers; None for none.
 
     Raises:
         typer.Exit: with status 1, a promise is broken.
@@ -99,13 +99,14 @@ def report(found: Mapping[str, Sequence[Finding]], json_file: Path | None) -> No
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One way in which a broker's surroundings fail.
+    """A fault: one way in which a broker's surroundings fail.
 
     Attributes:
-        name: as in ``--faults``.
-        title: what is done, in words.
-        inflict: does it to a broker that does not run yet; returns what was found.
-        brokers: names of those that it can be done to.
+        name: the name in ``--faults``.
+        title: the description of the fault.
+        inflict: a function that makes the fault with a broker that does not run yet, and returns
+            the findings.
+        brokers: the names of the brokers for which it can be made.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""A load of more clients that come, publish and vanish than a broker can serve.
+"""A load of clients that connect, publish and vanish faster than a broker can serve them.
 
 50 clients do the same over and over: connect under a new name, subscribe at QoS 1 to a filter that
 a tenth of all clients share, publish 50 messages of 100 bytes to it, every second one at QoS 1, and
@@ -51,12 +51,13 @@ _RESET: Final = struct.pack("ii", 1, 0)
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What one load showed.
+    """The figures of one load.
 
     Attributes:
-        connects_per_second: clients whose SUBSCRIBE was answered.
-        delivered_per_second: messages that the reader got meanwhile.
-        idle_seconds: from the end of the load until the broker was idle; None where not measured.
+        connects_per_second: the clients a second whose SUBSCRIBE was answered.
+        delivered_per_second: the messages a second that the reader received meanwhile.
+        idle_seconds: the time from the end of the load until the broker was idle; None where not
+            measured.
     """
 
     connects_per_second: float
@@ -65,11 +66,11 @@ class Figures:
 
 
 class _Load:
-    """Clients that come and go, and their reader.
+    """Clients that connect and vanish, and their reader.
 
     Attributes:
-        n_connected: clients whose SUBSCRIBE was answered.
-        n_bytes: that the reader got.
+        n_connected: the number of clients whose SUBSCRIBE was answered.
+        n_bytes: the bytes that the reader received.
     """
 
     def __init__(self, port: int, rate: float | None) -> None:
@@ -220,13 +221,13 @@ async def _until_idle(peer: RunningPeer) -> float:
 
 
 def churn(peer: RunningPeer, rate: float | None, seconds: float, *, waits: bool = True) -> Figures:
-    """Let clients come and go.
+    """Let clients connect and vanish.
 
     Args:
         peer: a started broker; `persistent` is one with persistence.
-        rate: connections offered per second; None for as many as the clients can.
-        seconds: how long.
-        waits: until the broker is idle, and measure that.
+        rate: the connections offered a second; None for as many as the clients can make.
+        seconds: the length of the load, seconds.
+        waits: whether to wait until the broker is idle, and to measure that time.
 
     Raises:
         OSError: the broker takes no connection.
@@ -235,11 +236,11 @@ def churn(peer: RunningPeer, rate: float | None, seconds: float, *, waits: bool 
 
 
 def stop_seconds(peer: RunningPeer, seconds: float) -> float:
-    """Send SIGTERM under an unthrottled load, and return how long the broker takes to end.
+    """Send SIGTERM under a load without a limit, and return how long the broker takes to end.
 
     Args:
         peer: a started broker, of no use afterwards.
-        seconds: of load before the signal; it goes on meanwhile.
+        seconds: the seconds of load before the signal; the load goes on afterwards.
 
     Returns:
         Seconds; the most that is waited for where it does not end.

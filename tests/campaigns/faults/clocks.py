@@ -53,15 +53,15 @@ GROUPS: Final = ("one", "other")
 
 @dataclass(slots=True)
 class Found:
-    """What became of the messages of all rounds.
+    """The fates of the messages of all rounds.
 
     Attributes:
-        n_rounds: of them.
-        lost: by what waits for it: how many did not come.
-        n_retained_lost: retained messages that did not come.
-        late: messages that came past their expiry.
-        gone: groups that were deleted.
-        moved: seconds by which a deadline moved, the most.
+        n_rounds: the number of rounds.
+        lost: the number of lost messages, by the session or group that they waited for.
+        n_retained_lost: the number of retained messages that were lost.
+        late: the number of messages that arrived past their expiry.
+        gone: the number of groups that were deleted.
+        moved: the greatest move of a deadline, seconds.
     """
 
     n_rounds: int
@@ -76,9 +76,9 @@ class Waiting:
     """A broker with a session and two groups, for which messages wait while it is down.
 
     Attributes:
-        broker: its process.
-        clocks: that it sees.
-        found: what was found so far.
+        broker: the process of the broker.
+        clocks: the clocks that it sees.
+        found: the findings so far.
     """
 
     def __init__(self, broker: Subject, http_port: int, n_rounds: int) -> None:
@@ -140,8 +140,8 @@ class Waiting:
         """Receive what is there in every way.
 
         Args:
-            lasting: what must be there.
-            past: what must not.
+            lasting: the messages that must be there.
+            past: the messages that must not be there.
         """
         last = self.publish(b"")
         awaited = lasting | last
@@ -197,13 +197,13 @@ def _put_group(queue: QueueClient, group: str) -> None:
 def _run(
     broker: Subject, rng: random.Random, effort: Effort, round_of: Callable[..., None]
 ) -> Found:
-    """Do all rounds.
+    """Run all rounds.
 
     Args:
-        broker: does not run yet.
-        rng: of moments and clocks.
-        effort: how many.
-        round_of: one round, with a broker that runs when it ends.
+        broker: the broker, which does not run yet.
+        rng: the source of random moments and clocks.
+        effort: the extent, which gives the number of rounds.
+        round_of: a function that makes one round; the broker runs when it ends.
     """
     with reserved_port() as http_port:
         waiting = Waiting(broker, http_port, effort.count(N_ROUNDS, least=2))

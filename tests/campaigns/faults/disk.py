@@ -21,7 +21,7 @@ FILE_BYTES_OF_MESSAGE: Final = 500
 LEAST_FILE_BYTES: Final = 200_000
 ANSWER_SECONDS: Final = 2.0
 LOST_SECONDS: Final = 2.0
-"""After a silence of this length, what has not come is lost."""
+"""After a silence of this length, missing messages are lost."""
 
 PUBACK_SECONDS: Final = 0.5
 """A publish that is not answered in this time found no room."""
@@ -48,9 +48,9 @@ def _publish(port: int, n_messages: int, first_seconds: float = PUBACK_SECONDS) 
     """Publish numbered messages at QoS 1; return those that were acknowledged.
 
     Args:
-        port: of the broker.
-        n_messages: how many.
-        first_seconds: for the first acknowledgement.
+        port: the port of the broker.
+        n_messages: the number of messages.
+        first_seconds: the longest wait for the first acknowledgement.
     """
     acknowledged: set[int] = set()
     with wire.open_client(port, "publisher") as sock:

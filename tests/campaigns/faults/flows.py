@@ -25,7 +25,7 @@ RECONNECT_SECONDS: Final = 0.2
 KEEP_ALIVE_SECONDS: Final = 60
 REST_SECONDS: Final = 0.5
 MOST_WAITING: Final = 100
-"""Messages that a publisher hands to paho before it waits for acknowledgements."""
+"""The number of messages that a publisher gives to paho before it waits for acknowledgements."""
 
 
 class PatientClient(paho.Client):
@@ -47,9 +47,9 @@ class Flow:
     """A client whose session is kept; connected from its start until the block ends.
 
     Attributes:
-        client: paho's own.
-        n_connects: times that the broker has accepted it.
-        changed: notified of everything that happens to the client.
+        client: paho's client.
+        n_connects: the number of times that the broker has accepted it.
+        changed: a condition that is notified of each event of the client.
     """
 
     def __init__(
@@ -58,10 +58,10 @@ class Flow:
         """Connect.
 
         Args:
-            port: of the broker on this machine.
-            client_id: Client Identifier.
-            version: MQTT version.
-            window: messages towards the broker that may be unacknowledged.
+            port: the port of the broker on this machine.
+            client_id: the Client Identifier.
+            version: the version of MQTT.
+            window: the number of messages towards the broker that may be unacknowledged.
         """
         self.changed = threading.Condition()
         options: dict[str, Any] = {"clean_session": False} if version == V311 else {}
@@ -108,15 +108,16 @@ class Flow:
 
 
 class Publisher(Flow):
-    """Publishes numbered messages at QoS 1 and 2 in turn, for as long as it is told to.
+    """A publisher of numbered messages at QoS 1 and 2 in turn, until it is told to stop.
 
     A payload is ``PUBLISHER QOS NUMBER``; messages of each QoS have a topic of their own. It
     publishes on a connection when all that paho sends again there is acknowledged: paho would send
     a new message before the older ones that it sends again at CONNACK.
 
     Attributes:
-        acknowledged: payloads that the broker has promised to deliver.
-        repeated: payloads that it has sent again, or may have, after it had lost its connection.
+        acknowledged: the payloads that the broker has promised to deliver.
+        repeated: the payloads that it has sent again, or may have, after it had lost its
+            connection.
     """
 
     def __init__(
@@ -128,14 +129,14 @@ class Publisher(Flow):
         *,
         pause_seconds: float = 0.0,
     ) -> None:
-        """Make it; it publishes from the start of its block on.
+        """Make a publisher, which publishes from the start of its block on.
 
         Args:
-            port: of the broker on this machine.
-            client_id: Client Identifier.
-            version: MQTT version.
-            prefix: of its topics.
-            pause_seconds: between two messages.
+            port: the port of the broker on this machine.
+            client_id: the Client Identifier.
+            version: the version of MQTT.
+            prefix: the prefix of its topics.
+            pause_seconds: the pause between two messages.
         """
         super().__init__(port, client_id, version)
         self.acknowledged: set[bytes] = set()
@@ -220,14 +221,14 @@ class Publisher(Flow):
 
 
 class Subscriber(Flow):
-    """Takes what `Publisher`s publish.
+    """A subscriber to the messages of `Publisher`s.
 
     Attributes:
-        got: payloads that came, by how often.
-        without_dup: payloads that came again under the packet identifier that they had, without
-            DUP. It may be a new delivery of what a `Publisher` has sent again.
-        disordered: messages that came for the first time after a later one of their topic and QoS.
-        is_subscribed: whether SUBACK has come.
+        got: the number of deliveries of each payload.
+        without_dup: the payloads that were delivered again under their old packet identifier
+            without DUP. It may be a new delivery of a message that a `Publisher` has sent again.
+        disordered: the messages whose first delivery was after a later one of their topic and QoS.
+        is_subscribed: whether the SUBACK has arrived.
     """
 
     def __init__(
@@ -283,10 +284,10 @@ def read_sys(
     """Return figures that a broker publishes about itself, by their topics.
 
     Args:
-        port: of the broker on this machine.
+        port: the port of the broker on this machine.
         below: ``$SYS/broker/``; other topics are left out.
-        is_enough: says by those that have come whether these are all.
-        seconds: to wait for that at the most.
+        is_enough: a function that says whether the figures so far are all.
+        seconds: the longest wait for that, seconds.
     """
     prefix = f"$SYS/broker/{below}"
     told: dict[str, str] = {}
@@ -312,8 +313,8 @@ def ledger_difference(port: int, seconds: float) -> int | None:
     """Return matched less all that it should be the sum of; None where the broker tells neither.
 
     Args:
-        port: of the broker on this machine.
-        seconds: to wait for `$SYS` at the most.
+        port: the port of the broker on this machine.
+        seconds: the longest wait for `$SYS`, seconds.
     """
     parts = {"matched", "delivered", "inflight", "withheld", "queued", "expired", "moved"}
     told = read_sys(port, "penstock/ledger/", lambda told: told.keys() >= parts, seconds)

@@ -55,9 +55,9 @@ def _start_balancer(stack: ExitStack, folder: Path, behind: Mapping[str, int]) -
     """Start HAProxy before listeners; return where it listens itself, by their names.
 
     Args:
-        stack: ends it.
-        folder: of its own.
-        behind: ports of the listeners, by their names.
+        stack: the exit stack that ends it.
+        folder: the folder for its files.
+        behind: the ports of the listeners, by their names.
     """
     fronts = {name: stack.enter_context(reserved_port()) for name in behind}
     config = DEFAULTS

@@ -17,7 +17,7 @@ N_KILLS: Final = 200
 LONGEST_LIFE_SECONDS: Final = 1.0
 SETTLE_SECONDS: Final = 60.0
 IDLE_SECONDS: Final = 15.0
-"""After a silence of this length nothing more is expected to come."""
+"""After a silence of this length, no more messages are expected."""
 
 POLICY: Final = {
     "persistence": {"path": "sessions.db", "durability": "normal"},

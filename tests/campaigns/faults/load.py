@@ -1,4 +1,4 @@
-"""Faults: more clients than a broker can serve, and clients that make others wait."""
+"""Faults: more clients than a broker can serve, and clients that delay others."""
 
 from __future__ import annotations
 

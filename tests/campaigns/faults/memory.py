@@ -56,13 +56,13 @@ DISCONNECT: Final = b"\xe0\x00"
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What is filled.
+    """The resources of one filling.
 
     Attributes:
-        broker: it runs.
-        limit: bytes, or sessions.
-        effort: how much is done.
-        stack: of what stays open until the resident set is read.
+        broker: the running broker.
+        limit: the limit, in bytes or sessions.
+        effort: the extent of the fault.
+        stack: the exit stack of what stays open until the resident set is read.
     """
 
     broker: Subject
@@ -96,13 +96,14 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class Filling:
-    """One limit, and what fills it.
+    """A limit, and the messages or sessions that fill it.
 
     Attributes:
-        name: of the limit, and with what it is filled.
-        fill: offers more than there is room for.
-        limits: of Penstock; the keys whose value is None get the bytes of the limit.
-        lines: of mosquitto.conf, with ``{}`` for the bytes; none where it has no such limit.
+        name: the name of the limit, and of what fills it.
+        fill: a function that offers more than there is room for.
+        limits: the limits of Penstock; keys whose value is None get the bytes of the limit.
+        lines: the lines of mosquitto.conf, with ``{}`` for the bytes; none where it has no such
+            limit.
     """
 
     name: str

@@ -55,8 +55,8 @@ class Queues:
     """A broker with queues, and a client of them.
 
     Attributes:
-        broker: its process.
-        client: of its queues.
+        broker: the process of the broker.
+        client: the client of its queues.
     """
 
     def __init__(self, broker: Subject, port: int, client: QueueClient) -> None:
@@ -194,7 +194,7 @@ class Keyed:
     """A queue with keys, whose messages are numbered for each key.
 
     Attributes:
-        disordered: messages that came before an earlier one of their key.
+        disordered: the messages that arrived before an earlier one of their key.
     """
 
     def __init__(self, queues: Queues) -> None:
@@ -224,10 +224,10 @@ class Keyed:
         """Publish messages of random keys.
 
         Args:
-            rng: for the keys.
-            n_messages: how many.
-            n_physical: what the queue is to have, asked for while they are on their way; None to
-                ask for nothing.
+            rng: the source of random keys.
+            n_messages: the number of messages.
+            n_physical: the number of physical queues that is requested while the messages are on
+                their way; None for no request.
 
         Returns:
             Whether it was changed.

@@ -1,4 +1,4 @@
-"""Lets a program see a wall clock, and a time since the boot, that a test has set.
+"""A wall clock and a time since the boot that a test sets for a program.
 
 A folder before all others on Python's path makes the program add to both what a file says at that
 moment. The machine's own clocks stay as they are.
@@ -28,7 +28,7 @@ class SetClocks:
     """The clocks of programs that are started with `environment`.
 
     Attributes:
-        folder: of two files, the first on Python's path.
+        folder: the folder of two files, the first on Python's path.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -16,8 +16,8 @@ N_CLIENTS: Final = 200
 KEEP_ALIVE_SECONDS: Final = 2
 CONNECT_TIMEOUT_SECONDS: Final = 3.0
 WITHIN_SECONDS: Final = 20.0
-"""More than the keep-alive, the time for CONNECT and the time that a peer is given that does not
-read."""
+"""A time longer than the keep-alive, the time limit for CONNECT and that for a peer that does
+not read."""
 
 PAYLOAD: Final = bytes(100_000)
 SMALL_BUFFER_BYTES: Final = 4096

@@ -32,9 +32,9 @@ class Subject:
 
     Attributes:
         name: ``penstock`` or ``mosquitto``.
-        port: where it listens.
-        folder: where it runs; its files stay there until the block ends.
-        broker: what was started last; None before the first start.
+        port: the TCP port that it listens on.
+        folder: the folder that it runs in; its files stay there until the block ends.
+        broker: the process that was started last; None before the first start.
     """
 
     def __init__(self, name: str, port: int, folder: Path) -> None:
@@ -61,13 +61,13 @@ class Subject:
         """Write the configuration that the next start reads; it accepts every client.
 
         Args:
-            policy: of Penstock, beside a listener and anonymous access; a value of None
-                under ``plugins`` takes a plugin away.
-            lines: of mosquitto.conf, beside the same.
-            open_files: limit of open files of the process; None for the system's.
-            file_bytes: length that no file of the process may exceed, as on a full disk; None for
-                any.
-            clocks: that Penstock sees; None for the machine's.
+            policy: the policy of Penstock, beside a listener and anonymous access; a value of None
+                under ``plugins`` removes a plugin.
+            lines: the lines of mosquitto.conf, likewise.
+            open_files: the limit of open files of the process; None for the system's.
+            file_bytes: the greatest length of a file of the process, as on a full disk; None for no
+                limit.
+            clocks: the clocks that Penstock sees; None for the machine's.
         """
         limits = []
         if open_files is not None:
@@ -106,7 +106,7 @@ class Subject:
         """Start it and wait until it takes connections.
 
         Args:
-            ports: where it listens beside its own.
+            ports: further ports that it listens on.
 
         Raises:
             RunError: it has ended, or takes none.
@@ -159,7 +159,7 @@ class Subject:
 
         Args:
             most: connections.
-            seconds: that are waited at the most.
+            seconds: the longest wait, seconds.
         """
         deadline = time.monotonic() + seconds
         while (n_connections := self.n_connections()) > most and time.monotonic() < deadline:

@@ -39,16 +39,16 @@ RINGS: Final[Sequence[Mapping[str, str]]] = (
     {"a": "b", "b": "c", "c": "a"},
     {"a": "bc", "b": "ca", "c": "ab"},
 )
-"""Rings of sites: each site, and those to which it has an uplink."""
+"""The rings of sites: each site, with those to which it has an uplink."""
 
 STORM: Final = 30
-"""Once a message has come to one site this often, nothing more is waited for."""
+"""The number of deliveries of one message to one site after which the test stops waiting."""
 
 WAIT_SECONDS: Final = 30.0
 """The longest wait for a message or a connection."""
 
 QUIET_SECONDS: Final = 2.0
-"""After a silence of this length nothing more is expected to come."""
+"""After a silence of this length, no more messages are expected."""
 
 
 def _uplink(port: int, **keys: Any) -> dict[str, Any]:
