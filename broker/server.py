@@ -27,7 +27,7 @@ from penstock.broker.network.admission import Admission
 from penstock.broker.network.in_process import LISTENER as IN_PROCESS
 from penstock.broker.network.in_process import InProcessClients
 from penstock.broker.network.listeners import Listening, reload_files
-from penstock.broker.network.loop_scheduler import Driver
+from penstock.broker.network.loop_scheduler import LoopScheduler
 from penstock.broker.network.new_connection import Reception
 from penstock.broker.network.open_files import most_connections
 from penstock.broker.network.transport import MqttProtocol
@@ -85,7 +85,7 @@ class Server:
         self._logger = logger or logging.getLogger("penstock")
         self._memory_bytes = memory_bytes or machine_memory_bytes()
         self._limits = policy.limits.for_memory(self._memory_bytes)
-        self._driver: Driver
+        self._driver: LoopScheduler
         self._host: AmqttHost | None = None
         self._state: PersistentState | None = None
         self._plugins = LoadedPlugins()
@@ -112,7 +112,7 @@ class Server:
     async def _start(self) -> None:
         policy = self._policy
         self._log_limits()
-        self._driver = Driver(self._limits, self._logger)
+        self._driver = LoopScheduler(self._limits, self._logger)
         self._local_clients = InProcessClients(self._driver, lambda: self._reception)
         reports = Reports(self._driver.clock)
         sink_routes = CoreSinks()

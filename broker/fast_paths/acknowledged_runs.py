@@ -51,7 +51,7 @@ from penstock.broker.sessions.session import DIRECT_BYTES
 if TYPE_CHECKING:
     from penstock.broker.fast_paths.fast_connection import FastClient
     from penstock.broker.fast_paths.fast_core import FastCore, FastSession
-    from penstock.broker.sending.sender import Outgoing
+    from penstock.broker.sending.sender import WriteQueue
 
 _PUBACK: Final = 0x40
 _PUBREC: Final = 0x50
@@ -322,7 +322,9 @@ def has_durable(sessions: tuple[FastSession, ...]) -> bool:
     return False
 
 
-def answer(core: FastCore, outgoing: Outgoing, packets: bytes | bytearray, n_packets: int) -> None:
+def answer(
+    core: FastCore, outgoing: WriteQueue, packets: bytes | bytearray, n_packets: int
+) -> None:
     """Put acknowledgements of success into `out`.
 
     Args:

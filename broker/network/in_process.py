@@ -31,7 +31,7 @@ from penstock.broker.sending.sender import TellingSender
 from penstock.broker.sessions.lanes import lane_of
 
 if TYPE_CHECKING:
-    from penstock.broker.network.loop_scheduler import Driver
+    from penstock.broker.network.loop_scheduler import LoopScheduler
 
 LISTENER: Final = "$local"
 """The listener of these clients; the policy file cannot give this name to another."""
@@ -219,7 +219,7 @@ class _LocalProtocol(MqttProtocol):
 
     def __init__(
         self,
-        driver: Driver,
+        driver: LoopScheduler,
         arrival: AcceptedConnection,
         *,
         tells_publisher: bool,
@@ -242,7 +242,7 @@ class _LocalProtocol(MqttProtocol):
 class InProcessClients:
     """The broker's `penstock.broker.extensions.LocalClients`."""
 
-    def __init__(self, driver: Driver, reception: Callable[[], Reception]) -> None:
+    def __init__(self, driver: LoopScheduler, reception: Callable[[], Reception]) -> None:
         """Prepare; clients can be connected once the broker listens.
 
         Args:

@@ -37,14 +37,14 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.broker.errors import PeerError
-from penstock.broker.network.peer_hangups import Hangups
+from penstock.broker.network.peer_hangups import PeerHangups
 from penstock.broker.receiving.connection import Connection
 from penstock.broker.sessions.broker_state import Core
 
 if TYPE_CHECKING:
     from penstock.broker.config.limits import Limits
     from penstock.broker.network.transport import MqttProtocol
-    from penstock.broker.sending.sender import Outgoing
+    from penstock.broker.sending.sender import WriteQueue
 
 TURNS_SECONDS: Final = 0.0002
 """The line is served for at least this time before the loop looks at the network again, which is
@@ -80,7 +80,7 @@ _ROUNDING_SECONDS: Final = 0.0005
 be set again without any delay until it is."""
 
 
-class Driver:
+class LoopScheduler:
     """Runs one core on the event loop; all of it on the loop's thread.
 
     Attributes:
@@ -114,11 +114,11 @@ class Driver:
         self.protocols: set[MqttProtocol] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self.loop = loop or asyncio.get_running_loop()
-        self.hangups = Hangups(self.loop)
+        self.hangups = PeerHangups(self.loop)
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
         self._line: deque[MqttProtocol] = deque()
-        self._postponed: dict[Outgoing, None] = {}
+        self._postponed: dict[WriteQueue, None] = {}
         self._postponed_until = math.inf
         self._has_turns = False
         self._seconds_elsewhere = 0.0
@@ -149,7 +149,7 @@ class Driver:
             self._has_turns = True
             self.loop.call_soon(self._turns)
 
-    def postpone(self, connections: Iterable[Outgoing], until: float) -> None:
+    def postpone(self, connections: Iterable[WriteQueue], until: float) -> None:
         """Serve connections in a later round, soon after `until` at the latest."""
         self._postponed.update(dict.fromkeys(connections))
         if self._postponed:
@@ -231,7 +231,7 @@ class Driver:
         if self._has_turns:
             self._seconds_elsewhere += self.clock() - now
 
-    def _serve(self, touched: Iterable[Outgoing], now: float) -> None:
+    def _serve(self, touched: Iterable[WriteQueue], now: float) -> None:
         turn = self.core.turn
         turn.is_running = True
         for outgoing in touched:

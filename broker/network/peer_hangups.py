@@ -52,7 +52,7 @@ _ENDED: Final[int] = getattr(select, "POLLRDHUP", 0)
 """This event tells of a FIN, also behind unread bytes; only Linux has it. A reset needs no mask."""
 
 
-class Hangups:
+class PeerHangups:
     """Looks at the connections of one broker that are not read from."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:

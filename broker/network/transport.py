@@ -27,7 +27,7 @@ from penstock.broker.network.new_connection import CLOSE_TIMEOUT_SECONDS, Accept
 from penstock.broker.network.peer_hangups import unheard_seconds
 
 if TYPE_CHECKING:
-    from penstock.broker.network.loop_scheduler import Driver
+    from penstock.broker.network.loop_scheduler import LoopScheduler
     from penstock.broker.receiving.connection import Connection
 
 SLICE_SECONDS: Final = 0.0002
@@ -44,7 +44,8 @@ MOST_SLICE_BYTES: Final = 65_536
 
 LEFTOVER_SECONDS: Final = 1.0
 """A client's input is handled in any case for so long after it has gone. Later input is dropped
-while many such clients are in line (`Driver.is_crowded`). Otherwise it would grow while clients
+while many such clients are in line (`LoopScheduler.is_crowded`). Otherwise it would grow while
+clients
 connect, publish and vanish faster than they are served."""
 
 
@@ -83,7 +84,7 @@ class MqttProtocol(asyncio.Protocol):
         "written_at",
     )
 
-    def __init__(self, driver: Driver, arrival: AcceptedConnection) -> None:
+    def __init__(self, driver: LoopScheduler, arrival: AcceptedConnection) -> None:
         """Wait for a connection.
 
         Args:

@@ -42,7 +42,7 @@ from penstock.broker.outbox.delivery import (
 )
 from penstock.broker.outbox.large_messages import LargeMessages
 from penstock.broker.outbox.message_counts import Ledger
-from penstock.broker.outbox.outbox_limits import SWEEP_SECONDS, OutboxRules
+from penstock.broker.outbox.outbox_limits import SWEEP_SECONDS, OutboxLimits
 
 if TYPE_CHECKING:
     from penstock.broker.client_report import PassageFigures
@@ -66,7 +66,7 @@ class Outbox:
 
     Invariants, tested by `check_invariants`: those of `LargeMessages`; no topic that is held has
     a message in a ready place that came after its large one (where topics are kept); `n_messages`
-    and `n_bytes` are the sums over all places; it is in `OutboxRules.over_half` by these sums.
+    and `n_bytes` are the sums over all places; it is in `OutboxLimits.over_half` by these sums.
 
     Attributes:
         n_messages: messages that wait.
@@ -103,7 +103,7 @@ class Outbox:
         "recent",
     )
 
-    def __init__(self, link: Link, ledger: Ledger, rules: OutboxRules) -> None:
+    def __init__(self, link: Link, ledger: Ledger, rules: OutboxLimits) -> None:
         """Make an empty outbox.
 
         Args:
@@ -132,12 +132,12 @@ class Outbox:
         self.order: LaneOrder | None = None
 
     @property
-    def rules(self) -> OutboxRules:
+    def rules(self) -> OutboxLimits:
         """What it has in common with others, and its limits."""
         return self._rules
 
     @rules.setter
-    def rules(self, rules: OutboxRules) -> None:
+    def rules(self, rules: OutboxLimits) -> None:
         self._rules.over_half.discard(self)
         self._rules = rules
         if rules.is_over_half(self):

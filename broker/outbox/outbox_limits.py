@@ -27,7 +27,7 @@ take all the time."""
 
 
 @dataclass(eq=False, slots=True)
-class OutboxRules:
+class OutboxLimits:
     """The rules that the outboxes of one broker, or one proxy, have in common.
 
     Attributes:
@@ -104,7 +104,7 @@ class OutboxRules:
 
     def of_one(
         self, *, max_messages: int, max_bytes: int, drops_oldest: bool, refuses: bool = False
-    ) -> OutboxRules:
+    ) -> OutboxLimits:
         """Return the rules of one outbox that has limits of its own; all else is shared."""
         rules = copy(self)
         rules.is_of_one = True

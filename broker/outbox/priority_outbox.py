@@ -17,7 +17,7 @@ from penstock.broker.message import Message
 from penstock.broker.outbox.delivery import NO_QUEUE, NOTHING_BEFORE, Delivery, first_of
 from penstock.broker.outbox.message_counts import Ledger
 from penstock.broker.outbox.outbox import Outbox
-from penstock.broker.outbox.outbox_limits import OutboxRules
+from penstock.broker.outbox.outbox_limits import OutboxLimits
 
 PASSED_BYTES: Final = 65_536
 """Bytes that pass a message of another topic: half a second at 1 Mbit/s, which alarms alone will
@@ -34,7 +34,7 @@ class PriorityOutbox(Outbox):
 
     __slots__ = ("_first", "_first0", "_first_bytes")
 
-    def __init__(self, link: Link, ledger: Ledger, rules: OutboxRules) -> None:
+    def __init__(self, link: Link, ledger: Ledger, rules: OutboxLimits) -> None:
         super().__init__(link, ledger, rules)
         self._first0: deque[Delivery] = NO_QUEUE
         self._first: deque[Delivery] = NO_QUEUE
@@ -105,7 +105,7 @@ class PriorityOutbox(Outbox):
         return max(PASSED_BYTES, PASSED_RATIO * large.message.payload_bytes)
 
 
-def make_outbox(link: Link, ledger: Ledger, rules: OutboxRules) -> Outbox:
+def make_outbox(link: Link, ledger: Ledger, rules: OutboxLimits) -> Outbox:
     """Return an empty outbox of the class that the rules need."""
     kind = Outbox if rules.is_first is None else PriorityOutbox
     return kind(link, ledger, rules)

@@ -14,7 +14,7 @@ from penstock.broker.mqtt.enums import ProtocolVersion
 from penstock.broker.mqtt.packets import PubComp, PubRel
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.sessions import redelivery
-from penstock.broker.sessions.deduplication_release import Forgetting
+from penstock.broker.sessions.deduplication_release import DeduplicationRelease
 from penstock.broker.sessions.source_subscriptions import acknowledged_by_consumer
 
 if TYPE_CHECKING:
@@ -200,7 +200,7 @@ def _forget_known(client: Client, packet_id: int) -> None:
     session = client.session
     incoming = session.incoming
     known = incoming[packet_id]
-    if isinstance(known, Forgetting):
+    if isinstance(known, DeduplicationRelease):
         known.sender = client.sender  # it has connected again
         return
     if not isinstance(known, tuple):

@@ -3,8 +3,8 @@
 Theory of operation. The driver hands over each chunk of received bytes with the time. The
 connection puts it behind the bytes of a packet that is not whole, and `receive_packets` cuts it
 into packets, each of which goes to the function that handles it. Everything that follows from them
-is done before anything is written: what is to be sent collects in `Outgoing.out`, which the driver
-writes once.
+is done before anything is written: what is to be sent collects in `WriteQueue.out`, which the
+driver writes once.
 
 A client is *suspended* while access control takes its time, and then no further packet is handled.
 `Client.wants_reading` then tells the driver to stop reading. It does so too while
@@ -399,7 +399,7 @@ def receive_packets(client: Client, data: bytes, now: float) -> int:
     """Handle each whole packet in `data`, as far as the steps go.
 
     What takes many steps is not done at once: each packet is a step, and so is each delivery of its
-    message. After `Turn.most_steps` the rest waits until the others have had their turn.
+    message. After `PendingWrites.most_steps` the rest waits until the others have had their turn.
 
     Args:
         client: they came from; neither closing nor suspended.
@@ -408,7 +408,8 @@ def receive_packets(client: Client, data: bytes, now: float) -> int:
 
     Returns:
         Where the rest begins: a packet that is not whole yet; or, where the connection is now
-        suspended or closing, or `Turn.steps` has come to `Turn.most_steps`, one that is left.
+        suspended or closing, or `PendingWrites.steps` has come to `PendingWrites.most_steps`, one
+        that is left.
 
     Raises:
         PeerError: a packet is malformed or not allowed; those before it are handled.

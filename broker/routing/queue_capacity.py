@@ -39,12 +39,12 @@ from penstock.broker.plugin_guard import is_logged
 if TYPE_CHECKING:
     from penstock.broker.link import Link
     from penstock.broker.message import Message
-    from penstock.broker.outbox.outbox_limits import OutboxRules
+    from penstock.broker.outbox.outbox_limits import OutboxLimits
     from penstock.broker.routing.shared_subscriptions import SharedSubscription
     from penstock.broker.routing.subscriber import Subscriber
     from penstock.broker.routing.topic_tree import Target
-    from penstock.broker.sending.core_context import Shared
-    from penstock.broker.sending.sender import Outgoing
+    from penstock.broker.sending.core_context import CoreContext
+    from penstock.broker.sending.sender import WriteQueue
     from penstock.broker.timers import Timer
 
 HELD_BYTES: Final = 8 * 1024 * 1024
@@ -114,7 +114,7 @@ class Publisher(Protocol):
     """
 
     is_open: bool
-    outgoing: Outgoing
+    outgoing: WriteQueue
     awaiting: deque[Any]
     awaiting_bytes: int
 
@@ -157,19 +157,20 @@ class _Drops:
     n_messages: int = 0
 
 
-class Room:
+class QueueCapacity:
     """Knows which outboxes have room and which publishers wait for it, and logs both.
 
     Attributes:
         rejects: messages of QoS 1 and 2 are refused where there is no room.
         waiting: publishers that have a message held, in the order in which they are tried.
-        over_half: while it is empty, small messages surely find room: `OutboxRules.over_half` where
+        over_half: while it is empty, small messages surely find room: `OutboxLimits.over_half`
+        where
             messages are rejected. It is never empty with limits that are not wide, or where each
             subscriber gets a copy of the payload.
         each_bytes: held bytes of one publisher above which it is not read from.
     """
 
-    def __init__(self, core: Shared, *, rejects: bool, seconds: float | None) -> None:
+    def __init__(self, core: CoreContext, *, rejects: bool, seconds: float | None) -> None:
         """Begin with room for all.
 
         Args:
@@ -530,7 +531,7 @@ def _comes_back(message: Message, session: Subscriber) -> bool:
     return message.publisher.startswith(f"{uplink}/down")
 
 
-def _are_wide(rules: OutboxRules) -> bool:
+def _are_wide(rules: OutboxLimits) -> bool:
     """Say whether half of each limit is much more than a few small messages."""
     backlog = rules.backlog
     return (

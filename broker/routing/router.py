@@ -21,7 +21,7 @@ from penstock.broker.routing.retained import RetainedMessages
 from penstock.broker.routing.shared_subscriptions import SharedSubscription
 from penstock.broker.routing.subscriber import Subscriber
 from penstock.broker.routing.topic_tree import Plan, Target, TopicTree
-from penstock.broker.sending.core_context import Shared
+from penstock.broker.sending.core_context import CoreContext
 
 
 class Router:
@@ -29,7 +29,7 @@ class Router:
 
     def __init__(
         self,
-        shared: Shared,
+        shared: CoreContext,
         tree: TopicTree,
         retained: RetainedMessages,
         find: Callable[[str], Subscriber | None],

@@ -17,7 +17,7 @@ from penstock.broker.link import Link
 if TYPE_CHECKING:
     from penstock.broker.extensions import MessageSink
     from penstock.broker.message import Message
-    from penstock.broker.outbox.outbox_limits import OutboxRules
+    from penstock.broker.outbox.outbox_limits import OutboxLimits
     from penstock.broker.routing.shared_subscriptions import SharedSubscription
     from penstock.broker.routing.subscriber import Subscriber
     from penstock.broker.routing.topic_tree import Target
@@ -31,7 +31,7 @@ Recipients: TypeAlias = (
 """The recipients of a message: (targets, shared subscriptions, sinks)."""
 
 
-class SizeSplit:
+class SizeClassTargets:
     """All who match a topic to which somebody has subscribed for one size class.
 
     Attributes:
@@ -46,7 +46,7 @@ class SizeSplit:
 
     def __init__(
         self,
-        rules: OutboxRules,
+        rules: OutboxLimits,
         targets: Sequence[Target],
         by_session: Sequence[tuple[Subscriber, Target | None, Target | None]],
         shares: Sequence[SharedSubscription],

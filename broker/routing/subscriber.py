@@ -11,7 +11,7 @@ from penstock.broker.outbox.outbox import Outbox
 
 if TYPE_CHECKING:
     from penstock.broker.routing.shared_subscriptions import SharedSubscription
-    from penstock.broker.sending.sender import Outgoing
+    from penstock.broker.sending.sender import WriteQueue
 
 
 class Subscriber(SessionView, Protocol):
@@ -30,7 +30,7 @@ class Subscriber(SessionView, Protocol):
     version: int
     is_direct: bool
     outbox: Outbox
-    outgoing: Outgoing
+    outgoing: WriteQueue
     shares: tuple[SharedSubscription, ...]
     subscription_bytes: int
     n_refused: int

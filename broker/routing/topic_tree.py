@@ -25,10 +25,10 @@ from penstock.broker.extensions import MessageSink
 from penstock.broker.message import Message, SizeClass
 from penstock.broker.mqtt.topics import SHARE_PREFIX, matches, parse_share
 from penstock.broker.routing.shared_subscriptions import SharedSubscription
-from penstock.broker.routing.size_class_targets import SizeSplit
+from penstock.broker.routing.size_class_targets import SizeClassTargets
 
 if TYPE_CHECKING:
-    from penstock.broker.outbox.outbox_limits import OutboxRules
+    from penstock.broker.outbox.outbox_limits import OutboxLimits
     from penstock.broker.routing.subscriber import Subscriber
 
 PLAN_BLOCKS: Final = 4
@@ -168,7 +168,7 @@ class Plan:
     sinks: tuple[MessageSink, ...]
     threshold_s: int
     most_bytes: int = sys.maxsize
-    split: SizeSplit | None = None
+    split: SizeClassTargets | None = None
 
     def of(self, message: Message) -> Plan:
         """Return the plan for one message of this topic: itself, except above `most_bytes`."""
@@ -262,7 +262,7 @@ class TopicTree:
         sinks: Iterable[MessageSink] = (),
         threshold_s: Callable[[str], int | None] | None = None,
         *,
-        rules: OutboxRules | None = None,
+        rules: OutboxLimits | None = None,
         most_plan_bytes: int = sys.maxsize,
         most_payload_bytes: int = sys.maxsize,
     ) -> None:
@@ -479,7 +479,7 @@ class TopicTree:
             )
             for session, found in sized.items()
         ]
-        plan.split = SizeSplit(rules, targets, pairs, plan.shares, plan.sinks)
+        plan.split = SizeClassTargets(rules, targets, pairs, plan.shares, plan.sinks)
         plan.targets, plan.shares, plan.sinks = plan.split.of_small()
         default = rules.default_threshold_s
         plan.most_bytes = min(plan.most_bytes, plan.threshold_s if default is None else default)

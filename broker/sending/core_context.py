@@ -12,11 +12,11 @@ from penstock.broker.events import Callbacks
 from penstock.broker.extensions import DeliveryGate, LinkSampler, PayloadStore, overridden
 from penstock.broker.link import Link
 from penstock.broker.outbox.backlog import Backlog
-from penstock.broker.outbox.outbox_limits import OutboxRules
+from penstock.broker.outbox.outbox_limits import OutboxLimits
 from penstock.broker.payload import STORED_ABOVE_BYTES, Payload
 from penstock.broker.plugin_guard import Guard
 from penstock.broker.sending import eager_coroutine
-from penstock.broker.sending.sender import Turn
+from penstock.broker.sending.sender import PendingWrites
 from penstock.broker.sending.told import Told
 from penstock.broker.timers import Timers
 
@@ -55,7 +55,7 @@ class Commits(Protocol):
         """Note that a connection holds a packet back; return the commit it is to wait for."""
 
 
-class Shared:
+class CoreContext:
     """The context that each part of the core may refer to.
 
     Attributes:
@@ -116,8 +116,8 @@ class Shared:
         self.timers = Timers()
         self.counters = Counters()
         self.guard = Guard(logger, self.counters.extension_errors)
-        self.turn = Turn(wake)
-        self.outbox_rules = OutboxRules(
+        self.turn = PendingWrites(wake)
+        self.outbox_rules = OutboxLimits(
             self.gate,
             self.guard,
             max_messages=limits.queued_messages,

@@ -1,9 +1,9 @@
 """From deliveries and packets to bytes for one client, and the bytes until they are written.
 
-Theory of operation. A `Sender` makes packets and puts them into `Outgoing.out`, where they collect
-until the driver writes them all at once; where that is much, in *rounds* in which the other
-connections have their share too. What has something to write is *touched*: the driver's `Turn`
-lists it, and the driver serves it after the call.
+Theory of operation. A `Sender` makes packets and puts them into `WriteQueue.out`, where they
+collect until the driver writes them all at once; where that is much, in *rounds* in which the other
+connections have their share too. What has something to write is *touched*: the driver's
+`PendingWrites` lists it, and the driver serves it after the call.
 
 A small payload is joined to its header. A large one stands in `out` by reference and is never
 copied. One that lives elsewhere than in memory stands there as a `PayloadReader`, of which a round
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from penstock.broker.outbox.inflight import Inflight
     from penstock.broker.outbox.message_counts import Ledger
     from penstock.broker.outbox.outbox import Outbox
-    from penstock.broker.sending.core_context import Shared
+    from penstock.broker.sending.core_context import CoreContext
     from penstock.broker.sending.throttle import Throttle
 
 WRITE_BYTES: Final = 640 * 1024
@@ -82,7 +82,7 @@ _SHORT_PACKET: Final = struct.Struct(">BBH").pack
 _NO_PROPERTIES: Final = b"\0"
 
 
-class Turn:
+class PendingWrites:
     """One call of the driver into the core: what it has caused, and what the driver does after it.
 
     Attributes:
@@ -105,25 +105,25 @@ class Turn:
         """
         self._wake = wake
         self.is_running = False
-        self.touched: list[Outgoing] = []
+        self.touched: list[WriteQueue] = []
         self.congested: list[tuple[Throttle, Outbox, int]] = []
         self.steps = 0
         self.most_steps = MOST_STEPS
 
-    def touch(self, outgoing: Outgoing) -> None:
+    def touch(self, outgoing: WriteQueue) -> None:
         """Let the driver look at all that the connection may want."""
         outgoing.needs_look = True
         if not outgoing.is_touched:
             self.write_soon(outgoing)
 
-    def write_soon(self, outgoing: Outgoing) -> None:
+    def write_soon(self, outgoing: WriteQueue) -> None:
         """Let the driver write what is in `out`, and no more; the connection is not touched yet."""
         outgoing.is_touched = True
         self.touched.append(outgoing)
         if not self.is_running:
             self._wake()
 
-    def take_touched(self) -> list[Outgoing]:
+    def take_touched(self) -> list[WriteQueue]:
         """Return what was touched since the last call, and start a new list."""
         touched, self.touched = self.touched, []
         for outgoing in touched:
@@ -144,7 +144,7 @@ class Outlet(Protocol):
         """Send pieces, or hold them."""
 
 
-class Outgoing:
+class WriteQueue:
     """The bytes on their way to one client.
 
     Attributes:
@@ -182,7 +182,7 @@ class Outgoing:
         "wants_more",
     )
 
-    def __init__(self, core: Shared, served: Any) -> None:
+    def __init__(self, core: CoreContext, served: Any) -> None:
         self.core = core
         self.served = served
         self.is_touched = False
@@ -310,7 +310,7 @@ class Recipient(SessionView, Protocol):
 
 
 class Sender:
-    """Makes what is to leave for one client, and puts it into its `Outgoing`.
+    """Makes what is to leave for one client, and puts it into its `WriteQueue`.
 
     Attributes:
         core: what all of the broker share.
@@ -347,7 +347,7 @@ class Sender:
 
     takes_copies: ClassVar = True
 
-    def __init__(self, outgoing: Outgoing) -> None:
+    def __init__(self, outgoing: WriteQueue) -> None:
         self.core = core = outgoing.core
         self.outgoing = outgoing
         self.session: Recipient

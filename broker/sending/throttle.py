@@ -33,8 +33,8 @@ from penstock.broker.timers import Timer
 
 if TYPE_CHECKING:
     from penstock.broker.outbox.outbox import Outbox
-    from penstock.broker.sending.core_context import Shared
-    from penstock.broker.sending.sender import Outgoing
+    from penstock.broker.sending.core_context import CoreContext
+    from penstock.broker.sending.sender import WriteQueue
 
 THROTTLE_SECONDS: Final = 0.05
 """Time in which a subscriber that keeps up drains `write_high_bytes` at least once. That takes
@@ -84,9 +84,9 @@ class Throttle:
         "outgoing",
     )
 
-    def __init__(self, core: Shared, outgoing: Outgoing) -> None:
+    def __init__(self, core: CoreContext, outgoing: WriteQueue) -> None:
         self._core = core
-        self.outgoing: Outgoing | None = outgoing
+        self.outgoing: WriteQueue | None = outgoing
         self.blockers = _NOBODY
         self._held = _NOBODY
         self._timer: Timer | None = None

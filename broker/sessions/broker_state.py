@@ -31,11 +31,11 @@ from penstock.broker.mqtt.topics import validate_topic_filter
 from penstock.broker.outbox.inflight import Inflight
 from penstock.broker.outbox.last_clients import LastClients
 from penstock.broker.outbox.message_counts import Ledger
-from penstock.broker.routing.queue_capacity import Room
+from penstock.broker.routing.queue_capacity import QueueCapacity
 from penstock.broker.routing.retained import RetainedMessages
 from penstock.broker.routing.router import Router
 from penstock.broker.routing.topic_tree import TopicTree
-from penstock.broker.sending.core_context import Shared
+from penstock.broker.sending.core_context import CoreContext
 from penstock.broker.sessions.lanes import Lanes
 from penstock.broker.sessions.login_backoff import LoginBackoff
 from penstock.broker.sessions.received_bytes import ReceivedBytes
@@ -59,7 +59,7 @@ chunk, a backlog of 100,000 messages had 2,000, and each page that held one kept
 returned to the system. An eighth is exact as a binary number."""
 
 
-class Core(Shared):
+class Core(CoreContext):
     """One broker without its sockets.
 
     Attributes:
@@ -178,7 +178,7 @@ class Core(Shared):
             logger,
         )
         self.received = ReceivedBytes(limits.total_received_bytes or sys.maxsize)
-        self.room = Room(
+        self.room = QueueCapacity(
             self, rejects=limits.queue_full == "reject", seconds=limits.queue_full_seconds
         )
         self.outbox_rules.on_dropped = self.room.dropped

@@ -1,6 +1,6 @@
 """One connected client: what the handlers of its packets work on.
 
-A `Client` has a `Sender`, which makes packets and deliveries for it, and the `Outgoing` in which
+A `Client` has a `Sender`, which makes packets and deliveries for it, and the `WriteQueue` in which
 they collect. `penstock.broker.receiving.connection` brings its packets to the handlers. A client is
 *suspended* while access control takes its time: no further packet of it is handled.
 """
@@ -21,10 +21,10 @@ from penstock.broker.mqtt.size_limit import explained
 from penstock.broker.mqtt.topic_aliases import IncomingAliases, OutgoingAliases
 from penstock.broker.outbox.delivery import NO_QUEUE
 from penstock.broker.sending import eager_coroutine
-from penstock.broker.sending.sender import Outgoing, Sender
+from penstock.broker.sending.sender import Sender, WriteQueue
 from penstock.broker.sending.throttle import Throttle
 from penstock.broker.sessions import redelivery
-from penstock.broker.sessions.deduplication_release import Forgetting
+from penstock.broker.sessions.deduplication_release import DeduplicationRelease
 from penstock.broker.sessions.session import NONE_UNANSWERED
 from penstock.broker.timers import Timer
 
@@ -310,7 +310,7 @@ class Client:
     ) -> None:
         """Take a network connection; arguments are as those of `Connection`."""
         self.core = core
-        self.outgoing = Outgoing(core, served)
+        self.outgoing = WriteQueue(core, served)
         self.sender = Sender(self.outgoing)
         self.throttle = Throttle(core, self.outgoing)
         self.listener = listener
@@ -422,7 +422,7 @@ class Client:
 
     def forgetting(
         self, packet_id: int, sinks: Sequence[MessageSink], then: Callable[[], None]
-    ) -> Forgetting:
+    ) -> DeduplicationRelease:
         """Return what has sinks forget one of the client's messages.
 
         Args:
@@ -431,7 +431,7 @@ class Client:
             then: called once all of them have forgotten it.
         """
         session, sessions = self.session, self.core.sessions
-        return Forgetting(
+        return DeduplicationRelease(
             self.sender,
             session.deduplication_id(packet_id),
             sinks,

@@ -21,7 +21,7 @@ RETRY_SECONDS: Final = 1.0
 """Time until sinks that could not forget an identifier are asked again."""
 
 
-class Forgetting:
+class DeduplicationRelease:
     """Sinks on their way to forget one deduplication identifier.
 
     Attributes:

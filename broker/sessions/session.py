@@ -37,10 +37,10 @@ from penstock.broker.timers import Timer
 if TYPE_CHECKING:
     from penstock.broker.extensions import MessageSink
     from penstock.broker.routing.shared_subscriptions import SharedSubscription
-    from penstock.broker.sending.sender import Outgoing, Sender
+    from penstock.broker.sending.sender import Sender, WriteQueue
     from penstock.broker.sessions.broker_state import Core
     from penstock.broker.sessions.client import Client, PublishReceipt
-    from penstock.broker.sessions.deduplication_release import Forgetting
+    from penstock.broker.sessions.deduplication_release import DeduplicationRelease
     from penstock.broker.sessions.journal import SessionWatcher
     from penstock.broker.sessions.large_ahead import LargeAhead
 
@@ -91,8 +91,8 @@ class Session:
         resend: what was inflight when the last connection ended, still to be sent again.
         incoming: packet identifiers of QoS 2 messages received and not yet released
             [MQTT-4.3.3-10]; to the receipt while a sink has not settled it, then to the sinks that
-            may know its deduplication identifier, and to `Forgetting` while these forget it. ():
-            any sink may know it. None: none does.
+            may know its deduplication identifier, and to `DeduplicationRelease` while these forget
+            it. (): any sink may know it. None: none does.
         unanswered: receipts of messages that the last connection left without an answer: of QoS 1,
             and of QoS 2 where a sink may have refused what subscribers have got.
         origin: what deduplication identifiers of the client's messages begin with; b"" until it is
@@ -159,7 +159,7 @@ class Session:
         self.version = 4
         self.client: Client | None = None
         self.sender: Sender | None = None
-        self.outgoing: Outgoing
+        self.outgoing: WriteQueue
         self.is_direct = False
         self.subscriptions: dict[str, Subscription] = {}
         self.subscription_bytes = 0
@@ -172,7 +172,9 @@ class Session:
         self.outbox = make_outbox(self.link, self.ledger, core.outbox_rules)
         self.inflight = core.new_inflight()
         self.resend: deque[Delivery] = NO_QUEUE
-        self.incoming: dict[int, PublishReceipt | Forgetting | tuple[MessageSink, ...] | None] = {}
+        self.incoming: dict[
+            int, PublishReceipt | DeduplicationRelease | tuple[MessageSink, ...] | None
+        ] = {}
         self.unanswered: Mapping[int, PublishReceipt] = NONE_UNANSWERED
         self.origin = b""
         self.expiry_interval: float | None = 0.0
@@ -466,7 +468,7 @@ def _after_pump(client: Client, session: Session, now: float) -> None:
     _set_look_timer(session, outgoing, now)
 
 
-def _set_look_timer(session: Session, outgoing: Outgoing, now: float) -> None:
+def _set_look_timer(session: Session, outgoing: WriteQueue, now: float) -> None:
     """Set a timer for the next decision of the gate.
 
     Where that time has passed already, the inflight window was full: the acknowledgement that

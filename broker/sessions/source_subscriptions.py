@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from penstock.broker.message import Message
     from penstock.broker.outbox.message_counts import Ledger
     from penstock.broker.routing.topic_tree import Subscription
-    from penstock.broker.sending.core_context import Shared
+    from penstock.broker.sending.core_context import CoreContext
     from penstock.broker.sending.sender import Sender
 
 
@@ -85,7 +85,7 @@ class Consumption:
 
     __slots__ = ("_core", "_is_ended", "_session", "feed", "held", "subscription")
 
-    def __init__(self, core: Shared, session: Reader, subscription: Subscription) -> None:
+    def __init__(self, core: CoreContext, session: Reader, subscription: Subscription) -> None:
         self._core = core
         self._session = session
         self._is_ended = False
@@ -185,7 +185,7 @@ class Consumption:
 class Consuming:
     """All subscriptions that sources feed."""
 
-    def __init__(self, core: Shared, sources: Sequence[MessageSource]) -> None:
+    def __init__(self, core: CoreContext, sources: Sequence[MessageSource]) -> None:
         """Begin without subscriptions.
 
         Args:

@@ -12,7 +12,7 @@ from penstock.broker.reports.client_reports import Subject, report, subject_of_l
 if TYPE_CHECKING:
     from penstock.broker.link import Link
     from penstock.edge_proxy.sidecar.proxied_client import ProxiedClient
-    from penstock.edge_proxy.sidecar.shared import Shared
+    from penstock.edge_proxy.sidecar.proxy_state import ProxyState
     from penstock.edge_proxy.upstream import Upstreams
 
 
@@ -21,10 +21,10 @@ class ProxyReports:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._shared: Shared | None = None
+        self._shared: ProxyState | None = None
         self._upstreams: Upstreams | None = None
 
-    def attach(self, shared: Shared, upstreams: Upstreams | None = None) -> None:
+    def attach(self, shared: ProxyState, upstreams: Upstreams | None = None) -> None:
         """Report on this proxy's clients and on the addresses of its broker from now on."""
         self._shared = shared
         self._upstreams = upstreams
@@ -89,7 +89,7 @@ class ProxyReports:
         }
 
 
-def _messages(shared: Shared) -> dict[str, Any]:
+def _messages(shared: ProxyState) -> dict[str, Any]:
     """Return where the messages of all clients are."""
     ledger = shared.ledger()
     clients = [proxied.client for proxied in shared.running]

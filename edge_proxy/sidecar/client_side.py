@@ -57,9 +57,9 @@ from penstock.edge_proxy.sidecar.ack_map import AckMap, Outcome
 from penstock.edge_proxy.sidecar.direction import Direction, check_first_byte
 from penstock.edge_proxy.sidecar.link_samplers import LinkSamplers
 from penstock.edge_proxy.sidecar.pings import Pings
+from penstock.edge_proxy.sidecar.proxy_state import ProxyState
 from penstock.edge_proxy.sidecar.publish_cache import PublishProperties
 from penstock.edge_proxy.sidecar.qos0_backlog import Qos0Backlog
-from penstock.edge_proxy.sidecar.shared import Shared
 
 MAX_URGENT_BYTES: Final = 64 * 1024
 """Bytes that are written to a full connection of a client before the proxy stops reading from the
@@ -118,7 +118,7 @@ class ClientSide:
         wants_pump: whether something may be able to leave.
     """
 
-    def __init__(self, shared: Shared, link: Link, connect: Connect) -> None:
+    def __init__(self, shared: ProxyState, link: Link, connect: Connect) -> None:
         self._shared = shared
         self._link = link
         self._version = connect.protocol_version

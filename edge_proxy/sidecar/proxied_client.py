@@ -38,7 +38,7 @@ from penstock.edge_proxy.sidecar.client_side import MAX_PACKET_SIZE, ClientSide
 from penstock.edge_proxy.sidecar.client_stream import ClientStream
 from penstock.edge_proxy.sidecar.direction import Direction
 from penstock.edge_proxy.sidecar.identity import ClientIdentity
-from penstock.edge_proxy.sidecar.shared import Shared, describe
+from penstock.edge_proxy.sidecar.proxy_state import ProxyState, describe
 
 if TYPE_CHECKING:
     from penstock.edge_proxy.sidecar.config import ProxyLimits
@@ -65,7 +65,7 @@ class ProxiedClient:
 
     def __init__(
         self,
-        shared: Shared,
+        shared: ProxyState,
         peer: str,
         now: float,
         *,

@@ -19,7 +19,7 @@ from penstock.broker.plugin_loader import LoadedPlugins, load_plugins
 from penstock.edge_proxy.sidecar.client_reports import ProxyReports
 from penstock.edge_proxy.sidecar.config import ProxyConfig
 from penstock.edge_proxy.sidecar.default_store import choose_store
-from penstock.edge_proxy.sidecar.shared import Shared, describe, describe_large
+from penstock.edge_proxy.sidecar.proxy_state import ProxyState, describe, describe_large
 from penstock.edge_proxy.sidecar.transport import ProxiedClients
 from penstock.edge_proxy.upstream import Upstreams
 
@@ -55,7 +55,7 @@ class Sidecar:
         self._clients: ProxiedClients
         self._hurried = asyncio.Event()
         self.addresses: dict[str, tuple[str, int]] = {}
-        self.shared: Shared
+        self.shared: ProxyState
         self.upstreams: Upstreams
 
     async def start(self) -> None:
@@ -76,7 +76,7 @@ class Sidecar:
         reports = ProxyReports(time.monotonic)
         plugins = load_plugins(config, listeners=config.listeners, clients=reports, is_proxy=True)
         _check_plugins(plugins, config)
-        self.shared = Shared(
+        self.shared = ProxyState(
             config.keys.limits,
             logger=self._logger,
             gate=plugins.gate,

@@ -25,7 +25,7 @@ from penstock.edge_proxy.sidecar.config import Identity
 from penstock.edge_proxy.sidecar.direction import Direction
 from penstock.edge_proxy.sidecar.identity import ClientIdentity
 from penstock.edge_proxy.sidecar.proxied_client import ProxiedClient
-from penstock.edge_proxy.sidecar.shared import Shared
+from penstock.edge_proxy.sidecar.proxy_state import ProxyState
 from penstock.edge_proxy.upstream import Upstream, Upstreams
 
 MAX_TURNS: Final = 16
@@ -57,7 +57,7 @@ class ProxiedClients:
 
     def __init__(
         self,
-        shared: Shared,
+        shared: ProxyState,
         reception: Reception,
         upstreams: Upstreams,
         *,

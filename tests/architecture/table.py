@@ -344,7 +344,7 @@ EDGE_PROXY_PURE: Final = frozenset(
         "edge_proxy.sidecar.identity",
         "edge_proxy.sidecar.link_samplers",
         "edge_proxy.sidecar.proxied_client",
-        "edge_proxy.sidecar.shared",
+        "edge_proxy.sidecar.proxy_state",
         "edge_proxy.sidecar.publish_cache",
     }
 )

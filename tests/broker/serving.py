@@ -10,11 +10,11 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 from penstock.broker.config.policy import parse_policy
-from penstock.broker.network.loop_scheduler import Driver
+from penstock.broker.network.loop_scheduler import LoopScheduler
 from penstock.broker.network.new_connection import AcceptedConnection, Layer
 from penstock.broker.network.transport import MqttProtocol
 from penstock.broker.receiving.connection import Connection
-from penstock.broker.sending.sender import Outgoing, Sender
+from penstock.broker.sending.sender import Sender, WriteQueue
 from penstock.broker.sending.throttle import Throttle
 from penstock.broker.server import Server
 from penstock.broker.sessions.client import Client
@@ -43,7 +43,7 @@ def port_of(server: Server, listener: str = "default") -> int:
     return server.addresses[listener][1]
 
 
-def driver_of(server: Server) -> Driver:
+def driver_of(server: Server) -> LoopScheduler:
     """Return what drives the server's core."""
     return server._driver
 
@@ -63,7 +63,7 @@ def objects_of_connections() -> Counter[str]:
 
     An idle one has one of each kind but layers.
     """
-    of_client = (Connection, Client, Sender, Outgoing, Throttle, Session)
+    of_client = (Connection, Client, Sender, WriteQueue, Throttle, Session)
     kinds = (AcceptedConnection, Layer, MqttProtocol, *of_client)
     return Counter(type(each).__name__ for each in gc.get_objects() if isinstance(each, kinds))
 

@@ -15,7 +15,7 @@ from penstock.broker.mqtt.writer import write_packet
 from penstock.edge_proxy.sidecar.config import ProxyLimits
 from penstock.edge_proxy.sidecar.direction import Direction
 from penstock.edge_proxy.sidecar.proxied_client import ProxiedClient
-from penstock.edge_proxy.sidecar.shared import Shared
+from penstock.edge_proxy.sidecar.proxy_state import ProxyState
 from tests.helpers.frames import frames_of
 from tests.helpers.gates import SwitchGate
 
@@ -52,7 +52,7 @@ class VirtualClient:
         peer: str = "test:1",
         gate: DeliveryGate | None = None,
         samplers: Sequence[LinkSampler] = (),
-        shared: Shared | None = None,
+        shared: ProxyState | None = None,
         payload_store: PayloadStore | None = None,
         refusal: ReasonCode | None = None,
         **limits: Any,
@@ -60,7 +60,7 @@ class VirtualClient:
         """Make a proxied client without a CONNECT; `connected` makes one that is ready."""
         self.version = version
         self.now = 1000.0
-        self.shared = shared or Shared(
+        self.shared = shared or ProxyState(
             ProxyLimits(**limits),
             logger=logging.getLogger("test.proxy"),
             gate=gate,

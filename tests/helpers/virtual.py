@@ -27,7 +27,7 @@ from penstock.broker.mqtt.packets import (
 from penstock.broker.mqtt.reader import read_packet
 from penstock.broker.mqtt.receive_buffer import ReceiveBuffer
 from penstock.broker.mqtt.writer import write_packet
-from penstock.broker.network.loop_scheduler import Driver
+from penstock.broker.network.loop_scheduler import LoopScheduler
 from penstock.broker.receiving.connection import Connection
 from penstock.broker.sending.throttle import THROTTLE_SECONDS
 from penstock.broker.sessions.session import Session
@@ -85,7 +85,7 @@ class VirtualBroker:
         names = (f"assigned-{number}" for number in itertools.count(1))
         limits = limits or Limits()
         self._loop = VirtualLoop()
-        self.driver = Driver(
+        self.driver = LoopScheduler(
             limits,
             RaisingLogger("test"),
             loop=cast("asyncio.AbstractEventLoop", self._loop),

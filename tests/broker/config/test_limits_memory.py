@@ -28,7 +28,7 @@ from penstock.broker.outbox.backlog import Backlog
 from penstock.broker.outbox.delivery import Delivery
 from penstock.broker.outbox.message_counts import Ledger
 from penstock.broker.outbox.outbox import Outbox
-from penstock.broker.outbox.outbox_limits import OutboxRules
+from penstock.broker.outbox.outbox_limits import OutboxLimits
 from penstock.broker.routing.retained import LEVEL_BYTES, RETAINED_BYTES, RetainedMessages
 from penstock.broker.routing.topic_tree import Subscription as Own
 from penstock.broker.routing.topic_tree import TopicTree
@@ -125,7 +125,7 @@ def test_many_sessions_with_the_same_filter() -> None:
 
 
 def _outboxes(backlog: Backlog, n: int) -> list[Outbox]:
-    rules = OutboxRules(DeliveryGate(), NoFaults(), backlog=backlog)
+    rules = OutboxLimits(DeliveryGate(), NoFaults(), backlog=backlog)
     return [Outbox(Link(str(number)), Ledger(), rules) for number in range(n)]
 
 

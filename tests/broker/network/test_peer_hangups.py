@@ -71,14 +71,14 @@ async def test_a_client_that_waits_for_room_and_is_there_goes_on_when_there_is_s
 ) -> None:
     """It is looked at and asked for meanwhile; all that it has sent is acknowledged."""
     looks = 0
-    look = peer_hangups.Hangups._look
+    look = peer_hangups.PeerHangups._look
 
-    def counted(self: peer_hangups.Hangups) -> None:
+    def counted(self: peer_hangups.PeerHangups) -> None:
         nonlocal looks
         looks += 1
         look(self)
 
-    monkeypatch.setattr(peer_hangups.Hangups, "_look", counted)
+    monkeypatch.setattr(peer_hangups.PeerHangups, "_look", counted)
     monkeypatch.setattr(peer_hangups, "LOOK_SECONDS", 0.01)
     packets = [Publish("t", b"", qos=1, packet_id=n + 1) for n in range(N_PAUSING)]
     async with serving(limits=LIMITS) as server:

@@ -13,7 +13,7 @@ from penstock.broker.outbox.backlog import DELIVERY_BYTES, LARGE_DELIVERY_BYTES,
 from penstock.broker.outbox.delivery import Delivery
 from penstock.broker.outbox.message_counts import Ledger
 from penstock.broker.outbox.outbox import Outbox
-from penstock.broker.outbox.outbox_limits import OutboxRules
+from penstock.broker.outbox.outbox_limits import OutboxLimits
 from tests.helpers.effort import examples
 from tests.helpers.guard import NoFaults
 
@@ -31,7 +31,7 @@ def outboxes(
     backlog: Backlog, n_outboxes: int = 3, *, drops_oldest: bool = False
 ) -> list[tuple[Outbox, Ledger]]:
     """Return empty outboxes that share a backlog."""
-    rules = OutboxRules(
+    rules = OutboxLimits(
         DeliveryGate(), NoFaults(), max_messages=20, drops_oldest=drops_oldest, backlog=backlog
     )
     ledgers = [Ledger() for _ in range(n_outboxes)]

@@ -15,7 +15,7 @@ from penstock.broker.outbox.inflight import Inflight
 from penstock.broker.outbox.lane_order import LaneOrder, join_lanes
 from penstock.broker.outbox.message_counts import Ledger
 from penstock.broker.outbox.outbox import Outbox
-from penstock.broker.outbox.outbox_limits import OutboxRules
+from penstock.broker.outbox.outbox_limits import OutboxLimits
 from penstock.broker.outbox.priority_outbox import make_outbox
 from tests.helpers.effort import examples
 from tests.helpers.guard import NoFaults
@@ -45,7 +45,7 @@ class Lane:
         sent: names of its messages, in the order in which they left.
     """
 
-    def __init__(self, rules: OutboxRules, later: list[Callable[[], None]]) -> None:
+    def __init__(self, rules: OutboxLimits, later: list[Callable[[], None]]) -> None:
         self.ledger = Ledger()
         self.box: Outbox = make_outbox(Link("c"), self.ledger, rules)
         self.inflight = Inflight()
@@ -76,7 +76,7 @@ class Lanes:
     def __init__(
         self, *, max_messages: int = 1000, keeps_topics: bool = True, drops_oldest: bool = True
     ) -> None:
-        rules = OutboxRules(
+        rules = OutboxLimits(
             Gate(keeps_topics=keeps_topics),
             NoFaults(),
             max_messages=max_messages,

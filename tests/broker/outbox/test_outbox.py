@@ -13,7 +13,7 @@ from penstock.broker.outbox.backlog import Backlog
 from penstock.broker.outbox.delivery import Delivery
 from penstock.broker.outbox.message_counts import Ledger
 from penstock.broker.outbox.outbox import Outbox
-from penstock.broker.outbox.outbox_limits import OutboxRules
+from penstock.broker.outbox.outbox_limits import OutboxLimits
 from penstock.broker.outbox.priority_outbox import make_outbox
 from tests.helpers.effort import examples
 from tests.helpers.guard import Faults
@@ -47,7 +47,7 @@ def outbox(
     """Return an outbox, its ledger and the errors of its gate."""
     ledger = Ledger()
     guard = Faults()
-    rules = OutboxRules(
+    rules = OutboxLimits(
         gate or Gate(),
         guard,
         max_messages=limits.get("max_messages", 1000),

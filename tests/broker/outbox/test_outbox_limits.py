@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from penstock.broker.extensions import DeliveryGate
-from penstock.broker.outbox.outbox_limits import OutboxRules
+from penstock.broker.outbox.outbox_limits import OutboxLimits
 from tests.helpers.guard import NoFaults
 
 
@@ -18,7 +18,7 @@ class Ordering(DeliveryGate):
 
 def test_a_gate_without_a_word_about_order_leaves_it_as_it_is() -> None:
     """[MQTT-4.6.0-6], and nothing is dropped or goes first unless somebody asks for it."""
-    rules = OutboxRules(DeliveryGate(), NoFaults())
+    rules = OutboxLimits(DeliveryGate(), NoFaults())
     assert rules.keeps_topics
     assert not rules.supersedes
     assert rules.is_first is None
@@ -26,7 +26,7 @@ def test_a_gate_without_a_word_about_order_leaves_it_as_it_is() -> None:
 
 def test_a_gate_may_say_what_passes_what() -> None:
     """What it says reaches every outbox."""
-    rules = OutboxRules(Ordering(), NoFaults())
+    rules = OutboxLimits(Ordering(), NoFaults())
     assert not rules.keeps_topics
     assert rules.supersedes
     assert rules.is_first is not None

@@ -13,7 +13,7 @@ from penstock.broker.message import Message
 from penstock.broker.outbox.delivery import Delivery
 from penstock.broker.outbox.message_counts import Ledger
 from penstock.broker.outbox.outbox import Outbox
-from penstock.broker.outbox.outbox_limits import OutboxRules
+from penstock.broker.outbox.outbox_limits import OutboxLimits
 from tests.helpers.effort import examples
 from tests.helpers.guard import NoFaults
 
@@ -43,7 +43,7 @@ class Gate(DeliveryGate):
 def outbox(gate: Gate) -> tuple[Outbox, Ledger]:
     """Return an outbox of ten messages and its ledger."""
     ledger = Ledger()
-    rules = OutboxRules(gate, NoFaults(), max_messages=10, max_bytes=3000)
+    rules = OutboxLimits(gate, NoFaults(), max_messages=10, max_bytes=3000)
     return Outbox(Link("c"), ledger, rules), ledger
 
 

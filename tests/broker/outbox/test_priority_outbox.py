@@ -11,7 +11,7 @@ from penstock.broker.link import Link
 from penstock.broker.message import Message
 from penstock.broker.outbox.delivery import Delivery
 from penstock.broker.outbox.message_counts import Ledger
-from penstock.broker.outbox.outbox_limits import OutboxRules
+from penstock.broker.outbox.outbox_limits import OutboxLimits
 from penstock.broker.outbox.priority_outbox import PASSED_BYTES, PriorityOutbox, make_outbox
 from tests.helpers.effort import examples
 from tests.helpers.guard import NoFaults
@@ -40,7 +40,7 @@ class Gate(DeliveryGate):
 def box(gate: Gate | None = None, **rules: Any) -> tuple[PriorityOutbox, Ledger]:
     """Return an outbox and its ledger."""
     ledger = Ledger()
-    made = make_outbox(Link("c"), ledger, OutboxRules(gate or Gate(), NoFaults(), **rules))
+    made = make_outbox(Link("c"), ledger, OutboxLimits(gate or Gate(), NoFaults(), **rules))
     assert isinstance(made, PriorityOutbox)
     return made, ledger
 
@@ -67,7 +67,7 @@ def drain(outbox: PriorityOutbox, *, has_quota: bool = True) -> list[str]:
 
 def test_only_who_asks_for_it_has_first_places() -> None:
     """Others have the plain outbox, which knows nothing of them."""
-    plain = make_outbox(Link("c"), Ledger(), OutboxRules(DeliveryGate(), NoFaults()))
+    plain = make_outbox(Link("c"), Ledger(), OutboxLimits(DeliveryGate(), NoFaults()))
     assert not isinstance(plain, PriorityOutbox)
 
 

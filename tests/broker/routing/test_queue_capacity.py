@@ -11,7 +11,7 @@ from penstock.broker.config.limits import Limits
 from penstock.broker.fast_paths import acknowledged_runs
 from penstock.broker.mqtt.packets import PubComp, Publish, PubRel
 from penstock.broker.routing import queue_capacity
-from penstock.broker.routing.queue_capacity import HELD_BYTES, LOG_SECONDS, Room
+from penstock.broker.routing.queue_capacity import HELD_BYTES, LOG_SECONDS, QueueCapacity
 from tests.helpers.full import FULL, SMALL, acknowledged, check, drain, kept, send, stalled
 from tests.helpers.virtual import VirtualBroker, will
 
@@ -430,11 +430,11 @@ def test_who_waits_is_tried_when_those_that_are_full_have_sent(
     tried: list[float] = []
     lacks = broker.core.room.lacks
 
-    def noted(_: Room, message: Any, *arguments: Any, **options: Any) -> str:
+    def noted(_: QueueCapacity, message: Any, *arguments: Any, **options: Any) -> str:
         tried.append(broker.now)
         return lacks(message, *arguments, **options)
 
-    monkeypatch.setattr(Room, "lacks", noted)
+    monkeypatch.setattr(QueueCapacity, "lacks", noted)
     other.connection.outgoing.want_pump()
     broker.settle()
     broker.advance(0)
@@ -475,7 +475,7 @@ def test_few_subscribers_are_looked_at_in_one_turn(monkeypatch: pytest.MonkeyPat
         looked.append(message.publisher)
         return lacks(message, *arguments, **options)
 
-    monkeypatch.setattr(Room, "lacks", lambda _, *a, **options: noted(*a, **options))
+    monkeypatch.setattr(QueueCapacity, "lacks", lambda _, *a, **options: noted(*a, **options))
     broker.advance(0.5)
     assert looked == ["p0", "p1"]
     broker.advance(1)

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.broker.mqtt.packets import ConnAck, Connect, PubAck, Publish
 from penstock.edge_proxy.sidecar.client_reports import ProxyReports
-from penstock.edge_proxy.sidecar.shared import describe_large
+from penstock.edge_proxy.sidecar.proxy_state import describe_large
 from penstock.edge_proxy.upstream import Upstreams
 from penstock.edge_proxy.upstream_config import UpstreamKeys
 from penstock.plugins.probing import rtt_sources

@@ -30,7 +30,7 @@ from penstock.broker.network.new_connection import Reception
 from penstock.edge_proxy.sidecar import pings, transport
 from penstock.edge_proxy.sidecar.config import Identity, ProxyLimits
 from penstock.edge_proxy.sidecar.proxied_client import ProxiedClient
-from penstock.edge_proxy.sidecar.shared import Shared
+from penstock.edge_proxy.sidecar.proxy_state import ProxyState
 from penstock.edge_proxy.sidecar.transport import ClientTransport, ProxiedClients
 from penstock.edge_proxy.upstream import Upstreams
 from penstock.edge_proxy.upstream_config import UpstreamKeys
@@ -100,7 +100,7 @@ async def bench(
     """Run a proxy."""
     async with AsyncExitStack() as stack:
         broker = await stack.enter_async_context(ScriptedBroker())
-        shared = Shared(
+        shared = ProxyState(
             ProxyLimits(**limits),
             logger=logging.getLogger("test.proxy"),
             gate=gate,

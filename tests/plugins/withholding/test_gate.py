@@ -15,7 +15,7 @@ from penstock.broker.message import Message
 from penstock.broker.outbox.delivery import Delivery
 from penstock.broker.outbox.message_counts import Ledger
 from penstock.broker.outbox.outbox import Outbox
-from penstock.broker.outbox.outbox_limits import OutboxRules
+from penstock.broker.outbox.outbox_limits import OutboxLimits
 from penstock.models.papers.withholding.simulation import WithholdingSetting, simulate
 from penstock.plugins.withholding import gate as gate_module
 from penstock.plugins.withholding.config import ListenerThresholds, WithholdingConfig
@@ -45,7 +45,7 @@ def outbox_with(link: Link, gate: WithholdingGate) -> Outbox:
     return Outbox(
         link,
         Ledger(),
-        OutboxRules(gate, NoFaults()),
+        OutboxLimits(gate, NoFaults()),
     )
 
 

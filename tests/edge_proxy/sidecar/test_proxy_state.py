@@ -10,7 +10,7 @@ from penstock.broker.extensions import DeliveryGate
 from penstock.broker.link import Link
 from penstock.broker.outbox.message_counts import Ledger
 from penstock.edge_proxy.sidecar.config import ProxyLimits
-from penstock.edge_proxy.sidecar.shared import Shared, describe
+from penstock.edge_proxy.sidecar.proxy_state import ProxyState, describe
 from penstock.plugins.withholding.config import WithholdingConfig
 from penstock.plugins.withholding.gate import WithholdingGate
 
@@ -41,7 +41,7 @@ def test_a_gate_that_raises_makes_nothing_large_and_is_counted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Its name is in the log and in the count, and the message is delivered."""
-    shared = Shared(ProxyLimits(), logger=logging.getLogger("test.proxy"), gate=Broken())
+    shared = ProxyState(ProxyLimits(), logger=logging.getLogger("test.proxy"), gate=Broken())
     assert shared.topics.look_up(b"first").threshold_s == sys.maxsize
     assert shared.topics.look_up(b"second").threshold_s == sys.maxsize
     assert shared.extension_errors == {"Broken": 2}
@@ -54,14 +54,14 @@ def test_what_a_connect_says_reaches_the_gate_and_nonsense_is_counted(
     """As in the broker, by the same plugin; a gate that wants to know nothing is told nothing."""
     caplog.set_level("INFO")
     gate = WithholdingGate(WithholdingConfig())
-    shared = Shared(ProxyLimits(), logger=logging.getLogger("test.proxy"), gate=gate)
+    shared = ProxyState(ProxyLimits(), logger=logging.getLogger("test.proxy"), gate=gate)
     link = Link("far")
     shared.introduce(link, [("threshold_l", "0.75")])
     assert (link.asked_threshold_l, shared.user_properties_ignored) == (0.75, 0)
     shared.introduce(link, [("threshold_l", "-1")])
     assert (link.asked_threshold_l, shared.user_properties_ignored) == (None, 1)
     assert "client far: CONNECT: user property threshold_l: read '-1'; allowed: " in caplog.text
-    Shared(ProxyLimits(), logger=logging.getLogger("test.proxy")).introduce(link, [("a", "b")])
+    ProxyState(ProxyLimits(), logger=logging.getLogger("test.proxy")).introduce(link, [("a", "b")])
 
 
 class Failing(WithholdingGate):
@@ -75,6 +75,6 @@ class Failing(WithholdingGate):
 def test_gate_that_fails_over_a_connect_keeps_nobody_out() -> None:
     """A plugin's fault is counted, and is not the client's."""
     gate = Failing(WithholdingConfig())
-    shared = Shared(ProxyLimits(), logger=logging.getLogger("test.proxy"), gate=gate)
+    shared = ProxyState(ProxyLimits(), logger=logging.getLogger("test.proxy"), gate=gate)
     shared.introduce(Link("far"), [])
     assert shared.extension_errors == {"Failing": 1}

@@ -12,7 +12,7 @@ from penstock.broker.extensions import DeliveryGate, LinkSampler, PayloadStore
 from penstock.broker.link import Link
 from penstock.broker.outbox.last_clients import LastClients
 from penstock.broker.outbox.message_counts import Ledger
-from penstock.broker.outbox.outbox_limits import OutboxRules
+from penstock.broker.outbox.outbox_limits import OutboxLimits
 from penstock.broker.payload import PIECE_BYTES, Payload, PayloadReader
 from penstock.broker.plugin_guard import Guard
 from penstock.edge_proxy.sidecar.content_index import ContentIndex
@@ -49,7 +49,7 @@ def describe(ledger: Ledger) -> str:
     )
 
 
-class Shared:
+class ProxyState:
     """What all clients of one proxy share.
 
     Attributes:
@@ -89,7 +89,7 @@ class Shared:
         self.guard = Guard(logger, self.extension_errors)
         self.gate = DeliveryGate() if gate is None else gate
         # The limits are enforced by not reading: messages that were read must not be dropped.
-        self.outbox_rules = OutboxRules(self.gate, self.guard, logger=logger)
+        self.outbox_rules = OutboxLimits(self.gate, self.guard, logger=logger)
         self.samplers = tuple(samplers)
         self.topics = TopicCache(
             partial(self.guard.call, self.gate, self.gate.threshold_s, otherwise=None)
