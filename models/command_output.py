@@ -20,15 +20,15 @@ Figures: TypeAlias = Annotated[
 
 
 class Output:
-    """Where the tables of a run and its picture go.
+    """The destinations of a run's tables and of its picture.
 
     It is created before a simulation of several minutes begins, so that a file that cannot be
     written is reported at once.
 
     Args:
         context: the command's context.
-        figures: file for the tables; None for none.
-        plot: file for the picture; None for none.
+        figures: the file for the tables; None for none.
+        plot: the file for the picture; None for none.
 
     Raises:
         typer.BadParameter: one of the files cannot be written.

@@ -73,7 +73,7 @@ def throughput(loss: float, rtt: float) -> float:
 
     Args:
         loss: share of lost packets, above 0 and below 1.
-        rtt: seconds, above 0.
+        rtt: the round-trip time, seconds, above 0.
     """
     timeout = 4 * rtt
     per_packet = rtt * math.sqrt(2 * loss / 3)

@@ -371,13 +371,14 @@ def run(
     """Start Spark, run queries and stop Spark.
 
     Args:
-        build: returns the queries (none for a dry run) and a function to call when they begin.
+        build: a function that returns the queries (none for a dry run) and a function to call when
+            they begin.
         java: the Java that Spark uses.
         outputs: folders and URIs of sinks, which are locked against other runs.
         storage: the folder or URI of the checkpoints, which is locked as well.
-        log_file: file for Spark's log.
-        report: file for the counts, or None.
-        about: what is run, for a line on the terminal.
+        log_file: the file for Spark's log.
+        report: the file for the counts, or None.
+        about: the description of the run, for a line on the terminal.
         master: Spark's master.
         settings: settings of Spark.
         trigger_seconds: see `running.run`.

@@ -72,7 +72,7 @@ class BatchPublisher:
 
         Args:
             partition: the number of the task's partition.
-            names: names of the columns.
+            names: the names of the columns.
             rows: values of each row.
 
         Raises:

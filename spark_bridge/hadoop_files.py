@@ -62,8 +62,8 @@ class HadoopFolder:
         """Write a file.
 
         Args:
-            name: its name in the folder.
-            text: its content.
+            name: the name of the file in the folder.
+            text: the content of the file.
             overwrites: whether an existing file is replaced; otherwise it is an error. Amazon S3
                 may not notice a file that another program has just written.
         """

@@ -40,8 +40,8 @@ class QueueContents:
 
     Attributes:
         incarnation: the queue's UUID; a queue that is created again gets another one.
-        offsets: for each physical queue, its earliest offset and the offset of the next message to
-            be enqueued.
+        offsets: the earliest offset of each physical queue, and that of the next message to be
+            enqueued.
     """
 
     incarnation: str
@@ -53,7 +53,7 @@ class QueuePosition:
     """A position in one queue.
 
     Attributes:
-        following: for each physical queue, the offset of the next message to read.
+        following: the offset of the next message to read, for each physical queue.
         incarnation: the queue's UUID.
         reader: the query's name; "" in a position that is not from a checkpoint.
         first: the start of the micro-batch that ends here, in the form of `following`; None if it
@@ -210,7 +210,7 @@ def find_losses(start: QueuePosition, contents: QueueContents) -> list[str]:
 
     Args:
         start: the query's position in the queue.
-        contents: what the queue contains.
+        contents: the contents of the queue.
 
     Returns:
         a sentence for each physical queue that lost messages, or one for a queue that was created
@@ -252,7 +252,7 @@ def resume(start: QueuePosition, contents: QueueContents) -> QueuePosition:
 
     Args:
         start: the query's position in the queue.
-        contents: what the queue contains.
+        contents: the contents of the queue.
 
     Returns:
         the offsets of ``start`` that the queue still has; the earliest offset of a physical queue

@@ -109,7 +109,7 @@ class QueueReader:
         client: the client for the queues; None for one that is made from the options.
         log: logs losses that the options allow; None for this module's logger.
         sleep: waits for a number of seconds between two attempts.
-        clock: returns monotonic seconds.
+        clock: a function that returns monotonic seconds.
     """
 
     def __init__(
@@ -398,7 +398,7 @@ class QueueReader:
 
         Args:
             wanted: the range.
-            settings: what `read_settings` returned for its queue.
+            settings: the result of `read_settings` for its queue.
 
         Raises:
             QueueUnavailableError: no answer for ``retrySeconds``.

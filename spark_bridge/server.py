@@ -90,9 +90,9 @@ class Patience:
 
     Args:
         retry_seconds: the seconds for which a request is repeated.
-        log: gets a warning when a request is repeated for the first time.
+        log: the logger, which gets a warning when a request is repeated for the first time.
         sleep: waits between two attempts, for a number of seconds.
-        clock: returns monotonic seconds.
+        clock: a function that returns monotonic seconds.
     """
 
     def __init__(

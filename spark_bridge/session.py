@@ -168,7 +168,7 @@ def build_session(
         master: Spark's master, as ``local[2]`` or ``spark://host:port``.
         java_settings: options of the driver's Java; see ``java_options``.
         settings: Spark's settings that override ours.
-        log_file: file for Spark's log and what it prints; None leaves them on standard error.
+        log_file: the file for Spark's log and its output; None leaves them on standard error.
 
     Raises:
         SessionError: Spark does not start with these settings.

@@ -89,7 +89,7 @@ class Cluster:
 
     @property
     def n_masters(self) -> int:
-        """How many masters there are."""
+        """The number of masters."""
         return N_RINGS * len(self.names)
 
     def policy_keys(self) -> dict[str, object]:

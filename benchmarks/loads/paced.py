@@ -39,7 +39,7 @@ IDLE_SECONDS: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """When who sends.
+    """The schedule of the clients' messages.
 
     Attributes:
         clients: the number of clients, each on a topic of its own.

@@ -115,7 +115,7 @@ class Subscriber:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all expected bytes have come."""
+        """Return whether all expected bytes have arrived."""
         return self.received_bytes == self._expected_bytes
 
     def packets(self) -> int:

@@ -60,7 +60,7 @@ class Result:
 
     @property
     def target(self) -> Target:
-        """What this peer must reach."""
+        """The target of this peer."""
         if self.peer == OURS:
             return self.row.target
         if self.peer in self.row.store_targets:

@@ -91,8 +91,8 @@ class DeliveryDraws:
     """The random values of a run; a live run may be given the same ones.
 
     Attributes:
-        created: when each message is created, ascending, seconds.
-        timelines: when each peer of the path is on.
+        created: the creation time of each message, ascending, seconds.
+        timelines: the times for which each peer of the path is on, by name.
         services: a function that returns the service times at a stage, in seconds, of the messages
             with the given numbers.
     """
@@ -109,9 +109,9 @@ class StagePassage(NamedTuple):
         stage: the stage that they came to.
         numbers: the numbers of the messages that came.
         times: the times at which they came, seconds.
-        passed: which of them go on to the next stage.
+        passed: a mask of those that go on to the next stage.
         departures: the times at which those that go on leave the stage.
-        fates: which were dropped, which expired and which were lost.
+        fates: the masks of those that were dropped, that expired and that were lost.
     """
 
     stage: Stage
@@ -255,7 +255,7 @@ def pass_stage(
         arrivals: ascending, seconds.
         deadlines: the end of each message's lifetime; ascending where the stage has a capacity.
         timelines: the timelines of peers, by name.
-        services: seconds that each takes while the server works.
+        services: the seconds that each takes while the server works.
 
     Returns:
         Which arrivals go on; when these leave; and which were dropped, expired and lost.
@@ -289,7 +289,7 @@ def serve(arrivals: Times, services: Times, deadlines: Times) -> Times:
 
     Args:
         arrivals: ascending, seconds.
-        services: seconds that each message takes.
+        services: the seconds that each message takes.
         deadlines: the end of each message's lifetime; a message that leaves then or later has
             expired.
     """
@@ -326,7 +326,7 @@ def serve_limited(
 
     Args:
         arrivals: ascending, on the server's clock, seconds.
-        services: seconds that each message takes.
+        services: the seconds that each message takes.
         deadlines: ascending, on the server's clock.
         came_at: the arrivals, in wall-clock time.
         expire_at: the deadlines, in wall-clock time.

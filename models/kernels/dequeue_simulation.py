@@ -66,9 +66,9 @@ class DequeueSetting:
     """The parameters of a run; the defaults are table 1 of paper 000 and the reading above.
 
     Attributes:
-        strategy: name of a dequeue strategy.
+        strategy: the name of a dequeue strategy.
         request_rate: lambda, requests a second of a back end.
-        sleep_time: seconds between two retries of `rds`, or two polls of `pms`.
+        sleep_time: the seconds between two retries of `rds`, or two polls of `pms`.
         controllers: dequeue controllers, over which back ends are dealt.
         back_ends: the back ends that send requests.
         connections: the most requests that a back end may have outstanding at a time.
@@ -123,7 +123,7 @@ def simulate(setting: DequeueSetting, rng: Random) -> DequeueOutcome:
     """Run one simulation.
 
     Args:
-        setting: what is simulated.
+        setting: the parameters of the simulation.
         rng: draws the times between requests.
     """
     return _Simulation(setting, rng).run()

@@ -80,7 +80,7 @@ class LeaseDraws(NamedTuple):
     """The random values of a run; a live run may be given the same ones.
 
     Attributes:
-        created: when each message is created, ascending, seconds.
+        created: the creation time of each message, ascending, seconds.
         services: the seconds for which a thread of the senders works on each message.
         deliveries: an endless iterator over the duration of each delivery of the broker, in
             seconds, and whether it fails, in the order in which deliveries begin.
@@ -173,9 +173,9 @@ class _Queue:
     """The broker's part of a run.
 
     Attributes:
-        delivered: when the receiver first got each message.
-        begun: when each delivery began.
-        ended: when each delivery ended.
+        delivered: the time at which the receiver first got each message.
+        begun: the begin of each delivery.
+        ended: the end of each delivery.
         waited: the total time, in seconds, for which visible messages waited for a delivery.
         n_duplicates: the number of duplicates, as in `LeaseOutcome`.
     """
@@ -297,7 +297,7 @@ class LeaseRuns:
 
         Args:
             setting: the parameters of the simulation.
-            make: returns an empty queue.
+            make: a function that returns an empty queue.
         """
         return [
             simulate(setting, make(setting.order), self.seconds, np.random.default_rng(number))

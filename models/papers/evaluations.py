@@ -58,8 +58,8 @@ class Evaluation:
         paper: the number of the paper.
         command: the words behind ``penstock plan`` that run it alone.
         run: runs it, whole or quick, and returns its results.
-        numbers: yields the numbers of the paper's text from the results.
-        claims: yields the paper's statements from the results.
+        numbers: a function that yields the numbers of the paper's text from the results.
+        claims: a function that yields the paper's statements from the results.
         n_steps: how often `run` reports a finished step, in a whole and in a quick run.
     """
 
@@ -158,7 +158,8 @@ def run(
 
     Args:
         evaluations: the evaluations in any order; those that take longest should be first.
-        tell: gets a line about each finished step, and the share of all steps that are done.
+        tell: a function that gets a line about each finished step, and the share of all steps that
+            are done.
         is_quick: whether to make few and short runs, which show that each row can be made but whose
             figures do not count.
 

@@ -33,7 +33,7 @@ def run(tell: Callable[[str], None], *, is_quick: bool) -> LiveResults:
     """Run all live comparisons, one after the other.
 
     Args:
-        tell: gets a line about each run.
+        tell: a function that gets a line about each run.
         is_quick: few and short runs, whose verdicts say little.
 
     Raises:

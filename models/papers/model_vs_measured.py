@@ -76,7 +76,7 @@ class ComparedFigure:
 
     @property
     def standing(self) -> Standing:
-        """How the measured figure stands to the model's."""
+        """The standing of the measured figure against the model's."""
         found = self.over
         return all_of((at_least(found, 1 - TOLERANCE), at_most(found, 1 + TOLERANCE)))
 

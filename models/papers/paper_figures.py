@@ -21,10 +21,10 @@ class ReportedNumber:
     """A number of a paper's text, and the simulation's.
 
     Attributes:
-        what: name of the figure.
+        what: the name of the figure.
         value: the paper's number.
         found: the simulation's number.
-        reading: what we chose where the paper is silent, or why our number differs.
+        reading: our choice where the paper is silent, or the reason why our number differs.
         relation: the relation between the figure and its number in the paper's text.
         closed_form: the figure by queueing theory; nan where no closed form is known.
         unit: the unit, which is written after the numbers.
@@ -45,7 +45,7 @@ class ReportedNumber:
 
     @property
     def standing(self) -> Standing:
-        """How the simulation stands to the paper."""
+        """The standing of the simulation's number against the paper's."""
         if self.relation == "at least":
             return at_least(self.found, self.value)
         if self.relation == "at most":

@@ -55,7 +55,7 @@ class Variant:
         name: the name in tables.
         devices: the devices that send.
         subscribers: the subscribers that receive.
-        capacity: messages that wait for one subscriber; None for any number.
+        capacity: the most messages that wait for one subscriber; None for any number.
     """
 
     name: str

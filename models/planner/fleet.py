@@ -88,7 +88,7 @@ class Devices:
         count: the number of devices.
         messages_per_second: the messages a second of one device.
         payload_bytes: the payload length of a message.
-        link: name of its link.
+        link: the name of its link.
         topics: the topic filter that matches all topics that they publish to.
         qos: the QoS of their messages.
         lifetime_seconds: Message Expiry Interval; None for none.
@@ -122,8 +122,8 @@ class Subscribers:
 
     Attributes:
         count: the number of subscribers.
-        devices: names of the kinds of devices whose messages they get.
-        link: name of its link.
+        devices: the names of the kinds of devices whose messages they receive.
+        link: the name of its link.
         share_ratio: the share of those devices whose messages one subscriber receives.
         keeps_session: whether the broker keeps messages of QoS 1 and 2 while a subscriber is off.
         on_seconds: the mean time for which a subscriber has a connection; None for always.
@@ -148,7 +148,7 @@ class BackEnd:
     """Receivers that share a queue.
 
     Attributes:
-        devices: names of the kinds of devices whose messages it gets.
+        devices: the names of the kinds of devices whose messages it receives.
         receivers: the receivers that work at a time.
         seconds_per_message: the time that a receiver needs for one message.
         success_ratio: q, share of the messages that a receiver finishes; it gets the others again.
@@ -171,7 +171,7 @@ class Machine:
     Attributes:
         cores: the number of cores.
         memory_bytes: the memory for the broker, bytes.
-        speed_ratio: its speed over that of the machine on which costs were measured.
+        speed_ratio: the ratio of its speed to that of the machine on which costs were measured.
     """
 
     cores: Positive

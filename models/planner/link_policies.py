@@ -236,11 +236,11 @@ def simulate_policies(
     """Run every policy on the same links, and small messages on a connection of their own.
 
     Args:
-        case: from `make_case`.
+        case: the case, from `make_case`.
         small_ratio: the share of small messages that is simulated, from `make_case`.
         threshold_s: the payload length above which a message is large, bytes.
         probe_period: T_Q, seconds.
-        tell: gets a line about each policy.
+        tell: a function that gets a line about each policy.
     """
     seconds = min(max(CYCLES * sum(case.mean_seconds), LEAST_SECONDS), MOST_SECONDS)
     bad_seconds = case.mean_seconds[1]

@@ -50,7 +50,7 @@ class Flow(NamedTuple):
 
     @property
     def bytes_per_second(self) -> float:
-        """On the link, with headers."""
+        """Return the bytes a second on the link, headers included."""
         return self.rate * (self.payload_bytes + PACKET_BYTES)
 
 
@@ -128,7 +128,7 @@ class BrokerWork(NamedTuple):
 
     Attributes:
         name: the name of the work.
-        rate: how often the work occurs, a second.
+        rate: the number of times that the work occurs, a second.
         seconds: the processor time of each while the broker is busy.
         alone_seconds: the further processor time of each while the broker is not busy.
     """

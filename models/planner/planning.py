@@ -33,7 +33,7 @@ class BackEndPlan(NamedTuple):
     """The results of one back end.
 
     Attributes:
-        receivers: each number that was compared.
+        receivers: the results of each compared number of receivers.
         strategies: the dequeue strategies that were compared.
     """
 
@@ -141,7 +141,7 @@ class Plan:
 
     @property
     def spills(self) -> bool:
-        """Whether payloads that wait are to go to the disk."""
+        """Return whether waiting payloads are to be moved to the disk."""
         return sum(self.memory().values()) > MEMORY_RATIO * self.fleet.machine.memory_bytes
 
     @property
@@ -190,7 +190,7 @@ def make_plan(fleet: Fleet, tell: Callable[[str], None]) -> Plan:
 
     Args:
         fleet: the fleet to plan for.
-        tell: gets a line about each step.
+        tell: a function that gets a line about each step.
 
     Raises:
         UnstableError: with a line for each stage that overflows.

@@ -41,7 +41,7 @@ class Schedule:
 
     Attributes:
         timeline: the times for which it is on; None for always.
-        created: when a device creates messages, ascending, seconds.
+        created: the times at which a device creates messages, ascending, seconds.
     """
 
     timeline: Timeline | None

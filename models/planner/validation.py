@@ -46,7 +46,7 @@ def validate(fleet: Fleet, tell: Callable[[str], None]) -> dict[str, Table]:
 
     Args:
         fleet: the fleet of a plan; it has subscribers.
-        tell: gets a line about each step.
+        tell: a function that gets a line about each step.
 
     Raises:
         NetemError: the broker, clients or links do not run.

@@ -21,11 +21,11 @@ class RttRow(NamedTuple):
 
     Attributes:
         seconds: the time of the look.
-        client: Client Identifier, or what stands for it.
+        client: the Client Identifier, or its replacement.
         is_connected: whether it had a network connection.
         rtt_seconds: newest estimate of the plugin `probing`.
         rtt_bytes: payload bytes of the packet that was timed; 0 for a bare acknowledgement.
-        unanswered_seconds: how long the oldest timed packet had been without an answer.
+        unanswered_seconds: the time for which the oldest timed packet had been without an answer.
         unanswered_bytes: payload bytes of that packet.
         threshold_l_seconds: the RTT above which the policy considers the path congested.
         bytes_per_second: the recent rate of acknowledged data, as the kernel reports it.
@@ -51,7 +51,7 @@ class MessageRow(NamedTuple):
 
     Attributes:
         seconds: the time at which the recorder had it.
-        topic: Topic Name, or what stands for its levels.
+        topic: the Topic Name, perhaps with replaced levels.
         payload_bytes: the length of the payload.
         expiry_seconds: the remaining Message Expiry Interval.
     """
@@ -67,7 +67,7 @@ class SubscriptionRow(NamedTuple):
 
     Attributes:
         seconds: the time at which it was first seen.
-        client: Client Identifier, or what stands for it.
+        client: the Client Identifier, or its replacement.
         topic_filter: without the share's name, or None.
     """
 

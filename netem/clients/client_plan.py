@@ -23,7 +23,7 @@ class StreamPlan:
     Attributes:
         number: the number of the stream in the scenario.
         client_id: the Client Identifier of its connection.
-        topic: Topic Name.
+        topic: the Topic Name.
         payload_bytes: the payload length of each message.
         qos: the QoS of each message.
         times: the times at which messages are due.

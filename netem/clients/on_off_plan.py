@@ -21,9 +21,9 @@ class OnOffPublisher:
 
     Attributes:
         client_id: the Client Identifier.
-        topic: Topic Name.
+        topic: the Topic Name.
         on: the begin and the end of each time on, ascending; the last end may be infinite.
-        created: when each message is created, ascending.
+        created: the creation time of each message, ascending.
         services: the seconds for which a subscriber works on each message; empty for no time.
         payload_bytes: the payload length of each message, at least 20 for its head.
         qos: the QoS of each message. A publisher that is off keeps messages of QoS 1, and loses
@@ -146,7 +146,7 @@ class Arrived(NamedTuple):
 
     Attributes:
         subscriber: the number of the subscriber.
-        publisher: number of the publisher.
+        publisher: the number of the publisher.
         number: the number of the message.
         at: the time since the beginning, seconds.
         is_duplicate: the DUP flag.
@@ -167,7 +167,7 @@ class Worked(NamedTuple):
 
     Attributes:
         subscriber: the number of the subscriber.
-        publisher: number of the publisher.
+        publisher: the number of the publisher.
         number: the number of the message.
         at: the time since the beginning, seconds.
     """

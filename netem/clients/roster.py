@@ -182,7 +182,7 @@ class Roster:
         """Return the clients of each host.
 
         Args:
-            address: returns that at which one host reaches another.
+            address: a function that returns the address at which one host reaches another.
             directory: the directory for the files of clients.
         """
 

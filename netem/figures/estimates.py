@@ -70,7 +70,7 @@ class Estimate(NamedTuple):
         """Return the value and, in brackets, its interval, if it has one; a dash for no number.
 
         Args:
-            put: writes a number with its unit.
+            put: a function that formats a number with its unit.
         """
         if math.isnan(self.value):
             return "-"

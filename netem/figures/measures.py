@@ -120,7 +120,7 @@ class TargetVerdict(NamedTuple):
 
     @property
     def is_missed(self) -> bool:
-        """Whether it is judged, and missed."""
+        """Return whether it is judged, and missed."""
         return self.is_judged and self.standing is Standing.MISSED
 
     @property
@@ -284,7 +284,7 @@ class Measures:
         Args:
             broker: the name of the broker.
             seed: the seed of the run.
-            unit: name of the unit of the subscribers; None for all.
+            unit: the name of the subscribers' unit; None for all.
         """
         groups = {
             row.group
@@ -478,7 +478,7 @@ def latency_statistic(samples: list[list[float]], kind: str) -> Statistic:
     """Return a figure of latencies as a statistic of units.
 
     Args:
-        samples: seconds, a list for each unit.
+        samples: the samples in seconds, a list for each unit.
         kind: one of `LATENCIES`.
     """
     if kind in QUANTILES:

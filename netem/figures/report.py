@@ -103,7 +103,7 @@ def write_report(
 
     Args:
         folder: the folder of the run.
-        figures: file for the tables of the report, for pages; None for none.
+        figures: the file for the tables of the report, which pages show; None for none.
         with_plots: whether plots are drawn; without, matplotlib is not loaded.
 
     Returns:

@@ -29,7 +29,7 @@ Row = TypeVar("Row", bound=tuple[Any, ...])
 
 
 class Format(enum.StrEnum):
-    """How tables are written."""
+    """The format of the files of tables."""
 
     PARQUET = "parquet"
     CSV = "csv"

@@ -192,7 +192,8 @@ class RunRow(NamedTuple):
         seed: the seed of the run.
         round: the number of the round, from 1; brokers of the same round ran at the same time.
         harness_dropped: the packets that were dropped on all its links without a profile's order.
-        deliveries: times at which its forwarder had packets to deliver during the traffic.
+        deliveries: the number of times at which its forwarder had packets to deliver during the
+            traffic.
         late_deliveries: the number of times at which packets were late by more than 10 ms.
         most_late_s: the greatest lateness.
     """

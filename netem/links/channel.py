@@ -100,7 +100,7 @@ class Channel:
 
     @property
     def is_open(self) -> bool:
-        """Whether a packet arrives at the moment it enters: the caller may skip the channel."""
+        """Return whether packets arrive at the moment they enter, so that callers may skip it."""
         return self._direction == UNIMPAIRED and not self._arriving and not self._queue
 
     @property
@@ -123,7 +123,7 @@ class Channel:
 
         Args:
             packet: the packet with all its headers.
-            now: monotonic seconds; never less than in an earlier call.
+            now: the present time, monotonic seconds; never before that of an earlier call.
         """
         counts = self.counts
         counts.taken += 1

@@ -72,7 +72,7 @@ class Pacer:
 
         Args:
             n_bytes: the length of the chunk.
-            now: monotonic seconds, not before `free_at`.
+            now: the present time, monotonic seconds, not before `free_at`.
         """
         rate = self._direction.rate
         start = max(self.free_at, now - CATCH_UP_SECONDS)

@@ -88,7 +88,7 @@ class Direction:
 
     Attributes:
         delay: the seconds from the last bit sent to the last bit received, at least 0.
-        rate: bytes per second, above 0; None for no limit.
+        rate: the bytes a second, above 0; None for no limit.
         jitter: the seconds by which the delay varies in either direction, uniformly distributed; at
             most the delay. Jitter does not reorder: a packet waits for the packet before it.
         loss: the share of packets that are lost, or bursts. A lost packet uses the rate like any

@@ -186,7 +186,7 @@ class RunningBroker:
         """Wait until it listens on a port, at any address.
 
         Args:
-            port: TCP port.
+            port: the TCP port.
             seconds: the longest wait; None for `START_SECONDS`.
             look_seconds: the time between two looks at whether it listens.
 

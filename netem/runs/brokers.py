@@ -52,7 +52,7 @@ def penstock_policy(settings: Mapping[str, Any], bind: Bind = FOR_CLIENTS) -> di
 
     Args:
         settings: the settings of the scenario, laid over the runner's own key by key.
-        bind: what it listens on.
+        bind: the address and the port that it listens on.
     """
     policy: dict[str, Any] = {
         "listeners": {"default": {"type": "tcp", "bind": _written(bind)}},

@@ -135,7 +135,7 @@ def look(
         now: the present time, monotonic seconds.
         own_seconds: the processor time of the processes of the run.
         idle_class_seconds: the processor time of programs of the class SCHED_IDLE.
-        waits: as in `LoadTotals`.
+        waits: the waiting times of threads, as in `LoadTotals`.
     """
     busy, programs, steal, runnable = parse_stat(STAT.read_text(), os.sysconf("SC_CLK_TCK"))
     return LoadTotals(now, busy, programs - idle_class_seconds, steal, own_seconds, waits, runnable)

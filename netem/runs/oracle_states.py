@@ -18,7 +18,7 @@ def oracle_states(roster: Roster, begin_at: float) -> dict[str, ToldLink]:
 
     Args:
         roster: the roster of the broker, and of the seed by which links change.
-        begin_at: monotonic seconds of the beginning.
+        begin_at: the time of the beginning, monotonic seconds.
     """
     scenario = roster.scenario
     told: dict[str, ToldLink] = {}

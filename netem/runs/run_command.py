@@ -62,7 +62,7 @@ def run(
         form: the format of the tables: name of a `Format`.
         check: whether missed targets make the run fail.
         congestion_control: the congestion control of hosts that name none; None for the scenario's.
-        figures: file for the tables of the report, for pages; None for none.
+        figures: the file for the tables of the report, which pages show; None for none.
         with_plots: whether plots are drawn.
 
     Returns:

@@ -142,8 +142,8 @@ class Stream:
     """Messages of one kind.
 
     Attributes:
-        topic: Topic Name; ``{n}`` in it stands for the publisher's number, from 1, ``{host}``
-            for the name of its host, and ``{to}`` for `Publisher.to`.
+        topic: the Topic Name, in which ``{n}`` stands for the publisher's number, from 1,
+            ``{host}`` for the name of its host, and ``{to}`` for `Publisher.to`.
         payload_bytes: the payload length of each message, at least 24 (its head).
         period_seconds: the time between two messages; with ``poisson``, its mean.
         qos: the QoS of their PUBLISH packets: 0, 1 or 2.
@@ -273,10 +273,10 @@ class Broker:
         lines: lines of mosquitto's configuration file, behind the runner's own.
         command: the program of kind ``command`` and its arguments; it listens on port 1883 of every
             address. ``{directory}`` in it stands for an empty directory.
-        lanes: which connections each subscriber has: ``filters`` for one for each topic filter;
-            ``sizes`` for one for small and one for large messages, by size-classified subscriptions
-            of MQTT 5, which Penstock has; ``client`` for those that `penstock.lanes` opens where
-            the broker has lanes; None for one.
+        lanes: the connections of each subscriber: ``filters`` for one for each topic filter;
+            ``sizes`` for one for small and one for large messages, by Penstock's size-classified
+            subscriptions in MQTT 5; ``client`` for those that `penstock.lanes` opens where the
+            broker has lanes; None for one.
         sidecar: keys of the edge proxy's file, laid over the runner's own, which loads `probing`,
             `withholding` and `console`: all clients connect to a sidecar before the broker. None
             for no sidecar.
@@ -429,7 +429,7 @@ class Scenario:
         """Return where the broker runs to which clients on a host connect.
 
         Args:
-            broker: name of one of `brokers`.
+            broker: the name of one of `brokers`.
             host: the host of the clients.
         """
         edges = self.brokers[broker].edges

@@ -30,7 +30,7 @@ class Comparison(Generic[Key]):
 
     @property
     def found(self) -> int:
-        """How many of the expected messages are there."""
+        """The number of expected messages that are there."""
         return self.expected - len(self.missing)
 
     def problems(self, where: str, what: str, *, once: bool) -> list[str]:
@@ -109,12 +109,12 @@ class Ledger:
 
     @property
     def is_balanced(self) -> bool:
-        """Whether that is all of them."""
+        """Return whether the counts add up to all messages."""
         return self.matched == self.accounted
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing is on its way any more."""
+        """Return whether no message is under way any more."""
         return self.is_balanced and not (self.inflight or self.withheld or self.queued)
 
 
@@ -138,7 +138,7 @@ class SinkLedger:
 
     @property
     def is_balanced(self) -> bool:
-        """Whether the place of every message is known."""
+        """Return whether the place of every message is known."""
         return self.matched == self.stored + self.queued + sum(self.dropped.values())
 
 

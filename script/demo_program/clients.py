@@ -144,7 +144,7 @@ class Publisher(Client):
 
     @property
     def n_acknowledged(self) -> int:
-        """How many messages the broker has answered."""
+        """The number of messages that the broker has answered."""
         return len(self._answers)
 
 
@@ -196,7 +196,7 @@ class Subscriber(Client):
 
     @property
     def n_received(self) -> int:
-        """How many messages came."""
+        """The number of messages that arrived."""
         return len(self.small) + len(self.pictures)
 
 

@@ -35,7 +35,7 @@ class Places:
 
     @property
     def queue_url(self) -> str:
-        """Where the HTTP API answers."""
+        """The URL of the HTTP API."""
         return f"http://127.0.0.1:{self.http_port}"
 
 

@@ -85,7 +85,7 @@ class Side:
 
     @property
     def n_published(self) -> int:
-        """How many messages were published."""
+        """The number of messages that were published."""
         return len(self.publisher.small_at) + len(self.publisher.pictures_at)
 
     def is_complete(self) -> bool:

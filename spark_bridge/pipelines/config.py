@@ -295,7 +295,7 @@ class Pipeline:
 
     @property
     def checkpoints(self) -> str:
-        """Where the checkpoints are."""
+        """The folder or URI of the checkpoints."""
         return f"{self.storage.rstrip('/')}/checkpoints"
 
     def decoder_options(self) -> DecoderOptions | None:

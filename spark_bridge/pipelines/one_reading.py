@@ -40,8 +40,8 @@ def writer(
     """Return the function that writes a micro-batch to all sinks.
 
     Args:
-        sinks: by name; `can_share` is true of each.
-        rows_of: returns the rows of each sink for those that were read.
+        sinks: the sinks by name, for each of which `can_share` is true.
+        rows_of: a function that returns the rows of each sink from those that were read.
     """
 
     def write(read: DataFrame, batch: int) -> None:

@@ -37,7 +37,7 @@ class Display:
     Args:
         console: console to show it on.
         say: a function that prints a line where the console is not a terminal.
-        clock: returns monotonic seconds.
+        clock: a function that returns monotonic seconds.
     """
 
     def __init__(

@@ -132,10 +132,11 @@ def run(
     Args:
         spark: a session that knows the source (see ``session.build_session``).
         queries: the queries to run.
-        trigger_seconds: seconds from one micro-batch to the next, until the run is asked to stop;
-            None reads what the queue holds now, and ends.
-        stop_requests: returns how often the run was asked to stop; called twice a second. After two
-            requests it ends at once and leaves the rest in the queue.
+        trigger_seconds: the seconds from one micro-batch to the next, until the run is asked to
+            stop; with None, the run reads the messages that the queue holds, and ends.
+        stop_requests: a function that returns how often the run was asked to stop; it is called
+            twice a second. After two requests the run ends at once and leaves the rest in the
+            queue.
         on_progress: is called with the counts so far whenever they have changed.
         tell: is called with a line for each file that is deleted.
 

@@ -43,7 +43,7 @@ class RedisRows:
     Args:
         offsets: the offset of each message; one or more.
         infos: the server's information about each message.
-        bodies: each message as it was stored; None where no column needs that.
+        bodies: the stored form of each message; None where no column needs it.
     """
 
     def __init__(

@@ -106,7 +106,7 @@ def run(
         rates: lambda, ascending.
         seeds: the seeds of the runs of each strategy.
         seconds: the measured seconds of each run; half as many go before them.
-        tell: gets a line about each finished step.
+        tell: a function that gets a line about each finished step.
     """
 
     def outcomes(

@@ -22,12 +22,12 @@ class Cluster:
     """Nodes with their physical queues.
 
     Args:
-        setting: what is simulated.
+        setting: the parameters of the simulation.
         rng: the random numbers of services and pauses.
 
     Attributes:
         rings: the rings of the nodes.
-        served: messages that each node has served as master, by second.
+        served: the number of messages that each node has served as master, by second.
     """
 
     def __init__(self, setting: FabricSetting, rng: Random) -> None:
@@ -55,7 +55,7 @@ class Cluster:
 
         Args:
             queue: the queue to which it is sent.
-            now: not before the last call's.
+            now: the present time, not before that of the last call.
         """
         while self._epoch + 1 < len(self._epochs) and now >= self._epochs[self._epoch + 1].begins:
             self._epoch += 1

@@ -38,7 +38,7 @@ class ConsistentHashing:
         """Return the node of a key; None where all are away.
 
         Args:
-            key: of a message.
+            key: the key of a message.
             away: nodes that were declared away.
         """
         n = len(self._nodes)

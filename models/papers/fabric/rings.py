@@ -29,8 +29,8 @@ class RingQueue(NamedTuple):
     """A physical queue of the fabric.
 
     Attributes:
-        ring: number of its ring, from 0.
-        home: name of the node that is its master while all nodes are there.
+        ring: the number of its ring, from 0.
+        home: the name of the node that is its master while all nodes are there.
     """
 
     ring: int

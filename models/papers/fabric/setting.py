@@ -50,14 +50,15 @@ class FabricSetting:
         directions: the directions of the rings.
         needs_all_copies: whether a message counts as stored only when all present copies have it;
             otherwise more than half of them suffice, as with Paxos.
-        rate: messages/s of all clients, Poisson.
-        capacity: messages/s of which a node can be master. "A single server can stably process 300
-            msg./s", and four are stable with 1200. Where the fifth has failed, one that has taken
-            a physical queue over has three of ten: 360 messages/s, read as nine tenths of it.
+        rate: the messages a second of all clients, Poisson.
+        capacity: the messages a second of which a node can be master. "A single server can stably
+            process 300 msg./s", and four are stable with 1200. Where the fifth has failed, one that
+            has taken a physical queue over has three of ten: 360 messages a second, read as nine
+            tenths of its capacity.
         slowdown_detection_time: the time after which an unanswered message makes a node count as
             slow, seconds.
-        failure_detection_time: seconds after which a node that stands still is isolated, and others
-            take its physical queues over. "Typically, more than 10 seconds".
+        failure_detection_time: the seconds after which a node that has stopped is isolated, and
+            others take its physical queues over. "Typically, more than 10 seconds".
         balancer_seconds: the time between two looks of the load balancer at the ports of the
             enqueue controllers, one on each node; what comes to a dead one until then is an error.
         pauses: the least and the greatest length of a pause, seconds. A node has two stores, each

@@ -34,9 +34,9 @@ class FabricOutcome:
         failed: the errors returned to clients whose message was not stored in time.
         refused: the errors of clients whose enqueue controller was dead.
         served: the messages of which each node was master, by node.
-        repeated: messages that were sent to a second physical queue.
-        stored_twice: of the repeated messages, those that are stored there and in the first queue,
-            which deduplication is for.
+        repeated: the number of messages that were sent to a second physical queue.
+        stored_twice: the number of repeated messages that are stored in both queues, which
+            deduplication would prevent.
         median_seconds: the median time until clients heard that their message is stored.
         slowest_seconds: the time until then that 99.9 % of the messages do not exceed.
     """

@@ -137,7 +137,7 @@ def run(runs: FabricRuns, tell: Callable[[str], None]) -> FabricResults:
 
     Args:
         runs: the extent of the simulation.
-        tell: gets a line about each finished step.
+        tell: a function that gets a line about each finished step.
     """
     found = {}
     for number, setting in enumerate(settings(), 1):

@@ -70,7 +70,7 @@ class PathKind(NamedTuple):
         subscriber: the times on and off of the subscriber.
         publisher_is_reliable: whether the publisher has pattern D; otherwise it has A.
         subscriber_is_reliable: whether the subscriber has pattern E; otherwise it has B.
-        lifetime: whole seconds; infinite for none.
+        lifetime: the lifetime of a message in whole seconds; infinite for none.
         capacity: K of the subscriber's queue; None for no limit.
         arrival_rate: lambda, messages a second.
     """
@@ -167,7 +167,7 @@ def run(runs: PathRuns, seed: int, tell: Callable[[str], None]) -> list[Compared
     Args:
         runs: the extent of the run.
         seed: the seed of the first path; the others follow.
-        tell: gets a line about each run.
+        tell: a function that gets a line about each run.
 
     Raises:
         NetemError: broker or clients do not run.

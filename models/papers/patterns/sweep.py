@@ -149,7 +149,7 @@ def run(runs: DeliveryRuns, tell: Callable[[str], None]) -> PatternResults:
 
     Args:
         runs: the extent of the simulation of each point.
-        tell: gets a line about each finished step.
+        tell: a function that gets a line about each finished step.
     """
     by_cell: dict[PatternPoint, list[DeliveryOutcome]] = {}
     todo = list(dict.fromkeys(cells()))

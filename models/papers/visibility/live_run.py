@@ -103,7 +103,7 @@ def run(runs: QueueRuns, seed: int, tell: Callable[[str], None]) -> list[Compare
     Args:
         runs: the extent of the run.
         seed: the seed of the first queue; the others follow.
-        tell: gets a line about each run.
+        tell: a function that gets a line about each run.
 
     Raises:
         NetemError: the gateway does not run, or messages were not delivered in time.
@@ -220,7 +220,8 @@ class QueueRun:
         received: for each received message its number, the time of the request, and the time of its
             arrival.
         failures: the failures of its threads.
-        is_done: set when all messages are delivered and settled, or a thread has failed.
+        is_done: an event that is set when all messages are delivered and settled, or a thread has
+            failed.
     """
 
     name: str

@@ -113,7 +113,7 @@ def run(runs: LeaseRuns, tell: Callable[[str], None]) -> VisibilityResults:
 
     Args:
         runs: the extent of the simulation of each point.
-        tell: gets a line about each finished step.
+        tell: a function that gets a line about each finished step.
     """
     todo = list(dict.fromkeys(settings()))
     by_setting = {}

@@ -22,7 +22,7 @@ def least_latencies(
         trace: RTT of the query in each second, seconds; after its end the last value applies.
         arrivals: the arrivals of the large messages, as in `simulate`; the others do not count
             then.
-        message_period: whole seconds between two large messages.
+        message_period: the whole seconds between two large messages.
         size_scale: the ratio of a large message's latency to the query's.
     """
     if arrivals is None:

@@ -198,7 +198,7 @@ def links_tables(runs: LinkRuns, tell: Callable[[str], None]) -> dict[str, Table
 
     Args:
         runs: the extent of the simulation of each cell and gate.
-        tell: is told what is run.
+        tell: a function that gets a line about each step.
     """
     names = [name for name in GATES if name not in (BASELINE, ORACLE)]
     shares, prices = [], []
@@ -234,7 +234,7 @@ def sensitivity_tables(runs: LinkRuns, tell: Callable[[str], None]) -> dict[str,
 
     Args:
         runs: the extent of the simulation of each cell and value.
-        tell: is told what is run.
+        tell: a function that gets a line about each step.
     """
     cells = [cell for cell in CELLS if not (cell.is_relayed and cell.kind in _LIKE_DIRECT)]
     baselines = {cell: run(cell, GATES[BASELINE], runs) for cell in cells}

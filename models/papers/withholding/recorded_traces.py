@@ -121,7 +121,8 @@ def _trace(
     Args:
         name: the name of the client.
         samples: (seconds, RTT or None while it is away), in the order of time.
-        messages: seconds and payload bytes of its large messages, in the order of time.
+        messages: the time (seconds) and payload length of each of its large messages, in the order
+            of time.
     """
     rows: list[tuple[float, float]] = []
     gaps: list[tuple[float, float]] = []  # beginning and end of each time away

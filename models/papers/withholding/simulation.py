@@ -35,9 +35,9 @@ class WithholdingSetting:
     Attributes:
         threshold_l: RTT of the query on the uncongested path, seconds.
         probe_period: T_Q, whole seconds.
-        message_period: whole seconds between two large messages.
+        message_period: the whole seconds between two large messages.
         size_scale: the ratio of a large message's latency to the query's.
-        answers: when an RTT is known, as the module says.
+        answers: the reading of the time at which an RTT is known, as in the module's docstring.
     """
 
     threshold_l: float = 0.5
