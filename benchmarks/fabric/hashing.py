@@ -48,7 +48,7 @@ class HashingController(EnqueueController[T]):
         dealt: dict[int, list[T]] = {}
         for entry in messages:
             new, _ = cast("append_buffer.Entry", entry)
-            number = int(self._circle.node_of(new.message.topic) or 0)
+            number = int(self._circle.node_of(new.message.topic))
             dealt.setdefault(number, []).append(entry)
         return dict(dealt)
 

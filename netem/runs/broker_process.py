@@ -180,15 +180,12 @@ class RunningBroker:
                 stderr=log,
             )
 
-    def wait_until_listening(
-        self, port: int, seconds: float | None = None, look_seconds: float = LOOK_SECONDS
-    ) -> None:
+    def wait_until_listening(self, port: int, seconds: float | None = None) -> None:
         """Wait until it listens on a port, at any address.
 
         Args:
             port: the TCP port.
             seconds: the longest wait; None for `START_SECONDS`.
-            look_seconds: the time between two looks at whether it listens.
 
         Raises:
             RunError: it has ended, or does not listen in time.
@@ -201,7 +198,7 @@ class RunningBroker:
                 return
             if time.monotonic() > deadline:
                 raise self._failure(f"does not listen on port {port} after {allowed:g} s")
-            time.sleep(look_seconds)
+            time.sleep(LOOK_SECONDS)
 
     def check(self) -> None:
         """Check that it runs.

@@ -99,8 +99,7 @@ class _Run:
         salt = self._rng.random()
         names = {f"{queue} {salt}": queue for queue in self._cluster.rings.queues}
         circle = ConsistentHashing(list(names))
-        found = (circle.node_of(f"client {number}") for number in range(N_KEYS))
-        return [names[name] for name in found if name is not None]
+        return [names[circle.node_of(f"client {number}")] for number in range(N_KEYS)]
 
     def run(self) -> FabricOutcome:
         """Let messages come until the time is over, and wait for all answers."""
