@@ -45,10 +45,9 @@ class BatchPublisher:
     Args:
         options: checked options.
         writer: the name of the writer, equal on the driver and in tasks.
-        client: client of the server; None makes one from the options.
-        log: logger; None for this module's.
-        sleep: see `Patience`.
-        clock: see `Patience`.
+        client: the client of the server; None for one that is made from the options.
+        sleep: as in `Patience`.
+        clock: as in `Patience`.
     """
 
     def __init__(
@@ -57,14 +56,13 @@ class BatchPublisher:
         writer: str,
         client: BatchClient | None = None,
         *,
-        log: logging.Logger | None = None,
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._options = options
         self._writer = writer
         self._client = client or make_client(options, BatchClient)
-        self._log = log or logging.getLogger(__name__)
+        self._log = logging.getLogger(__name__)
         self._patience = Patience(options.retry_seconds, self._log, sleep, clock)
 
     def stage(self, partition: int, names: Sequence[str], rows: Iterable[Iterable[Any]]) -> Stage:

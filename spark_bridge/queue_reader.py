@@ -107,8 +107,7 @@ class QueueReader:
     Args:
         options: the checked options.
         client: the client for the queues; None for one that is made from the options.
-        log: logs losses that the options allow; None for this module's logger.
-        sleep: waits for a number of seconds between two attempts.
+        sleep: a function that waits for a number of seconds between two attempts.
         clock: a function that returns monotonic seconds.
     """
 
@@ -117,14 +116,13 @@ class QueueReader:
         options: SourceOptions,
         client: QueueClient | None = None,
         *,
-        log: logging.Logger | None = None,
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.options = options
         self._client = client or make_client(options, QueueClient)
         self._ranges = _range_reader(options, self._client)
-        self._log = log or logging.getLogger(__name__)
+        self._log = logging.getLogger(__name__)
         self._patience = Patience(options.retry_seconds, self._log, sleep, clock)
         self._settings: dict[str, Mapping[str, Any]] = {}
         self._owners: dict[str, str] = {}
