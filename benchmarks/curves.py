@@ -25,7 +25,7 @@ import typer
 from benchmarks.__main__ import measure
 from benchmarks.loads.paced import Schedule
 from benchmarks.loads.stream import FILTERS_OF_A_TOPIC, TOPIC_STEP, Shape
-from benchmarks.loads.windowed import Plan
+from benchmarks.loads.windowed import WindowedPlan
 from benchmarks.peers import PEERS, ROOT, Peer, RunningPeer
 from benchmarks.program import Program, choose, describe_run
 from benchmarks.rows.acknowledged import INFLIGHT_MESSAGES, measure_windowed
@@ -84,7 +84,7 @@ def _qos0(peer: RunningPeer, scale: Scale, value: int, *, shape: Callable[[int],
 
 
 def _clients(peer: RunningPeer, scale: Scale, value: int) -> Measurement:
-    return _cost(measure_windowed(peer, scale, plan=Plan(value, 1, 64, qos=1)))
+    return _cost(measure_windowed(peer, scale, plan=WindowedPlan(value, 1, 64, qos=1)))
 
 
 def _paced(peer: RunningPeer, scale: Scale, value: int) -> Measurement:

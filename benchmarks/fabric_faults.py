@@ -89,7 +89,7 @@ LONGEST_STOP_SECONDS: Final = 5.0
 """The target for the longest time in which no message is stored."""
 
 
-class Size(NamedTuple):
+class FaultRunSize(NamedTuple):
     """The size of a run.
 
     Attributes:
@@ -111,14 +111,14 @@ class Size(NamedTuple):
     fault_seconds: float
 
 
-FULL: Final = Size(5, 2, 100.0, 20, 0.25, 2.0, 8.0)
-QUICK: Final = Size(3, 1, 20.0, 8, 0.1, 1.0, 5.0)
+FULL: Final = FaultRunSize(5, 2, 100.0, 20, 0.25, 2.0, 8.0)
+QUICK: Final = FaultRunSize(3, 1, 20.0, 8, 0.1, 1.0, 5.0)
 
 
 # -- clients ---------------------------------------------------------------------------------------
 
 
-class Seen:
+class ClientRecords:
     """The records of the clients, which several threads write.
 
     Attributes:
@@ -151,7 +151,7 @@ class Seen:
             self.errors[kind] += 1
 
 
-def publish_http(seen: Seen, url: str, name: str, pause_seconds: float) -> None:
+def publish_http(seen: ClientRecords, url: str, name: str, pause_seconds: float) -> None:
     """Send messages, each until it is stored, until publishing ends."""
     client = QueueClient(url, ANSWER_SECONDS, token=TOKEN)
     for number in itertools.count():
@@ -172,7 +172,7 @@ def publish_http(seen: Seen, url: str, name: str, pause_seconds: float) -> None:
         time.sleep(pause_seconds)
 
 
-def publish_mqtt(seen: Seen, address: str, name: str, pause_seconds: float) -> None:
+def publish_mqtt(seen: ClientRecords, address: str, name: str, pause_seconds: float) -> None:
     """Publish at QoS 1, each message until it is stored, until publishing ends."""
     client = Client(CallbackAPIVersion.VERSION2, client_id=name, protocol=MQTTv5)
     told: list[bool] = []
@@ -215,12 +215,12 @@ def publish_mqtt(seen: Seen, address: str, name: str, pause_seconds: float) -> N
     client.loop_stop()
 
 
-def send_steadily(seen: Seen, url: str, rate: float) -> None:
+def send_steadily(seen: ClientRecords, url: str, rate: float) -> None:
     """Send requests without identifiers at a rate until publishing ends."""
     asyncio.run(_send_steadily(seen, f"{url}/queues/{QUEUE}/messages", rate))
 
 
-async def _send_steadily(seen: Seen, url: str, rate: float) -> None:
+async def _send_steadily(seen: ClientRecords, url: str, rate: float) -> None:
     async def send(session: aiohttp.ClientSession, number: int) -> None:
         payload = f"steady {number}".encode()
         # Topics are the keys of the baseline: so many that each physical queue has its share.
@@ -251,7 +251,7 @@ async def _send_steadily(seen: Seen, url: str, rate: float) -> None:
             await asyncio.sleep(max(0.0, began_at + number / rate - time.monotonic()))
 
 
-def consume(seen: Seen, url: str) -> None:
+def consume(seen: ClientRecords, url: str) -> None:
     """Receive and settle until receiving ends."""
     client = QueueClient(url, ANSWER_SECONDS, token=TOKEN)
     handles: list[str] = []
@@ -321,7 +321,7 @@ COMPARED: Final = ("kill", "kill-two", "freeze")
 """The faults that are made with the baseline as well."""
 
 
-class Outcome(NamedTuple):
+class FaultOutcome(NamedTuple):
     """The outcome of a repetition.
 
     Attributes:
@@ -382,7 +382,7 @@ def longest_gap(times: Sequence[float], begin: float, end: float) -> float:
     return max(after - before for before, after in itertools.pairwise(marks))
 
 
-def judge(seen: Seen, failed: set[int], begin: float, end: float) -> Outcome:
+def judge(seen: ClientRecords, failed: set[int], begin: float, end: float) -> FaultOutcome:
     """Compare the received messages with those that were acknowledged.
 
     Args:
@@ -403,7 +403,7 @@ def judge(seen: Seen, failed: set[int], begin: float, end: float) -> Outcome:
         times = [at for one, at in acknowledged if one.startswith(kind)]
         return longest_gap(times, begin, end)
 
-    return Outcome(
+    return FaultOutcome(
         messages=len(acknowledged),
         errors=seen.errors["http"] + seen.errors["mqtt"],
         receive_errors=seen.errors["receive"],
@@ -422,8 +422,8 @@ def judge(seen: Seen, failed: set[int], begin: float, end: float) -> Outcome:
 
 
 def run(
-    fault: Fault, size: Size, repetition: int, folder: Path, *, hashing: bool = False
-) -> Outcome:
+    fault: Fault, size: FaultRunSize, repetition: int, folder: Path, *, hashing: bool = False
+) -> FaultOutcome:
     """Run one repetition.
 
     Args:
@@ -443,7 +443,7 @@ def run(
         cluster = stack.enter_context(Cluster(machines, names, size.replicas, folder, "clients"))
         programs = _start_programs(machines, cluster, folder, stack, hashing=hashing)
         url = f"http://{machines.address('gateway')}:{HTTP_PORT}"
-        seen = Seen()
+        seen = ClientRecords()
         threads = _start_clients(machines, seen, url, size)
         time.sleep(size.before_seconds)
         incarnation = machines.call("clients", lambda: _queue(url)["incarnation"])
@@ -533,7 +533,9 @@ def _start_programs(
     return started
 
 
-def _start_clients(machines: Machines, seen: Seen, url: str, size: Size) -> list[threading.Thread]:
+def _start_clients(
+    machines: Machines, seen: ClientRecords, url: str, size: FaultRunSize
+) -> list[threading.Thread]:
     """Start consumers, then publishers; return their threads in this order."""
     broker = machines.address("broker")
 
@@ -554,7 +556,7 @@ def _start_clients(machines: Machines, seen: Seen, url: str, size: Size) -> list
     return threads
 
 
-def _drain(seen: Seen) -> None:
+def _drain(seen: ClientRecords) -> None:
     """Wait until all that was acknowledged has come, or does not come any more."""
     give_up_at = time.monotonic() + DRAIN_SECONDS
     while time.monotonic() < give_up_at:
@@ -567,7 +569,7 @@ def _drain(seen: Seen) -> None:
 # -- the report ------------------------------------------------------------------------------------
 
 
-def show(field: str, found: Sequence[Outcome]) -> str:
+def show(field: str, found: Sequence[FaultOutcome]) -> str:
     """Return a cell: the mean with its interval; of what must not happen, the sum."""
     values = [float(getattr(one, field)) for one in found]
     if field in ("lost", "doubled"):
@@ -578,7 +580,7 @@ def show(field: str, found: Sequence[Outcome]) -> str:
     )
 
 
-def to_table(outcomes: Mapping[str, Sequence[Outcome]]) -> Table:
+def to_table(outcomes: Mapping[str, Sequence[FaultOutcome]]) -> Table:
     """Return the faults as columns."""
     rows = [
         (text, *(show(field, found) for found in outcomes.values())) for field, text in ROWS.items()
@@ -586,7 +588,7 @@ def to_table(outcomes: Mapping[str, Sequence[Outcome]]) -> Table:
     return Table(("", *(FAULTS[name].about for name in outcomes)), rows)
 
 
-def fewer(own: Sequence[Outcome], baseline: Sequence[Outcome]) -> Estimate:
+def fewer(own: Sequence[FaultOutcome], baseline: Sequence[FaultOutcome]) -> Estimate:
     """Return by which share the errors of steady requests are fewer than those of the baseline."""
 
     def statistic(units: Units) -> float:
@@ -597,7 +599,7 @@ def fewer(own: Sequence[Outcome], baseline: Sequence[Outcome]) -> Estimate:
 
 
 def to_comparison(
-    outcomes: Mapping[str, Sequence[Outcome]], baseline: Mapping[str, Sequence[Outcome]]
+    outcomes: Mapping[str, Sequence[FaultOutcome]], baseline: Mapping[str, Sequence[FaultOutcome]]
 ) -> Table:
     """Return the faults as rows, with what clients see of both enqueue controllers."""
     rows = []
@@ -633,8 +635,8 @@ def to_comparison(
 
 
 def draw(
-    outcomes: Mapping[str, Sequence[Outcome]],
-    baseline: Mapping[str, Sequence[Outcome]],
+    outcomes: Mapping[str, Sequence[FaultOutcome]],
+    baseline: Mapping[str, Sequence[FaultOutcome]],
     rate: float,
     file: Path,
 ) -> None:
@@ -690,8 +692,8 @@ def bench(
     origin = begin(describe_run()["command"])
     if is_shared:
         origin = replace(origin, doubts=("other programs ran on this machine",))
-    outcomes: dict[str, list[Outcome]] = {name: [] for name in chosen}
-    baseline: dict[str, list[Outcome]] = {name: [] for name in chosen if name in COMPARED}
+    outcomes: dict[str, list[FaultOutcome]] = {name: [] for name in chosen}
+    baseline: dict[str, list[FaultOutcome]] = {name: [] for name in chosen if name in COMPARED}
     for repetition in range(repeats):
         for found, hashing in ((outcomes, False), (baseline, True)):
             for name in found:

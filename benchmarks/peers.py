@@ -59,7 +59,7 @@ class Certificate:
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class BrokerSetting:
     """The settings that a row needs in a broker's configuration.
 
     Attributes:
@@ -91,7 +91,7 @@ class Peer:
 
     name: str
     about: str
-    prepare: Callable[[Path, Setting], list[str]]
+    prepare: Callable[[Path, BrokerSetting], list[str]]
     version: Callable[[], str]
     is_ceiling: bool = False
     has_v5: bool = True
@@ -126,7 +126,7 @@ class RunningPeer:
         return float(times.user + times.system)
 
 
-def _listeners(setting: Setting) -> dict[str, Any]:
+def _listeners(setting: BrokerSetting) -> dict[str, Any]:
     listener: dict[str, Any] = {"type": "tcp", "bind": f"127.0.0.1:{setting.port}"}
     if (certificate := setting.certificate) is not None:
         listener |= {
@@ -137,7 +137,7 @@ def _listeners(setting: Setting) -> dict[str, Any]:
     return {"default": listener}
 
 
-def stock_amqtt_policy(setting: Setting) -> dict[str, Any]:
+def stock_amqtt_policy(setting: BrokerSetting) -> dict[str, Any]:
     """Return the policy that aMQTT ships, with one listener."""
     distribution = importlib.metadata.distribution("amqtt")
     file = Path(str(distribution.locate_file("amqtt/scripts/default_broker.yaml")))
@@ -151,7 +151,7 @@ def without_queue_limits(policy: dict[str, Any]) -> dict[str, Any]:
     return policy | {"limits": limits}
 
 
-def example_policy(setting: Setting) -> dict[str, Any]:
+def example_policy(setting: BrokerSetting) -> dict[str, Any]:
     """Return the repository's example policy, its plugins included, on free ports."""
     policy: dict[str, Any] = yaml.safe_load(EXAMPLE_POLICY.read_text())
     policy["plugins"]["queue"]["http"] = "127.0.0.1:0"
@@ -170,7 +170,7 @@ def penstock_peer(
         keys: further attributes of `Peer`.
     """
 
-    def prepare(directory: Path, setting: Setting) -> list[str]:
+    def prepare(directory: Path, setting: BrokerSetting) -> list[str]:
         policy = without_queue_limits(example_policy(setting))
         if change is not None:
             change(policy, directory)
@@ -188,11 +188,11 @@ def _copy(policy: dict[str, Any], _directory: Path) -> None:
     policy["plugins"]["memory"] = {"store": "copy"}
 
 
-def _penstock_stock(directory: Path, setting: Setting) -> list[str]:
+def _penstock_stock(directory: Path, setting: BrokerSetting) -> list[str]:
     return penstock_command(directory, without_queue_limits(stock_amqtt_policy(setting)))
 
 
-def _mosquitto(directory: Path, setting: Setting) -> list[str]:
+def _mosquitto(directory: Path, setting: BrokerSetting) -> list[str]:
     lines = [
         f"listener {setting.port} 127.0.0.1",
         "allow_anonymous true",
@@ -211,11 +211,11 @@ def _mosquitto(directory: Path, setting: Setting) -> list[str]:
     return mosquitto_command(directory, lines)
 
 
-def _amqtt(directory: Path, setting: Setting) -> list[str]:
+def _amqtt(directory: Path, setting: BrokerSetting) -> list[str]:
     return amqtt_command(directory, stock_amqtt_policy(setting))
 
 
-def _relay(_directory: Path, setting: Setting) -> list[str]:
+def _relay(_directory: Path, setting: BrokerSetting) -> list[str]:
     command = [sys.executable, "-m", "benchmarks.loads.relay", str(setting.port)]
     if (certificate := setting.certificate) is not None:
         command += [str(certificate.certificate_file), str(certificate.key_file)]
@@ -314,7 +314,7 @@ def commanded_peer(text: str, taken: Container[str]) -> Peer:
         raise BenchmarkError(f"command {text!r}: nothing says {{port}}; allowed: {COMMAND_FORM}")
     program = os.path.abspath(find_program(words[0]))  # noqa: PTH100 - keeps a link's name
 
-    def prepare(_directory: Path, setting: Setting) -> list[str]:
+    def prepare(_directory: Path, setting: BrokerSetting) -> list[str]:
         known = {"{port}": str(setting.port)}
         if (certificate := setting.certificate) is not None:
             known["{certificate}"] = str(certificate.certificate_file)
@@ -345,7 +345,7 @@ def running(
     Args:
         peer: the peer to start.
         is_tls: whether it listens with TLS.
-        inflight_messages: the limit of unacknowledged messages, as in `Setting`.
+        inflight_messages: the limit of unacknowledged messages, as in `BrokerSetting`.
 
     Raises:
         NetemError: it is not installed or does not start; the text holds its last words.
@@ -357,7 +357,7 @@ def running(
     ):
         directory = Path(name)
         certificate = make_certificate(directory) if is_tls else None
-        command = peer.prepare(directory, Setting(port, certificate, inflight_messages))
+        command = peer.prepare(directory, BrokerSetting(port, certificate, inflight_messages))
         broker = RunningBroker(peer.name, command, directory)
         try:
             broker.wait_until_listening(port)

@@ -74,7 +74,7 @@ SQS_BATCH_MESSAGES: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class QueueRunSize:
     """The extent of a run.
 
     Attributes:
@@ -90,8 +90,8 @@ class Size:
     sqs_messages: int
 
 
-FULL: Final = Size(100_000, 1_000, 20, 1_000)
-QUICK: Final = Size(10_000, 1_000, 5, 500)
+FULL: Final = QueueRunSize(100_000, 1_000, 20, 1_000)
+QUICK: Final = QueueRunSize(10_000, 1_000, 5, 500)
 
 Figures = dict[str, float]
 """The figures of one peer in one repetition, by name."""
@@ -176,7 +176,7 @@ class Consumers:
             thread.join()
 
 
-def measure_mqtt(server: QueueServer, size: Size) -> Figures:
+def measure_mqtt(server: QueueServer, size: QueueRunSize) -> Figures:
     """Publish and drain; return the figures of the first table."""
     with ExitStack() as stack:
         publisher = Side(
@@ -225,7 +225,7 @@ def _new_sqs(url: str) -> Any:
     )
 
 
-def measure_sqs(server: QueueServer, size: Size) -> Figures:
+def measure_sqs(server: QueueServer, size: QueueRunSize) -> Figures:
     """Send, and receive and delete; return the figures of the second table."""
     sqs = _new_sqs(server.sqs_url)
     queue = sqs.create_queue(QueueName="bench-sqs", Attributes={"VisibilityTimeout": "600"})
@@ -372,7 +372,7 @@ def bench(
     """Compare the queue with other servers on this machine: two Markdown tables."""
     size = QUICK if quick else FULL
     if rate is not None:
-        size = Size(size.messages, rate, size.seconds, size.sqs_messages)
+        size = QueueRunSize(size.messages, rate, size.seconds, size.sqs_messages)
     able, complaints = installed(choose("peer", peers, QUEUE_PEERS))
     for complaint in complaints:
         typer.echo(complaint, err=True)

@@ -82,7 +82,7 @@ QUICK: Final = Schedule(rate=200.0, warm_up_seconds=2.0, seconds=3.0, idle_secon
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class FollowingOutcome:
     """The results of one run of a way.
 
     Attributes:
@@ -103,7 +103,7 @@ class Outcome:
     repeated: int
 
 
-class Place:
+class WayLocations:
     """The ports and folders of a way's run.
 
     Attributes:
@@ -142,7 +142,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class FollowingWay:
     """A way from the broker into Parquet.
 
     Attributes:
@@ -154,12 +154,12 @@ class Way:
     """
 
     name: str
-    start: Callable[[Place], None]
+    start: Callable[[WayLocations], None]
     commits: Callable[[Path], Iterator[tuple[float, list[Path]]]]
     has_requests: bool
 
 
-def _start_penstock(place: Place) -> None:
+def _start_penstock(place: WayLocations) -> None:
     place.start(
         *(sys.executable, "-m", "penstock.spark_bridge", "--url", place.url, "--queue", QUEUE),
         *("--output", str(place.output), "--checkpoint", str(place.checkpoint)),
@@ -168,7 +168,7 @@ def _start_penstock(place: Place) -> None:
     )
 
 
-def _start_alternative(way: str, place: Place) -> None:
+def _start_alternative(way: str, place: WayLocations) -> None:
     source = place.url
     if way == "files":
         lines = place.folder / "lines"
@@ -201,9 +201,11 @@ def succeeded(output: Path) -> Iterator[tuple[float, list[Path]]]:
 
 
 WAYS: Final = (
-    Way("penstock spark", _start_penstock, listed, True),
-    Way("paho, files, Spark", partial(_start_alternative, "files"), listed, False),
-    Way("foreachBatch, requests", partial(_start_alternative, "requests"), succeeded, True),
+    FollowingWay("penstock spark", _start_penstock, listed, True),
+    FollowingWay("paho, files, Spark", partial(_start_alternative, "files"), listed, False),
+    FollowingWay(
+        "foreachBatch, requests", partial(_start_alternative, "requests"), succeeded, True
+    ),
 )
 SOURCE, POLLING = WAYS[0].name, WAYS[2].name
 
@@ -247,7 +249,7 @@ def _broker(folder: Path) -> Iterator[tuple[int, int]]:
             broker.stop()
 
 
-def follow(way: Way, folder: Path, schedule: Schedule) -> Outcome:
+def follow(way: FollowingWay, folder: Path, schedule: Schedule) -> FollowingOutcome:
     """Publish and follow once, in an empty folder.
 
     Raises:
@@ -260,7 +262,7 @@ def follow(way: Way, folder: Path, schedule: Schedule) -> Outcome:
         mqtt, http = stack.enter_context(_broker(folder))
         counter = RequestCounter(http)
         stack.enter_context(counter.running())
-        place = Place(folder, mqtt, counter.url, schedule.trigger_seconds, stack)
+        place = WayLocations(folder, mqtt, counter.url, schedule.trigger_seconds, stack)
         way.start(place)
         publisher = stack.enter_context(
             closing(Side("benchmarks.loads.queue_publisher", mqtt, json.dumps(asdict(PUBLISHING))))
@@ -280,7 +282,7 @@ def follow(way: Way, folder: Path, schedule: Schedule) -> Outcome:
         idle_requests = counter.requests - idle_begin
     late, rows = lateness(way.commits(place.output))
     counted = sorted(late[number] for number in late if number >= n_before)
-    return Outcome(
+    return FollowingOutcome(
         p50_seconds=quantile(counted, 0.5),
         p99_seconds=quantile(counted, 0.99),
         requests=1_000 * requests / n_counted if way.has_requests else None,
@@ -290,7 +292,7 @@ def follow(way: Way, folder: Path, schedule: Schedule) -> Outcome:
     )
 
 
-def _wait_for(place: Place, way: Way, n_messages: int) -> None:
+def _wait_for(place: WayLocations, way: FollowingWay, n_messages: int) -> None:
     """Wait until so many rows are there for readers, or no more come."""
     known: dict[Path, int] = {}
     until = time.monotonic() + PATIENCE_SECONDS
@@ -317,8 +319,8 @@ def lateness(commits: Iterator[tuple[float, list[Path]]]) -> tuple[dict[int, flo
 
 
 def measure(
-    repeats: int, folder: Path, schedule: Schedule, ways: Sequence[Way] = WAYS
-) -> dict[str, list[Outcome]]:
+    repeats: int, folder: Path, schedule: Schedule, ways: Sequence[FollowingWay] = WAYS
+) -> dict[str, list[FollowingOutcome]]:
     """Follow the queue by each way in turn.
 
     Args:
@@ -330,7 +332,7 @@ def measure(
     Raises:
         BenchmarkError: a program failed.
     """
-    outcomes: dict[str, list[Outcome]] = {way.name: [] for way in ways}
+    outcomes: dict[str, list[FollowingOutcome]] = {way.name: [] for way in ways}
     for repetition in range(1, repeats + 1):
         for way in ways:
             with tempfile.TemporaryDirectory(dir=folder.resolve(), prefix="penstock-bench-") as own:
@@ -341,7 +343,7 @@ def measure(
     return outcomes
 
 
-def to_tables(outcomes: Mapping[str, Sequence[Outcome]]) -> dict[str, Table]:
+def to_tables(outcomes: Mapping[str, Sequence[FollowingOutcome]]) -> dict[str, Table]:
     """Return the ways beside each other, and how they stand to the targets."""
     seconds = "{:.2f}".format
     rows = []
@@ -371,7 +373,7 @@ def median_of(values: Sequence[float]) -> Estimate:
     return bootstrap(len(values), lambda units: statistics.median(values[unit] for unit in units))
 
 
-def _judged(outcomes: Mapping[str, Sequence[Outcome]]) -> Table:
+def _judged(outcomes: Mapping[str, Sequence[FollowingOutcome]]) -> Table:
     late = median_of([one.p50_seconds for one in outcomes[SOURCE]])
     pairs = zip(outcomes[SOURCE], outcomes[POLLING], strict=True)
     ratios = [(polled.requests or 0.0) / (asked.requests or math.inf) for asked, polled in pairs]

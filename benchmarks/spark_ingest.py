@@ -107,7 +107,7 @@ class SparkRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Rate:
+class IngestRate:
     """The result of one measurement.
 
     Attributes:
@@ -218,7 +218,7 @@ def fill(folder: Path, row: SparkRow, count: int) -> None:
         connection.close()
 
 
-def ingest(filled: Path, folder: Path, count: int, engine: str) -> Rate:
+def ingest(filled: Path, folder: Path, count: int, engine: str) -> IngestRate:
     """Let the program empty a copy of the filled queue; return how fast it was.
 
     Raises:
@@ -280,7 +280,7 @@ def _cpu_of_family(process: subprocess.Popen[str]) -> dict[str, float]:
     return seconds
 
 
-def read_rate(output: str) -> Rate:
+def read_rate(output: str) -> IngestRate:
     """Read what the program said of its progress.
 
     Raises:
@@ -297,10 +297,10 @@ def read_rate(output: str) -> Rate:
     warm = None
     if first_batches < batches:
         warm = (rows - first_rows) / (seconds - first_seconds)
-    return Rate(rows / seconds, warm)
+    return IngestRate(rows / seconds, warm)
 
 
-def measure_rows(repeats: int, folder: Path, *, quick: bool) -> dict[str, list[Rate]]:
+def measure_rows(repeats: int, folder: Path, *, quick: bool) -> dict[str, list[IngestRate]]:
     """Measure all rows in turn.
 
     Args:
@@ -311,7 +311,7 @@ def measure_rows(repeats: int, folder: Path, *, quick: bool) -> dict[str, list[R
     Raises:
         BenchmarkError: a message was lost, or a program failed.
     """
-    rates: dict[str, list[Rate]] = {row.name: [] for row in ROWS}
+    rates: dict[str, list[IngestRate]] = {row.name: [] for row in ROWS}
     with tempfile.TemporaryDirectory(dir=folder.resolve()) as place:
         for row in ROWS:
             filled = Path(place) / row.name
@@ -345,7 +345,7 @@ def shown_cpu(cpu: Mapping[str, float]) -> str:
     return f"{sum(cpu.values()):.1f} us of the processor a row ({parts})"
 
 
-def to_table(rates: Mapping[str, Sequence[Rate]]) -> Table:
+def to_table(rates: Mapping[str, Sequence[IngestRate]]) -> Table:
     """Return the rows with their medians over the repetitions."""
     columns = ("filled queue into Parquet", "rows/s", "range", "target", "verdict", "warm, rows/s")
     rows = []

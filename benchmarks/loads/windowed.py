@@ -44,7 +44,7 @@ LEAST_BLOCK_MESSAGES: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class WindowedPlan:
     """The plan of a load: its messages and their windows.
 
     Attributes:
@@ -181,7 +181,7 @@ class Publisher(_Connection):
         "window",
     )
 
-    def __init__(self, port: int, plan: Plan, pair: int, payloads: list[bytes]) -> None:
+    def __init__(self, port: int, plan: WindowedPlan, pair: int, payloads: list[bytes]) -> None:
         super().__init__(port, f"bench-publisher-{pair}", plan.version)
         self.window = min(plan.window, self.receive_maximum)
         packets = [plan.packet(pair, payload, i + 1) for i, payload in enumerate(payloads)]
@@ -266,7 +266,9 @@ class Subscriber(_Connection):
         "received",
     )
 
-    def __init__(self, port: int, plan: Plan, pair: int, *, session: str | None = None) -> None:
+    def __init__(
+        self, port: int, plan: WindowedPlan, pair: int, *, session: str | None = None
+    ) -> None:
         """Connect, and subscribe unless a session is resumed that already has.
 
         Args:
@@ -285,7 +287,7 @@ class Subscriber(_Connection):
         self._id_at = self._packet_bytes = self._position = 0
         self.received = 0
 
-    def learn(self, packet: bytes, sent: bytes, plan: Plan, payloads: list[bytes]) -> int:
+    def learn(self, packet: bytes, sent: bytes, plan: WindowedPlan, payloads: list[bytes]) -> int:
         """Learn the form of the further packets from the first, which must have the sent content.
 
         The broker may only change the order of properties.
@@ -378,7 +380,7 @@ class WindowedLoad:
             limit where that is less.
     """
 
-    def __init__(self, port: int, plan: Plan) -> None:
+    def __init__(self, port: int, plan: WindowedPlan) -> None:
         self._plan = plan
         self._stack = ExitStack()
         try:

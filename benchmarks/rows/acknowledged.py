@@ -14,7 +14,7 @@ from functools import partial
 from typing import Final
 
 from benchmarks.loads import wire
-from benchmarks.loads.windowed import Plan, WindowedLoad
+from benchmarks.loads.windowed import WindowedLoad, WindowedPlan
 from benchmarks.peers import RunningPeer
 from benchmarks.rows.rates import measure_run
 from benchmarks.rows.row import Measurement, Row, Scale, Target
@@ -28,7 +28,7 @@ INFLIGHT_MESSAGES: Final = 1000
 window, and at QoS 2 it closes the connection of a publisher that goes past it."""
 
 
-def measure_windowed(peer: RunningPeer, scale: Scale, *, plan: Plan) -> Measurement:
+def measure_windowed(peer: RunningPeer, scale: Scale, *, plan: WindowedPlan) -> Measurement:
     """Return messages per second through full handshakes."""
     with WindowedLoad(peer.port, plan) as load:
         measurement = measure_run(load, peer, scale)
@@ -38,10 +38,10 @@ def measure_windowed(peer: RunningPeer, scale: Scale, *, plan: Plan) -> Measurem
 
 def measure_one_by_one(peer: RunningPeer, scale: Scale) -> Measurement:
     """Return messages per second of pairs that each have one under way."""
-    return measure_windowed(peer, scale, plan=Plan(scale.clients, 1, 64, qos=1))
+    return measure_windowed(peer, scale, plan=WindowedPlan(scale.clients, 1, 64, qos=1))
 
 
-def _row(name: str, title: str, least_ratio: float, plan: Plan) -> Row:
+def _row(name: str, title: str, least_ratio: float, plan: WindowedPlan) -> Row:
     return Row(
         name=name,
         group=f"qos{plan.qos}",
@@ -55,11 +55,11 @@ def _row(name: str, title: str, least_ratio: float, plan: Plan) -> Row:
     )
 
 
-ONE_TO_ONE: Final = partial(Plan, 1, 100, 64, wake_up_packets=WAKE_UP_PACKETS)
+ONE_TO_ONE: Final = partial(WindowedPlan, 1, 100, 64, wake_up_packets=WAKE_UP_PACKETS)
 
 ROWS: Final = (
     _row("qos1_1to1", "QoS 1, 64 B, window 100, 1 to 1", 1.5, ONE_TO_ONE(qos=1)),
-    _row("qos1_pairs", "QoS 1, 256 B, window 20, 20 pairs", 1.5, Plan(20, 20, 256, qos=1)),
+    _row("qos1_pairs", "QoS 1, 256 B, window 20, 20 pairs", 1.5, WindowedPlan(20, 20, 256, qos=1)),
     _row("qos1_v5", "QoS 1, 64 B, MQTT 5, 1 to 1", 1.5, ONE_TO_ONE(qos=1, version=5)),
     _row(
         "qos1_v5_properties",

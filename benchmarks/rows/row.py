@@ -149,7 +149,7 @@ class Row:
         figures: the further figures of the same measurement.
         has_ceiling: whether the load's own limit can be measured on it.
         is_tls: whether the broker listens with TLS.
-        inflight_messages: the limit of unacknowledged messages, as in `Setting`.
+        inflight_messages: the limit of unacknowledged messages, as in `BrokerSetting`.
         is_v5: whether it needs MQTT 5.
         has_stores: whether it depends on the payload store, so that each store is a peer.
         store_targets: the targets with other payload stores, as in `Figure`.

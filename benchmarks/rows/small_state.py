@@ -21,7 +21,7 @@ from typing import Final
 from benchmarks.errors import BenchmarkError
 from benchmarks.loads import wire
 from benchmarks.loads.stream import wildcard_filters
-from benchmarks.loads.windowed import Plan, Publisher, Subscriber, serve
+from benchmarks.loads.windowed import Publisher, Subscriber, WindowedPlan, serve
 from benchmarks.peers import RunningPeer
 from benchmarks.rows.memory import wait_until_steady
 from benchmarks.rows.row import Figure, Measurement, Row, Scale, Target
@@ -31,7 +31,7 @@ SPARE_FILES: Final = 200
 FILTER_CLIENTS: Final = 100
 FILTERS_OF_A_PACKET: Final = 100
 KILOBYTE: Final = 1000
-QUEUED: Final = Plan(pairs=2, window=100, payload_bytes=KILOBYTE, qos=1)
+QUEUED: Final = WindowedPlan(pairs=2, window=100, payload_bytes=KILOBYTE, qos=1)
 PAYLOADS: Final = 500
 FURTHER_SESSIONS: Final = 3
 

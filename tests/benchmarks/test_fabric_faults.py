@@ -8,7 +8,16 @@ from pathlib import Path
 import pytest
 
 from benchmarks import fabric_faults
-from benchmarks.fabric_faults import FAULTS, QUICK, Seen, judge, longest_gap, main, run, show
+from benchmarks.fabric_faults import (
+    FAULTS,
+    QUICK,
+    ClientRecords,
+    judge,
+    longest_gap,
+    main,
+    run,
+    show,
+)
 from tests.helpers.networks import NEEDS_ROOT
 
 
@@ -29,7 +38,7 @@ def test_outcomes_are_shown_and_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The table has a column for each fault; what is broken ends with status 1."""
-    seen = Seen()
+    seen = ClientRecords()
     seen.acknowledged = {b"http a 0": 1.0}
     seen.steady = [(0.5, True), (0.6, False), (2.0, False)]
     monkeypatch.setattr(fabric_faults, "run", lambda *_, **__: judge(seen, set(), 0.0, 2.0))
@@ -51,7 +60,7 @@ def test_outcomes_are_shown_and_written(
 
 def test_what_came_is_held_against_what_was_acknowledged() -> None:
     """Lost and repeated messages, silences, and what the failed machine had."""
-    seen = Seen()
+    seen = ClientRecords()
     seen.acknowledged = {b"http a 0": 1.0, b"http a 1": 5.0, b"mqtt b 0": 2.0}
     seen.received = [
         (b"http a 0", 0, 0, 1.5),

@@ -9,7 +9,7 @@ from benchmarks import queue_peers
 from benchmarks.errors import BenchmarkError
 from benchmarks.loads import queue_servers
 from benchmarks.loads.queue_servers import RABBITMQ, missing_rabbitmq, rabbitmq_settings
-from benchmarks.queue_peers import Consumers, Size, main
+from benchmarks.queue_peers import Consumers, QueueRunSize, main
 
 MQTT_FIGURES = {"publish", "drain", "through", "p50", "p99"}
 
@@ -18,7 +18,7 @@ def measured(
     peers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> dict[str, dict[str, dict[str, list[float]]]]:
     """Return every figure of some peers at a tiny size."""
-    monkeypatch.setattr(queue_peers, "QUICK", Size(500, 200, 0.5, 40))
+    monkeypatch.setattr(queue_peers, "QUICK", QueueRunSize(500, 200, 0.5, 40))
     file = tmp_path / "results.json"
     arguments = ["--quick", "--repeats", "1", "--folder", str(tmp_path), "--json", str(file)]
     assert main([*arguments, "--peers", peers]) == 0

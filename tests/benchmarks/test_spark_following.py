@@ -15,10 +15,10 @@ from benchmarks.spark_following import (
     QUEUE,
     SOURCE,
     WAYS,
-    Outcome,
-    Place,
+    FollowingOutcome,
+    FollowingWay,
     Schedule,
-    Way,
+    WayLocations,
     follow,
     lateness,
     listed,
@@ -78,14 +78,14 @@ def test_a_message_is_late_from_when_it_was_due_until_it_is_first_there(
 def test_what_is_published_is_followed_and_its_requests_are_counted(tmp_path: Path) -> None:
     """A way without Spark, on a real broker: one message is never there, and one twice."""
 
-    def start(place: Place) -> None:
+    def start(place: WayLocations) -> None:
         thread = threading.Thread(target=write_out, args=(place, is_over), daemon=True)
         thread.start()
         place.stack.callback(thread.join)
         place.stack.callback(is_over.set)
 
     is_over = threading.Event()
-    way = Way("by hand", start, succeeded, True)
+    way = FollowingWay("by hand", start, succeeded, True)
     schedule = Schedule(rate=100.0, warm_up_seconds=0.2, seconds=0.4, idle_seconds=0.2)
     outcome = follow(way, tmp_path, schedule)
     assert (outcome.lost, outcome.repeated) == (1, 1)
@@ -95,7 +95,7 @@ def test_what_is_published_is_followed_and_its_requests_are_counted(tmp_path: Pa
     assert outcome.idle_requests is not None
 
 
-def write_out(place: Place, is_over: threading.Event) -> None:
+def write_out(place: WayLocations, is_over: threading.Event) -> None:
     """Write what is in the queue to files; the message 3 once more in place of the message 4."""
     client = QueueClient(place.url)
     number = 0
@@ -114,9 +114,11 @@ def write_out(place: Place, is_over: threading.Event) -> None:
 
 def test_the_tables_have_medians_and_say_which_targets_are_met() -> None:
     """Requests of the source against those of polling, run by run."""
-    outcomes = {way.name: [Outcome(2.0, 3.0, None, None, 0, 0)] * 6 for way in WAYS}
-    outcomes[SOURCE] = [Outcome(1.0 + run / 50, 2.0, 4.0, 1.0, 0, 0) for run in range(6)]
-    outcomes[POLLING] = [Outcome(0.8, 2.0, 16.0 + run, 2.0, run // 5, 0) for run in range(6)]
+    outcomes = {way.name: [FollowingOutcome(2.0, 3.0, None, None, 0, 0)] * 6 for way in WAYS}
+    outcomes[SOURCE] = [FollowingOutcome(1.0 + run / 50, 2.0, 4.0, 1.0, 0, 0) for run in range(6)]
+    outcomes[POLLING] = [
+        FollowingOutcome(0.8, 2.0, 16.0 + run, 2.0, run // 5, 0) for run in range(6)
+    ]
     tables = to_tables(outcomes)
     ways, targets = str(tables["followed"]), str(tables["targets"])
     assert f"| {SOURCE} | 1.05 (1.00 to 1.10) | 2.00 (2.00 to 2.00) | 4.0 | 1.0 | 0 | 0 |" in ways

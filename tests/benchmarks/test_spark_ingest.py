@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import spark_ingest
 from benchmarks.errors import BenchmarkError
-from benchmarks.spark_ingest import ROWS, Rate, main, payloads, read_rate, to_table
+from benchmarks.spark_ingest import ROWS, IngestRate, main, payloads, read_rate, to_table
 from penstock.netem.figures.figure_file import read_figure_file
 
 
@@ -53,9 +53,9 @@ def test_the_first_micro_batch_is_told_apart() -> None:
         "penstock spark: ingest: 250,000 messages in 1 micro-batches, 5.0 s\n"
         "penstock spark: ingest: 1,000,000 messages in 4 micro-batches, 12.5 s\n"
     )
-    assert read_rate(said) == Rate(80_000.0, 100_000.0)
+    assert read_rate(said) == IngestRate(80_000.0, 100_000.0)
     one = "penstock spark: done: ingest: 1,000 messages in 1 micro-batches, 2.0 s\n"
-    assert read_rate(one) == Rate(500.0, None)
+    assert read_rate(one) == IngestRate(500.0, None)
     with pytest.raises(BenchmarkError, match="told no progress"):
         read_rate("")
 
@@ -64,9 +64,11 @@ def test_the_table_says_which_targets_are_met() -> None:
     """By the interval of the median over the runs; too few runs have none, and show nothing."""
     small, gateway, redis = (row.name for row in ROWS)
     cpu = {"java": 8.04, "python": 3.0, "gateway": 2.0}
-    rates = {small: [Rate(1.0, None), Rate(60_000.0, 9e4), Rate(70_000.0, 8e4, cpu)]}
-    rates[gateway] = [Rate(90_000.0 + run, None) for run in range(6)]
-    rates[redis] = [Rate(150_000.0, 160_000.0, cpu | {"redis": 1.0})] * 6
+    rates = {
+        small: [IngestRate(1.0, None), IngestRate(60_000.0, 9e4), IngestRate(70_000.0, 8e4, cpu)]
+    }
+    rates[gateway] = [IngestRate(90_000.0 + run, None) for run in range(6)]
+    rates[redis] = [IngestRate(150_000.0, 160_000.0, cpu | {"redis": 1.0})] * 6
     table = str(to_table(rates))
     few = "60,000 | 1 - 70,000 | at least 50,000 | not shown | 85,000 | 8.0 | 3.0 | 2.0 | - |"
     assert f"| 200 B, through the gateway | {few}" in table

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 import pytest
 
 from benchmarks.loads import windowed, wire
-from benchmarks.loads.windowed import Plan, Subscriber
+from benchmarks.loads.windowed import Subscriber, WindowedPlan
 
-PLAN = Plan(pairs=1, window=4, payload_bytes=10, qos=1)
+PLAN = WindowedPlan(pairs=1, window=4, payload_bytes=10, qos=1)
 PAYLOADS = [bytes([i]) * 10 for i in range(8)]
 
 
@@ -91,7 +91,7 @@ def test_a_gap_or_a_duplicate_is_an_error(packets: list[bytes], told: str) -> No
 
 def test_properties_may_come_in_another_order_and_not_with_other_values() -> None:
     """What a broker may choose is learned from its first message; the rest is compared."""
-    plan = Plan(1, 4, 10, qos=1, version=5, properties=wire.five_properties())
+    plan = WindowedPlan(1, 4, 10, qos=1, version=5, properties=wire.five_properties())
     sent = plan.packet(0, PAYLOADS[0], 1)
     first, second = b"\x03\x00\x01a", b"\x26\x00\x01b\x00\x01c"
     turned = [

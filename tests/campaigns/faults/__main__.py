@@ -63,7 +63,7 @@ FAULTS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class FaultResult:
     """The outcome of one fault with one broker, once.
 
     Attributes:
@@ -86,14 +86,14 @@ class Outcome:
         return [each for each in self.findings if each.is_met is False and self.broker == PENSTOCK]
 
 
-def run_once(fault: Fault, broker: str, seed: int, effort: Effort) -> Outcome:
+def run_once(fault: Fault, broker: str, seed: int, effort: Effort) -> FaultResult:
     """Do one fault to one broker."""
     rng = random.Random(f"{fault.name} {seed}")  # noqa: S311 - moments and sizes, not secrets
     try:
         with subject(broker) as chosen:
-            return Outcome(fault.name, broker, seed, fault.inflict(chosen, rng, effort))
+            return FaultResult(fault.name, broker, seed, fault.inflict(chosen, rng, effort))
     except (NetemError, QueueError, WireError, OSError) as error:
-        return Outcome(fault.name, broker, seed, (), f"{type(error).__name__}: {error}")
+        return FaultResult(fault.name, broker, seed, (), f"{type(error).__name__}: {error}")
 
 
 def _worst(findings: Sequence[Finding]) -> Finding:
@@ -103,7 +103,7 @@ def _worst(findings: Sequence[Finding]) -> Finding:
     return max(findings, key=lambda each: each.value)
 
 
-def to_markdown(outcomes: Sequence[Outcome]) -> list[str]:
+def to_markdown(outcomes: Sequence[FaultResult]) -> list[str]:
     """Return the verdict, a row for each finding with the worst of all seeds, and the source."""
     missed = sorted({f"{o.fault}: {each.name}" for o in outcomes for each in o.missed})
     failed = [f"{o.fault}, {o.broker}, seed {o.seed}: {o.failure}" for o in outcomes if o.failure]
@@ -150,7 +150,7 @@ def campaign(
     chosen = choose("fault", faults, FAULTS)
     names = choose("broker", brokers, {name: name for name in (PENSTOCK, MOSQUITTO)})
     effort = QUICK if quick else FULL
-    outcomes: list[Outcome] = []
+    outcomes: list[FaultResult] = []
     deadline = time.monotonic() + hours * 3600
     number = seed
     while True:
@@ -173,7 +173,7 @@ def campaign(
         raise typer.Exit(1)
 
 
-def to_json(outcomes: Sequence[Outcome], run: dict[str, str]) -> dict[str, object]:
+def to_json(outcomes: Sequence[FaultResult], run: dict[str, str]) -> dict[str, object]:
     """Return every finding of every run, as JSON can hold it."""
     return {
         "run": run,

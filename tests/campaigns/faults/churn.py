@@ -25,7 +25,7 @@ from typing import Any, Final, TypeVar
 import psutil
 
 from benchmarks.loads.wire import connect_packet, frame, publish_packet, subscribe_packet
-from benchmarks.peers import Peer, RunningPeer, Setting
+from benchmarks.peers import BrokerSetting, Peer, RunningPeer
 
 T = TypeVar("T")
 
@@ -50,7 +50,7 @@ _RESET: Final = struct.pack("ii", 1, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class ChurnFigures:
     """The figures of one load.
 
     Attributes:
@@ -187,7 +187,9 @@ async def _open_reader(port: int) -> socket.socket:
     return reader
 
 
-async def _churn(peer: RunningPeer, rate: float | None, seconds: float, *, waits: bool) -> Figures:
+async def _churn(
+    peer: RunningPeer, rate: float | None, seconds: float, *, waits: bool
+) -> ChurnFigures:
     load = _Load(peer.port, rate)
     reader = await _open_reader(peer.port)
     reading = asyncio.create_task(load.read(reader))
@@ -204,7 +206,7 @@ async def _churn(peer: RunningPeer, rate: float | None, seconds: float, *, waits
     reading.cancel()
     await asyncio.gather(reading, return_exceptions=True)
     reader.close()
-    return Figures(connected / elapsed, n_bytes / load.message_bytes() / elapsed, idle_seconds)
+    return ChurnFigures(connected / elapsed, n_bytes / load.message_bytes() / elapsed, idle_seconds)
 
 
 async def _until_idle(peer: RunningPeer) -> float:
@@ -220,7 +222,9 @@ async def _until_idle(peer: RunningPeer) -> float:
     return MOST_IDLE_SECONDS
 
 
-def churn(peer: RunningPeer, rate: float | None, seconds: float, *, waits: bool = True) -> Figures:
+def churn(
+    peer: RunningPeer, rate: float | None, seconds: float, *, waits: bool = True
+) -> ChurnFigures:
     """Let clients connect and vanish.
 
     Args:
@@ -280,7 +284,7 @@ def persistent(peer: Peer) -> Peer:
     if peer.name != "mosquitto":
         return peer
 
-    def prepare(directory: Path, setting: Setting) -> list[str]:
+    def prepare(directory: Path, setting: BrokerSetting) -> list[str]:
         command = peer.prepare(directory, setting)
         file = Path(command[-1])
         stored = f"persistence true\npersistence_location {directory}/\nuser root\n"

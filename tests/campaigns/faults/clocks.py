@@ -52,7 +52,7 @@ GROUPS: Final = ("one", "other")
 
 
 @dataclass(slots=True)
-class Found:
+class ClockFindings:
     """The fates of the messages of all rounds.
 
     Attributes:
@@ -83,7 +83,7 @@ class Waiting:
 
     def __init__(self, broker: Subject, http_port: int, n_rounds: int) -> None:
         self.broker = broker
-        self.found = Found(n_rounds)
+        self.found = ClockFindings(n_rounds)
         self._http_port = http_port
         self._number = 0
         self.clocks = SetClocks(broker.folder / "clocks")
@@ -196,7 +196,7 @@ def _put_group(queue: QueueClient, group: str) -> None:
 
 def _run(
     broker: Subject, rng: random.Random, effort: Effort, round_of: Callable[..., None]
-) -> Found:
+) -> ClockFindings:
     """Run all rounds.
 
     Args:
@@ -254,7 +254,7 @@ def set_clock(broker: Subject, rng: random.Random, effort: Effort) -> Sequence[F
     ]
 
 
-def _lost(found: Found) -> list[Finding]:
+def _lost(found: ClockFindings) -> list[Finding]:
     return [
         Finding("groups deleted", found.gone, most=0),
         *(
