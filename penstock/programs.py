@@ -135,7 +135,7 @@ def show_version(*, is_asked: bool) -> None:
     if is_asked:
         from importlib.metadata import version  # noqa: PLC0415 (slow to load)
 
-        typer.echo(f"penstock {version('penstock')}")
+        typer.echo(f"penstock {version('penstock-mqtt')}")
         raise typer.Exit
 
 

@@ -52,7 +52,7 @@ def test_usage_lists_all_programs(
 def test_version_is_the_one_installed(capsys: pytest.CaptureFixture[str]) -> None:
     """What to name in a report of a fault."""
     assert command_line.main(["--version"]) == 0
-    assert capsys.readouterr().out == f"penstock {version('penstock')}\n"
+    assert capsys.readouterr().out == f"penstock {version('penstock-mqtt')}\n"
 
 
 def test_bench_runs_from_any_directory(tmp_path: Path) -> None:
