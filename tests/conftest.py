@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import socket
 import sys
 from collections.abc import Generator, Iterator
@@ -21,6 +22,11 @@ from tests.helpers.tiers import MORE, SLOW, TOGETHER
 # that it imports, which takes longer than all else it does.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+# A shell that starts the suite in the background has it ignore Ctrl+C. So would each program that a
+# test starts, and that is to end by it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How long an example takes is the machine's affair: the suite asserts no times. Examples are the
 # same in each run, which so tells of a change and not of chance. Other profiles:
