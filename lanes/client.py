@@ -111,7 +111,12 @@ class Client(mqtt.Client):
         """Prepare a large lane, if there may be one."""
         if self._may_have_lanes and not (self._knows_none or self._client_mode):
             lane_id = (self._client_id.decode() or uuid.uuid4().hex) + SUFFIX
-            if len(lane_id.encode()) <= MOST_ID_BYTES:
+            self._may_have_lanes = len(lane_id.encode()) <= MOST_ID_BYTES
+            if not self._may_have_lanes:
+                most = MOST_ID_BYTES - len(SUFFIX)
+                what = f"client id of {len(self._client_id)} bytes; allowed with two: {most}"
+                LOGGER.warning("one connection for all messages: %s", what)
+            else:
                 self._lane = LargeLane(self, lane_id)
                 self._large_above = LARGE_ABOVE
         return self._lane

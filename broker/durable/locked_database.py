@@ -130,12 +130,13 @@ class LockedDatabase:
         connection, _ = self._opened()
         with suppress(sqlite3.Error):  # on a full disk
             connection.execute(_CLOCK_TABLE)
-        try:
+        tables = connection.execute("SELECT name FROM sqlite_master WHERE name = 'clock'")
+        row = None
+        if tables.fetchone() is not None:  # else there was no room for the table
             row = connection.execute("SELECT text FROM clock").fetchone()
-        except sqlite3.OperationalError:  # there was no room for the table
-            row = None
         text = "" if row is None else str(row[0])
-        return StorageClock(clocks, text, at_least if text else clocks.wall(), is_off_counted=True)
+        reached = at_least if text else max(at_least, clocks.wall())
+        return StorageClock(clocks, text, reached, is_off_counted=True)
 
     def _store_clock(self) -> None:
         """Store the clock, as far as the disk takes it."""

@@ -81,10 +81,10 @@ def take_unchecked(
             if waits:
                 return core.room.hold(receipt, message, route_held, now)
             return refuse_full(receipt, plan.topic, full)
-    if message.retain:
-        core.router.retain(message)
     if message.qos == 2:
         check_receive_maximum(client)
+    if message.retain:
+        core.router.retain(message)
     core.router.route(message, plan.targets, chosen, now)
     if journal is not None and (
         journal.n_changes != n_changes or (message.qos == 2 and client.session.journal is not None)

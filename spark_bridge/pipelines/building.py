@@ -24,7 +24,7 @@ from penstock.spark_bridge.decoders.formats import load_decoder
 from penstock.spark_bridge.errors import BridgeError, step_line
 from penstock.spark_bridge.hadoop_files import HadoopFolder
 from penstock.spark_bridge.options import read_options
-from penstock.spark_bridge.pipelines.changes import QueryRecord, compare, state_of
+from penstock.spark_bridge.pipelines.changes import ChangeError, QueryRecord, compare, state_of
 from penstock.spark_bridge.pipelines.config import (
     DECODED,
     INFER,
@@ -115,13 +115,22 @@ class Built:
             {name: QueryRecord.from_json(each) for name, each in before.get(key, {}).items()}
             for key in ("queries", "gone")
         )
+        for name in gone.keys() & pipeline.all_sinks.keys():
+            if gone[name].reads_once:
+                raise ChangeError(
+                    f"sinks.{name}: read a sink that was gone, and the query {READ_ONCE} has read "
+                    "on without it; allowed: another name, and a place of its own"
+                )
         # The checkpoint of a sink that was gone is still there when it comes back.
         known |= {name: gone[name] for name in gone.keys() & pipeline.all_sinks.keys()}
         alone = {name: self._query(name) for name in pipeline.all_sinks}
         shared = [name for name, query in alone.items() if self._shares(name, query, known)]
         self.queries = [query for name, query in alone.items() if name not in shared]
         if shared:
+            self._check_shared(shared)
             self.queries.insert(0, self._shared_query(shared))
+        if known and pipeline.reads_once != any(one.reads_once for one in known.values()):
+            self.notes.append("reads_once changes nothing: what held at the first run stays")
         self._records = {
             name: self._record(name, query, is_shared=name in shared)
             for name, query in alone.items()
@@ -153,8 +162,40 @@ class Built:
             and not known
             and sink.group is None
             and can_share(sink)
-            and not state_of(_plan(query.rows))
+            and not self._why_alone(query.rows)
         )
+
+    def _why_alone(self, rows: DataFrame) -> str:
+        """Say why the rows of a micro-batch are not all that a view needs; "" where they are."""
+        if state_of(_plan(rows)):
+            return "its view keeps state"
+        java: Any = self._spark._jvm  # noqa: SLF001 - PySpark asks it only for a stream that starts
+        append = java.org.apache.spark.sql.streaming.OutputMode.Append()
+        checker = java.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
+        try:
+            checker.checkForStreaming(_plan(rows), append)
+        except (PySparkException, Py4JJavaError) as error:
+            return step_line(error)
+        return ""
+
+    def _check_shared(self, names: Sequence[str]) -> None:
+        """Check what the sinks of one query may not have, also where they have shared it before.
+
+        Raises:
+            ChangeError: a key or a view of one of them needs a query of its own.
+        """
+        decode = self._pipeline.decode
+        for name in names:
+            why = self._why_alone(self._query(name).rows)
+            if self._pipeline.all_sinks[name].group is not None:
+                why = "read a group of its own"
+            if decode is not None and decode.arrays:
+                why = "read decode.arrays, by which a message is several rows"
+            if why:
+                raise ChangeError(
+                    f"sinks.{name}: {why}; allowed: what the query {READ_ONCE} can write for "
+                    "several sinks, or another name for the sink, which then reads alone"
+                )
 
     def _query(self, name: str) -> Query:
         pipeline = self._pipeline

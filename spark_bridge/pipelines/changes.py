@@ -90,7 +90,11 @@ def compare(before: Mapping[str, QueryRecord], present: Mapping[str, QueryRecord
             f"{'; '.join(sorted(refused))}; allowed: what it was, or another name for the sink, "
             "which then begins with a checkpoint and a group of its own"
         )
+    groups = {record.group for record in present.values()}
     for name in before.keys() - present.keys():
+        if before[name].group in groups:
+            yield f"sinks.{name} is gone"
+            continue
         yield (
             f"sinks.{name} is gone; its group keeps messages until it is deleted: "
             f"penstock queue delete {before[name].queue} {before[name].group}"

@@ -12,8 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
+from penstock.spark_bridge.errors import BridgeError, step_line
 from penstock.spark_bridge.pipelines.config import TO_MQTT, Sink, as_texts
 from penstock.spark_bridge.sink import QUERY_ID
 from penstock.spark_bridge.sink_folder import local_folder
@@ -27,6 +30,10 @@ _FILE_FORMATS: Final = {
     "xml": "xml.XmlFileFormat",
 }
 """Spark's class of each format, below ``org.apache.spark.sql.execution.datasources``."""
+
+
+class SharedSinkError(BridgeError):
+    """Spark cannot write a micro-batch to a sink; the text names it."""
 
 
 def can_share(sink: Sink) -> bool:
@@ -49,10 +56,13 @@ def writer(
         try:
             for name, rows in rows_of(read).items():
                 sink = sinks[name]
-                if sink.format == TO_MQTT:
-                    publish(sink, rows, f"{name}:{batch}")
-                else:
-                    _write_files(sink, rows, batch)
+                try:
+                    if sink.format == TO_MQTT:
+                        publish(sink, rows, f"{name}:{batch}")
+                    else:
+                        _write_files(sink, rows, batch)
+                except (PySparkException, Py4JJavaError) as error:
+                    raise SharedSinkError(f"sink {name!r}: {step_line(error)}") from error
         finally:
             read.unpersist()
 

@@ -137,6 +137,7 @@ MORE: Final = {
     "tests/system/test_transports.py::test_stalled": "test_stalled_subscribers has TCP",
     "tests/system/test_transports.py::test_thousands": "a client with half a handshake is closed",
     "tests/system/test_tutorial.py::test_the_tutorial_shows_what_it_says[bbr]": "with cubic",
+    "tests/plugins/queue/engines/redis/test_discovery.py": "test_queue_on_redis uses one server",
     "tests/system/test_uplink_acl.py": "test_uplink_mosquitto has an uplink to a real broker",
     "tests/system/test_uplink_aws.py": "test_uplink_mosquitto has an uplink to a real broker",
     "tests/system/test_uplink_lanes.py": "test_uplink_second_connection has both lanes",

@@ -342,12 +342,21 @@ def test_a_user_name_in_place_of_the_client_id_leaves_one_connection(tmp_path: P
             assert app.disconnects == ["Normal disconnection"]
 
 
-def test_a_client_id_that_leaves_no_room_has_one_connection(broker: BrokerProcess) -> None:
-    """The large lane's would be too long."""
-    with Application("i" * 65_530, broker.port, topics="long") as app:
-        publish_ordered(app.client, "long", 1)
-        assert app.payloads(len(ORDERED)) == [payload[-1:] for payload in ORDERED]
-        assert app.lane is None
+def test_a_client_id_that_leaves_no_room_has_one_connection(
+    broker: BrokerProcess, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is said once which is the longest, and not where one connection is asked for."""
+    told = "client id of 65530 bytes; allowed with two: 65524"
+    for protocol, n_warnings in ((mqtt.MQTTv311, 0), (mqtt.MQTTv5, 1)):
+        with Application("i" * 65_530, broker.port, topics="long", protocol=protocol) as app:
+            app.cut(app.client)
+            app.wait_until_lost()
+            app.wait_until_connected()
+            app.client.subscribe("long", 2)
+            publish_ordered(app.client, "long", 1)
+            assert app.payloads(len(ORDERED)) == [payload[-1:] for payload in ORDERED]
+            assert app.lane is None
+        assert caplog.text.count(told) == n_warnings
 
 
 def test_a_program_that_asks_for_mqtt_3_1_1_has_one_connection(broker: BrokerProcess) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.broker.config.limits import Limits
 from penstock.broker.fast_paths.door import SWITCH, SwitchError, core_class
 from penstock.broker.fast_paths.fast_connection import FastConnection
 from penstock.broker.fast_paths.fast_core import FastCore
+from penstock.broker.mqtt.packets import Publish
 from penstock.broker.receiving.connection import Connection
 from penstock.broker.sessions.broker_state import Core
 from tests.helpers.access import Access
@@ -37,3 +39,14 @@ def test_a_broker_whose_access_control_is_asked_about_each_message_uses_none() -
     broker = VirtualBroker(core_class=FastCore, access=Access())
     assert type(broker.connect().connection) is Connection
     assert broker.core.take_unchecked is None
+
+
+@pytest.mark.parametrize("made_of", [Core, FastCore])
+def test_a_message_above_receive_maximum_is_not_retained(made_of: type[Core]) -> None:
+    """Whichever way it takes: the client is closed before anything is done with the message."""
+    broker = VirtualBroker(Limits(receive_maximum=2), core_class=made_of)
+    publisher = broker.connect("p")
+    for number in (1, 2, 3):
+        publisher.send(Publish(f"t/{number}", b"x", qos=2, retain=True, packet_id=number))
+    assert publisher.connection.client.is_closing
+    assert sorted(broker.core.retained.by_topic) == ["t/1", "t/2"]

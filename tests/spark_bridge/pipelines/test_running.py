@@ -23,6 +23,7 @@ from penstock.spark_bridge.errors import BridgeError
 from penstock.spark_bridge.options import read_options
 from penstock.spark_bridge.pipelines import running
 from penstock.spark_bridge.pipelines.building import Built, read_stream
+from penstock.spark_bridge.pipelines.changes import ChangeError
 from penstock.spark_bridge.pipelines.config import Sink, read_pipeline
 from penstock.spark_bridge.pipelines.metrics import QueryMetrics
 from penstock.spark_bridge.pipelines.running import PipelineError, Query, Summaries, run
@@ -326,8 +327,43 @@ def test_one_query_reads_for_all_sinks_without_state(
     sent += put(gateway, [42.0])
     run(spark, later.queries, None)
     assert counts() == [sent, 3 * len(HOSTS), 1]
+    later.remember()
     kept = build(ONE_READING.replace("reads_once: true", "reads_once: false"))
     assert kept.queries[0].name == "read-once"
+    assert kept.notes[-1].startswith("sinks.decoded is gone; its group keeps messages")
+    assert "reads_once changes nothing: what held at the first run stays" in kept.notes
+
+    # A change that needs a query of its own is refused: rows would be wrong in each micro-batch.
+    ranked = "SELECT *, row_number() OVER (PARTITION BY data.host ORDER BY data.at) n FROM decoded"
+    for old, new in (
+        ("SELECT data.host AS host, data.value AS value FROM decoded", ranked),
+        ("partition_by: [host]", "partition_by: [host], group: own"),
+    ):
+        with pytest.raises(ChangeError, match=r"^penstock: sinks\.hot: .*then reads alone"):
+            build(ONE_READING.replace(old, new))
+
+    # The others go on when a sink is gone, and so it has missed rows when it comes back.
+    without_hot = re.sub(r"  hot: \{format.*\n", "", ONE_READING)
+    gone = build(without_hot)
+    assert "sinks.hot is gone" in gone.notes
+    gone.remember()
+    with pytest.raises(ChangeError, match=r"sinks\.hot: read a sink that was gone"):
+        build()
+
+
+def test_a_failure_of_one_reading_names_the_sink_and_the_reason(
+    spark: SparkSession, gateway: QueueClient, tmp_path: Path
+) -> None:
+    """As Spark gives it; nothing is lost."""
+    sent = put(gateway, [1.0])
+    text = ONE_READING.replace("data.value AS value", "raise_error('too hot') AS value")
+    text = text.replace("WHERE data.value >= 30", "")
+    text = text.replace("FOLDER", str(tmp_path)).replace("URL", gateway.url)
+    (tmp_path / FILE).write_text(text)
+    queries = Built(spark, read_pipeline(tmp_path / FILE, FILE), FILE).queries
+    with pytest.raises(PipelineError, match=r"^penstock: sink 'hot': .*too hot"):
+        run(spark, queries, None)
+    assert held(gateway) == sent
 
 
 @pytest.mark.parametrize(
