@@ -56,8 +56,8 @@ RECORD: Final = "pipeline.json"
 INFERRED: Final = "schema.ddl"
 """The file in `storage` with the columns that were inferred in the first run."""
 
-_SPARK_LOG: Final = "SQLQueryContextLogger"
-"""Spark's logger that would also write each error to standard error, with Java's stack."""
+_SPARK_LOGS: Final = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
+"""Spark's loggers that would also write each error to standard error, with Java's stack."""
 
 
 class StepError(BridgeError):
@@ -106,7 +106,8 @@ class Built:
         self._read = read
         self._has_tried = False
         self._storage = HadoopFolder(spark, pipeline.storage)
-        logging.getLogger(_SPARK_LOG).setLevel(logging.CRITICAL)
+        for log in _SPARK_LOGS:
+            logging.getLogger(log).setLevel(logging.CRITICAL)
         self._schema = self._payload_schema()
         self._read_tables()
         text = self._storage.read(RECORD)
