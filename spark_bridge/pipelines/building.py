@@ -125,10 +125,9 @@ class Built:
         # The checkpoint of a sink that was gone is still there when it comes back.
         known |= {name: gone[name] for name in gone.keys() & pipeline.all_sinks.keys()}
         alone = {name: self._query(name) for name in pipeline.all_sinks}
-        shared = [name for name, query in alone.items() if self._shares(name, query, known)]
+        shared = [name for name, query in alone.items() if self._shares(name, query.rows, known)]
         self.queries = [query for name, query in alone.items() if name not in shared]
         if shared:
-            self._check_shared(shared)
             self.queries.insert(0, self._shared_query(shared))
         if known and pipeline.reads_once != any(one.reads_once for one in known.values()):
             self.notes.append("reads_once changes nothing: what held at the first run stays")
@@ -149,28 +148,43 @@ class Built:
         }
         self._storage.write(RECORD, json.dumps(texts, indent=1))
 
-    def _shares(self, name: str, query: Query, known: Mapping[str, QueryRecord]) -> bool:
+    def _shares(self, name: str, rows: DataFrame, known: Mapping[str, QueryRecord]) -> bool:
         """Say whether a sink is one of those for which one query reads.
 
         Spark's file sink needs every micro-batch of its query from the first on: a sink that came
         later, or that read by itself, cannot join.
-        """
-        if name in known:
-            return known[name].reads_once
-        sink = self._pipeline.all_sinks[name]
-        return (
-            self._pipeline.reads_once
-            and not known
-            and sink.group is None
-            and can_share(sink)
-            and not self._why_alone(query.rows)
-        )
 
-    def _why_alone(self, rows: DataFrame) -> str:
-        """Say why the rows of a micro-batch are not all that a view needs; "" where they are."""
+        Raises:
+            ChangeError: it was one, and needs a query of its own.
+        """
+        was_shared = name in known and known[name].reads_once
+        if not was_shared and (known or not self._pipeline.reads_once):
+            return False
+        why = self._why_alone(self._pipeline.all_sinks[name], rows)
+        if why and was_shared:
+            raise ChangeError(
+                f"sinks.{name}: {why}; allowed: what the query {READ_ONCE} can write for several "
+                "sinks, or another name for the sink, which then reads alone"
+            )
+        if why:
+            self.notes.append(f"sinks.{name} reads alone: {why}")
+        return not why
+
+    def _why_alone(self, sink: Sink, rows: DataFrame) -> str:
+        """Say why a sink cannot share a query; "" where it can.
+
+        Spark is asked whether it could stream the rows, as it does not check a micro-batch.
+        """
+        decode = self._pipeline.decode
+        if sink.group is not None:
+            return "it has a group of its own"
+        if not can_share(sink):
+            return "a repeated write would not be passed over"
+        if decode is not None and decode.arrays:
+            return "a message is several rows by decode.arrays"
         if state_of(_plan(rows)):
             return "its view keeps state"
-        java: Any = self._spark._jvm  # noqa: SLF001 - PySpark asks it only for a stream that starts
+        java: Any = self._spark._jvm  # noqa: SLF001 - PySpark asks only for a stream that starts
         append = java.org.apache.spark.sql.streaming.OutputMode.Append()
         checker = java.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
         try:
@@ -178,25 +192,6 @@ class Built:
         except (PySparkException, Py4JJavaError) as error:
             return step_line(error)
         return ""
-
-    def _check_shared(self, names: Sequence[str]) -> None:
-        """Check what the sinks of one query may not have, also where they have shared it before.
-
-        Raises:
-            ChangeError: a key or a view of one of them needs a query of its own.
-        """
-        decode = self._pipeline.decode
-        for name in names:
-            why = self._why_alone(self._query(name).rows)
-            if self._pipeline.all_sinks[name].group is not None:
-                why = "read a group of its own"
-            if decode is not None and decode.arrays:
-                why = "read decode.arrays, by which a message is several rows"
-            if why:
-                raise ChangeError(
-                    f"sinks.{name}: {why}; allowed: what the query {READ_ONCE} can write for "
-                    "several sinks, or another name for the sink, which then reads alone"
-                )
 
     def _query(self, name: str) -> Query:
         pipeline = self._pipeline

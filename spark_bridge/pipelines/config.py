@@ -397,7 +397,7 @@ def _problems(pipeline: Pipeline) -> Iterator[ConfigProblem]:
 
 def _problems_of_sinks(pipeline: Pipeline, views: set[str]) -> Iterator[ConfigProblem]:
     yield from _problems_of_places(pipeline)
-    groups: dict[str, str] = {}
+    groups = {pipeline.source_texts(READ_ONCE)[_GROUP]: f"the query {READ_ONCE}"}
     for name, sink in pipeline.sinks.items():
         view = sink.view or name
         if view not in views:
@@ -406,8 +406,9 @@ def _problems_of_sinks(pipeline: Pipeline, views: set[str]) -> Iterator[ConfigPr
         if name == QUARANTINE and pipeline.decode is not None and view != QUARANTINED:
             yield ConfigProblem(f"sinks.{name}", show(view), f"this name for {QUARANTINED} alone")
         group = pipeline.source_texts(name)[_GROUP]
-        if groups.setdefault(group, name) != name:
-            read = f"the group of sinks.{groups[group]}"
+        owner = groups.setdefault(group, f"sinks.{name}")
+        if owner != f"sinks.{name}":
+            read = f"the group of {owner}"
             yield ConfigProblem(f"sinks.{name}.group", read, "a group of its own")
 
 

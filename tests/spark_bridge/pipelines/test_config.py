@@ -170,6 +170,10 @@ def test_a_wrong_key_is_named_with_what_was_read_and_what_is_allowed(
             "sinks.two.group: read the group of sinks.messages; allowed: a group of its own",
         ),
         (
+            "  two: {view: messages, format: noop, group: plant-read-once}\n",
+            "sinks.two.group: read the group of the query read-once; allowed: a group of its own",
+        ),
+        (
             "  quarantine: {view: messages, format: noop}\n" + JSON,
             "sinks.quarantine: read 'messages'; allowed: this name for quarantined alone",
         ),

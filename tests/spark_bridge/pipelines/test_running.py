@@ -298,6 +298,7 @@ def test_one_query_reads_for_all_sinks_without_state(
     first = build()
     assert [query.name for query in first.queries] == ["read-once", "hosts"]
     assert set(first.queries[0].sinks) == {"raw", "hot", "quarantine"}
+    assert first.notes == ["sinks.hosts reads alone: a repeated write would not be passed over"]
     first.remember()
     sent = put(gateway, [10.0, 40.0], b"{}")
     summaries = run(spark, first.queries, None)
