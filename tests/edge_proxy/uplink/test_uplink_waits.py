@@ -6,6 +6,7 @@ import contextlib
 import re
 import socket
 import sqlite3
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -270,10 +271,9 @@ async def ends_after_message(peer: Peer, code: int | None = None) -> None:
     await peer.close()
 
 
-async def test_a_link_that_is_cut_again_and_again_is_tried_again_soon(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """A connection on which a message has passed is a success, however short it was."""
+@contextlib.asynccontextmanager
+async def an_uplink_with_messages(n_messages: int) -> AsyncIterator[tuple[ScriptedBroker, Server]]:
+    """Yield the cloud and a site, whose uplink is about to connect, with messages that wait."""
     reconnect = {"min_seconds": 0.01, "max_seconds": 60.0}
     keys = {"reconnect": reconnect, "lanes": None, "clear_retained": False}
     async with (
@@ -281,9 +281,17 @@ async def test_a_link_that_is_cut_again_and_again_is_tried_again_soon(
         site(cloud.port, **keys) as edge,
         await connected(port_of(edge), "near") as near,
     ):
-        for n in range(12):
+        for n in range(n_messages):
             await deliver(near, Publish("up/a", b"%d" % n, qos=1, packet_id=1))
         await (await cloud.accepted()).receive()  # the session is ended first
+        yield cloud, edge
+
+
+async def test_a_link_that_is_cut_again_and_again_is_tried_again_soon(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A connection on which a message has passed is a success, however short it was."""
+    async with an_uplink_with_messages(12) as (cloud, edge):
         for _ in range(8):
             await ends_after_message(await cloud.accepted())
         await until(lambda: uplink_of(edge).counts.failures == {"closed": 8})
@@ -296,16 +304,7 @@ async def test_waits_grow_where_the_cloud_disconnects_an_uplink_again_and_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Though messages have passed: brokers have many words for another client of the same id."""
-    reconnect = {"min_seconds": 0.01, "max_seconds": 60.0}
-    keys = {"reconnect": reconnect, "lanes": None, "clear_retained": False}
-    async with (
-        ScriptedBroker() as cloud,
-        site(cloud.port, **keys) as edge,
-        await connected(port_of(edge), "near") as near,
-    ):
-        for n in range(5):
-            await deliver(near, Publish("up/a", b"%d" % n, qos=1, packet_id=1))
-        await (await cloud.accepted()).receive()  # the session is ended first
+    async with an_uplink_with_messages(5) as (cloud, edge):
         for _ in range(5):
             await ends_after_message(await cloud.accepted(), ReasonCode.ADMINISTRATIVE_ACTION)
         await until(lambda: uplink_of(edge).counts.failures == {"disconnected": 5})
