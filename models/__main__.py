@@ -345,8 +345,8 @@ def _add_papers() -> None:
 def _needs_checkout(_words: Annotated[list[str] | None, typer.Argument()] = None) -> NoReturn:
     """Run an evaluation of the papers: needs a checkout of Penstock."""
     typer.echo(
-        "penstock plan: the papers' evaluations are not installed; allowed: a checkout of Penstock"
-        " (git clone, then script/setup)",
+        "penstock plan: the papers' evaluations are not installed; allowed: a checkout of Penstock "
+        "and in it pip install -e '.[models]'",
         err=True,
     )
     raise typer.Exit(2)

@@ -464,4 +464,7 @@ def test_without_a_checkout_the_evaluations_say_that_they_need_one() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.endswith("2 0\n")
-    assert "the papers' evaluations are not installed; allowed: a checkout" in done.stderr
+    told = (
+        "the papers' evaluations are not installed; allowed: a checkout of Penstock and in it pip"
+    )
+    assert told in done.stderr
