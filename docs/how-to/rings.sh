@@ -34,6 +34,16 @@ is_new() { [[ $(ask "$1" cluster info) == *cluster_known_nodes:1[!0-9]* ]]; }
 # Wait until all nodes that are alive agree on who has which slot.
 settle() { until cli --cluster check "$first" > /dev/null 2>&1; do sleep 0.5; done; }
 
+# Add a server to the cluster, and wait until the others know it and it knows who has which slot.
+# Until then the next `add-node` finds a node that does not agree, and ends.
+add() {
+  local id
+  cli --cluster add-node "$1" "$first" "${@:2}"
+  id=$(ask "$1" cluster myid)
+  until [[ $(ask "$first" cluster nodes) == *"$id "* ]]; do sleep 0.2; done
+  settle
+}
+
 # Share the slots out among the masters of the rings; other masters get none.
 share_slots() {
   local weights=() id address flags
@@ -52,7 +62,7 @@ place() {
   local master
   master=$(ask "$2" cluster myid)
   if is_new "$1"; then
-    cli --cluster add-node "$1" "$first" --cluster-slave --cluster-master-id "$master"
+    add "$1" --cluster-slave --cluster-master-id "$master"
   elif [[ $(ask "$1" cluster nodes) != *"myself,slave $master "* ]]; then
     echo "$1 becomes a replica of $2"
     ask "$1" cluster replicate "$master"
@@ -66,7 +76,7 @@ fi
 settle
 for master in "${masters[@]}"; do
   if is_new "$master"; then
-    cli --cluster add-node "$master" "$first"
+    add "$master"
   elif [[ $(ask "$master" role) == slave* ]]; then
     echo "$master becomes the master again"
     ask "$master" cluster failover
