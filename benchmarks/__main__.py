@@ -30,9 +30,11 @@ from benchmarks.rows import (
     many_clients,
     matching,
     memory,
+    production,
     small_state,
     throughput,
 )
+from benchmarks.rows.rates import BROKER_CPU
 from benchmarks.rows.report import (
     COMPARED,
     Result,
@@ -51,6 +53,7 @@ ROWS: Final = {
     for row in (
         *throughput.ROWS,
         *acknowledged.ROWS,
+        *production.ROWS,
         *matching.ROWS,
         *fan_out.ROWS,
         *many_clients.ROWS,
@@ -78,7 +81,7 @@ def measure(row: Row, peer: Peer, scale: Scale) -> Measurement:
         BenchmarkError: it did not start or did not answer as the protocol asks.
     """
     try:
-        with running(peer, is_tls=row.is_tls, inflight_messages=row.inflight_messages) as broker:
+        with running(peer, row.options) as broker:
             return row.measure(broker, scale)
     except (WireError, OSError) as error:
         raise BenchmarkError(f"{row.name}: {peer.name}: {error}") from error
@@ -87,12 +90,11 @@ def measure(row: Row, peer: Peer, scale: Scale) -> Measurement:
 def describe(row: Row, measurement: Measurement) -> str:
     """Return one measurement as text.
 
-    On a machine that is busy with something else, the rate per processor second tells more than
-    the rate.
+    On a machine that is busy with something else, the processor time tells more than the rate.
     """
     text = f"{format_value(measurement.value)} {row.unit}"
-    if rate := measurement.details.get("delivered_per_broker_cpu_second"):
-        text += f", {format_value(rate)} per processor second of the broker"
+    if (cpu := measurement.details.get(BROKER_CPU)) is not None:
+        text += f", {format_value(cpu)} us of the broker's processor time each"
     if load := measurement.details.get("load_cpu_ratio"):
         text += f", load {load:.2f} of a core"
     return f"{text}, {measurement.lost} lost" if measurement.lost else text

@@ -26,11 +26,12 @@ from benchmarks.__main__ import measure
 from benchmarks.loads.paced import Schedule
 from benchmarks.loads.stream import FILTERS_OF_A_TOPIC, TOPIC_STEP, Shape
 from benchmarks.loads.windowed import WindowedPlan
-from benchmarks.peers import PEERS, ROOT, Peer, RunningPeer
+from benchmarks.peers import PEERS, ROOT, Options, Peer, RunningPeer
 from benchmarks.program import Program, choose, describe_run
 from benchmarks.rows.acknowledged import INFLIGHT_MESSAGES, measure_windowed
 from benchmarks.rows.latency import Pacing
 from benchmarks.rows.matching import CLIENTS
+from benchmarks.rows.rates import BROKER_CPU, MICROSECOND
 from benchmarks.rows.row import FULL, QUICK, Measurement, Row, Scale, Target
 from benchmarks.rows.throughput import measure_qos0
 
@@ -38,7 +39,6 @@ PEER_COLOURS: Final = {"penstock": "tab:blue", "mosquitto": "tab:orange"}
 """The brokers that are measured, and the colour of each in the plot."""
 DATA_FILE: Final = ROOT / "docs/images/curves.json"
 PICTURE_INCHES: Final = (10.0, 6.0)
-MICROSECOND: Final = 1e-6
 PACED_CLIENTS: Final = 100
 """The number of clients on the schedule. The sender watches the clock before each message, so above
 some 4,000 messages a second it needs a core for itself."""
@@ -75,8 +75,7 @@ class Curve:
 
 def _cost(measurement: Measurement) -> Measurement:
     """Return a measurement of a rate as one of cost; 0 where that is less than a clock tick."""
-    rate = measurement.details["delivered_per_broker_cpu_second"]
-    return replace(measurement, value=1 / rate / MICROSECOND if rate else 0.0)
+    return replace(measurement, value=measurement.details[BROKER_CPU])
 
 
 def _qos0(peer: RunningPeer, scale: Scale, value: int, *, shape: Callable[[int], Shape]) -> Any:
@@ -178,7 +177,7 @@ def measure_curve(
             unit=curve.unit,
             target=Target(),
             measure=partial(curve.measure, value=point),
-            inflight_messages=INFLIGHT_MESSAGES,
+            options=Options(inflight_messages=INFLIGHT_MESSAGES),
         )
         for peer in peers:
             measurement = measure(row, peer, scale)

@@ -24,8 +24,10 @@ import psutil
 import yaml
 
 from benchmarks.errors import BenchmarkError
+from benchmarks.loads.access import ACL, Access, password_lines
 from penstock.netem.errors import RunError
 from penstock.netem.runs.broker_process import (
+    ANONYMOUS,
     RunningBroker,
     amqtt_command,
     find_program,
@@ -37,6 +39,8 @@ from penstock.netem.runs.broker_process import (
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 EXAMPLE_POLICY: Final = ROOT / "policy.example.yaml"
+USER_FILE: Final = "passwords"
+ACL_FILE: Final = "acl"
 STOP_SECONDS: Final = 60.0
 SPILL_LIMIT: Final = "32 MB"
 """The memory limit of the peer `penstock-spill`, for which its targets in the memory rows hold."""
@@ -59,19 +63,45 @@ class Certificate:
 
 
 @dataclass(frozen=True, slots=True)
+class Options:
+    """What an operator sets, and a row needs, in each broker alike.
+
+    Attributes:
+        is_tls: whether the broker listens with TLS 1.3.
+        has_acl: whether clients log in, and may do what the ACL file of `loads/access.py` says.
+        is_durable: whether clients' sessions outlive their connections, and the broker's files keep
+            them.
+        inflight_messages: the limit of unacknowledged messages towards a client, where a peer's
+            default is below the row's window; None for the default.
+    """
+
+    is_tls: bool = False
+    has_acl: bool = False
+    is_durable: bool = False
+    inflight_messages: int | None = None
+
+    @property
+    def is_production(self) -> bool:
+        """Whether only a broker can be measured whose configuration is written here."""
+        return self.has_acl or self.is_durable
+
+
+DEFAULT_OPTIONS: Final = Options()
+
+
+@dataclass(frozen=True, slots=True)
 class BrokerSetting:
     """The settings that a row needs in a broker's configuration.
 
     Attributes:
         port: the TCP port on loopback.
         certificate: the certificate of a listener with TLS 1.3; None without TLS.
-        inflight_messages: the limit of unacknowledged messages towards a client, where a peer's
-            default is below the row's window; None for the default.
+        options: the further settings.
     """
 
     port: int
     certificate: Certificate | None = None
-    inflight_messages: int | None = None
+    options: Options = DEFAULT_OPTIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +116,7 @@ class Peer:
         is_ceiling: whether it is the relay that shows the load's own limit instead of a broker.
         has_v5: whether it speaks MQTT 5.
         has_tls: whether it can listen with TLS.
+        has_production: whether it can have users, an ACL file and durable sessions.
         is_store: whether it is a broker that is measured already, with another payload store.
     """
 
@@ -96,6 +127,7 @@ class Peer:
     is_ceiling: bool = False
     has_v5: bool = True
     has_tls: bool = True
+    has_production: bool = False
     is_store: bool = False
 
 
@@ -107,23 +139,25 @@ class RunningPeer:
         name: the name of its `Peer`.
         port: the TCP port that it listens on, on loopback.
         process: the root of its processes.
-        certificate: the certificate of its listener; None without TLS.
+        access: the same port, and how clients come in.
     """
 
     name: str
     port: int
     process: psutil.Process
-    certificate: Certificate | None = None
+    access: Access
 
     def rss_bytes(self) -> int:
         """Return the resident set of the broker and the processes it started."""
-        family = [self.process, *self.process.children(recursive=True)]
-        return sum(process.memory_info().rss for process in family)
+        return sum(process.memory_info().rss for process in self._family())
 
     def cpu_seconds(self) -> float:
-        """Return the processor time it has used, in user and kernel mode."""
-        times = self.process.cpu_times()
-        return float(times.user + times.system)
+        """Return the processor time they have used, in user and kernel mode."""
+        times = [process.cpu_times() for process in self._family()]
+        return float(sum(each.user + each.system for each in times))
+
+    def _family(self) -> list[psutil.Process]:
+        return [self.process, *self.process.children(recursive=True)]
 
 
 def _listeners(setting: BrokerSetting) -> dict[str, Any]:
@@ -155,6 +189,9 @@ def example_policy(setting: BrokerSetting) -> dict[str, Any]:
     """Return the repository's example policy, its plugins included, on free ports."""
     policy: dict[str, Any] = yaml.safe_load(EXAMPLE_POLICY.read_text())
     policy["plugins"]["queue"]["http"] = "127.0.0.1:0"
+    if setting.options.has_acl:
+        del policy["plugins"][ANONYMOUS]
+        policy["plugins"]["access"] = {"password_file": USER_FILE, "acl_file": ACL_FILE}
     return policy | {"listeners": _listeners(setting)}
 
 
@@ -195,18 +232,23 @@ def _penstock_stock(directory: Path, setting: BrokerSetting) -> list[str]:
 def _mosquitto(directory: Path, setting: BrokerSetting) -> list[str]:
     lines = [
         f"listener {setting.port} 127.0.0.1",
-        "allow_anonymous true",
         "max_queued_messages 0",
         "max_queued_bytes 0",
+        "user root",  # started by root, it would leave the right to read its files
     ]
-    if setting.inflight_messages is not None:
-        lines.append(f"max_inflight_messages {setting.inflight_messages}")
+    if setting.options.has_acl:
+        lines += [f"password_file {directory / USER_FILE}", f"acl_file {directory / ACL_FILE}"]
+    else:
+        lines.append("allow_anonymous true")
+    if setting.options.is_durable:
+        lines += ["persistence true", f"persistence_location {directory}/"]
+    if (messages := setting.options.inflight_messages) is not None:
+        lines.append(f"max_inflight_messages {messages}")
     if (certificate := setting.certificate) is not None:
         lines += [
             f"certfile {certificate.certificate_file}",
             f"keyfile {certificate.key_file}",
             "tls_version tlsv1.3",
-            "user root",  # started by root, it would leave the right to read these files
         ]
     return mosquitto_command(directory, lines)
 
@@ -244,7 +286,7 @@ def make_certificate(directory: Path) -> Certificate:
 PEERS: Final = {
     peer.name: peer
     for peer in (
-        penstock_peer("penstock", "the example policy"),
+        penstock_peer("penstock", "the example policy", has_production=True),
         Peer(
             "penstock-stock",
             "Penstock with the policy that aMQTT ships",
@@ -264,7 +306,11 @@ PEERS: Final = {
             is_store=True,
         ),
         Peer(
-            "mosquitto", "no limit of queued messages", _mosquitto, partial(version_of, "mosquitto")
+            "mosquitto",
+            "no limit of queued messages",
+            _mosquitto,
+            partial(version_of, "mosquitto"),
+            has_production=True,
         ),
         Peer(
             "amqtt",
@@ -278,6 +324,7 @@ PEERS: Final = {
             "no broker: packets copied, the load's own limit",
             _relay,
             lambda: "-",
+            has_production=True,
             is_ceiling=True,
         ),
     )
@@ -285,16 +332,24 @@ PEERS: Final = {
 """The peers by name, in the order in which one repetition visits them."""
 
 
-COMMAND_FORM: Final = "NAME=PROGRAM ARGUMENTS with {port}"
+COMMAND_FORM: Final = "NAME=PROGRAM ARGUMENTS with {port}, {policy} or {mosquitto}"
+
+CONFIGURATIONS: Final = {
+    "{policy}": ("penstock", "broker.yaml"),
+    "{mosquitto}": ("mosquitto", "mosquitto.conf"),
+}
+"""The places in a command for a configuration file: the peer that it configures, and its name."""
 
 
 def commanded_peer(text: str, taken: Container[str]) -> Peer:
     """Return a further broker, which a command starts in an empty directory.
 
     Args:
-        text: ``NAME=COMMAND`` or ``NAME@VERSION=COMMAND``; in the command, which no shell reads,
-            ``{port}`` stands for the port of its listener on loopback, ``{certificate}`` and
-            ``{key}`` for files in PEM, without which it is not asked for TLS.
+        text: ``NAME=COMMAND`` or ``NAME@VERSION=COMMAND``. In the command, which no shell reads,
+            ``{policy}`` stands for the file that the peer `penstock` has, and ``{mosquitto}`` for
+            that of mosquitto. A broker of another kind has ``{port}`` for the port of its listener
+            on loopback, and ``{certificate}`` and ``{key}`` for files in PEM, without which it is
+            not asked for TLS.
         taken: the names of other peers.
 
     Raises:
@@ -310,15 +365,20 @@ def commanded_peer(text: str, taken: Container[str]) -> Peer:
         raise BenchmarkError(f"command {text!r}: allowed: {COMMAND_FORM}")
     if name in taken:
         raise BenchmarkError(f"command {text!r}: there is a peer {name!r}; give it another name")
-    if "{port}" not in command:
+    configurations = [place for place in CONFIGURATIONS if place in command]
+    if not configurations and "{port}" not in command:
         raise BenchmarkError(f"command {text!r}: nothing says {{port}}; allowed: {COMMAND_FORM}")
     program = os.path.abspath(find_program(words[0]))  # noqa: PTH100 - keeps a link's name
 
-    def prepare(_directory: Path, setting: BrokerSetting) -> list[str]:
+    def prepare(directory: Path, setting: BrokerSetting) -> list[str]:
         known = {"{port}": str(setting.port)}
         if (certificate := setting.certificate) is not None:
             known["{certificate}"] = str(certificate.certificate_file)
             known["{key}"] = str(certificate.key_file)
+        for place in configurations:
+            peer, file = CONFIGURATIONS[place]
+            PEERS[peer].prepare(directory, setting)
+            known[place] = str(directory / file)
         filled = []
         for word in words[1:]:
             for place, value in known.items():
@@ -326,8 +386,14 @@ def commanded_peer(text: str, taken: Container[str]) -> Peer:
             filled.append(word)
         return [program, *filled]
 
-    has_tls = "{certificate}" in command and "{key}" in command
-    return Peer(name, command, prepare, lambda: version or "of unknown version", has_tls=has_tls)
+    return Peer(
+        name,
+        command,
+        prepare,
+        lambda: version or "of unknown version",
+        has_tls=bool(configurations) or ("{certificate}" in command and "{key}" in command),
+        has_production=bool(configurations),
+    )
 
 
 def allow_open_files() -> None:
@@ -337,15 +403,8 @@ def allow_open_files() -> None:
 
 
 @contextmanager
-def running(
-    peer: Peer, *, is_tls: bool = False, inflight_messages: int | None = None
-) -> Iterator[RunningPeer]:
+def running(peer: Peer, options: Options = DEFAULT_OPTIONS) -> Iterator[RunningPeer]:
     """Start a broker in an empty directory of its own and end it afterwards.
-
-    Args:
-        peer: the peer to start.
-        is_tls: whether it listens with TLS.
-        inflight_messages: the limit of unacknowledged messages, as in `BrokerSetting`.
 
     Raises:
         NetemError: it is not installed or does not start; the text holds its last words.
@@ -356,12 +415,21 @@ def running(
         reserved_port() as port,
     ):
         directory = Path(name)
-        certificate = make_certificate(directory) if is_tls else None
-        command = peer.prepare(directory, BrokerSetting(port, certificate, inflight_messages))
+        certificate = make_certificate(directory) if options.is_tls else None
+        for file, text in ((USER_FILE, password_lines()), (ACL_FILE, ACL)):
+            (directory / file).write_text(text)
+            (directory / file).chmod(0o600)
+        command = peer.prepare(directory, BrokerSetting(port, certificate, options))
         broker = RunningBroker(peer.name, command, directory)
+        access = Access(
+            port,
+            "" if certificate is None else str(certificate.authority_file),
+            has_users=options.has_acl,
+            is_durable=options.is_durable,
+        )
         try:
             broker.wait_until_listening(port)
-            yield RunningPeer(peer.name, port, psutil.Process(broker.process.pid), certificate)
+            yield RunningPeer(peer.name, port, psutil.Process(broker.process.pid), access)
         finally:
             # A peer that has not ended by then is killed: the measurement is over.
             with suppress(RunError):

@@ -76,12 +76,7 @@ class Load:
     def __init__(self, peer: RunningPeer, shape: Shape) -> None:
         self._publishers = shape.publishers
         self._sides: list[Side] = []
-        certificate = peer.certificate
-        arguments = (
-            peer.port,
-            json.dumps(asdict(shape)),
-            "" if certificate is None else certificate.authority_file,
-        )
+        arguments = json.dumps(asdict(peer.access)), json.dumps(asdict(shape))
         try:
             self._receiving = self._start("benchmarks.loads.subscribers", *arguments)
             self._sending = self._start("benchmarks.loads.publisher", *arguments)

@@ -11,11 +11,10 @@ from __future__ import annotations
 import json
 import selectors
 import socket
-import ssl
 import sys
 import time
 
-from benchmarks.loads import wire
+from benchmarks.loads.access import Access
 from benchmarks.loads.stream import Shape, Traffic
 
 
@@ -70,11 +69,11 @@ def send_run(sendings: list[Sending]) -> tuple[float, float]:
 
 def main() -> None:
     """Connect, then send a run of messages for each line read."""
-    port, traffic = int(sys.argv[1]), Traffic(Shape(**json.loads(sys.argv[2])))
-    context = ssl.create_default_context(cafile=sys.argv[3]) if sys.argv[3] else None
+    access, shape = (json.loads(each) for each in sys.argv[1:3])
+    access, traffic = Access(**access), Traffic(Shape(**shape))
     sendings = []
     for i, stream in enumerate(traffic.publishers):
-        sock = wire.open_client(port, f"bench-publisher-{i}", context=context)
+        sock, _ = access.open_publisher(i)
         # A single one may wait for the kernel; several take turns.
         sock.settimeout(None if len(traffic.publishers) == 1 else 0)
         sendings.append(Sending(sock, stream.block))

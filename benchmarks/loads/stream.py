@@ -11,10 +11,11 @@ import bisect
 import itertools
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from benchmarks.loads import wire
+from benchmarks.loads.access import publisher_id
 
 BLOCK_BYTES: Final = 1 << 20
 """The size of one send: large enough that calls do not count, small enough for the cache."""
@@ -27,6 +28,9 @@ CHUNK_BYTES: Final = 1 << 18
 
 TOPIC: Final = "bench/throughput"
 TOPIC_FILTER: Final = f"{TOPIC}/+"
+
+RANDOM_TOPICS: Final = 20
+"""The number of topics of a publisher where they are at random."""
 
 FILTERS_OF_A_TOPIC: Final = 3
 TOPIC_STEP: Final = 3
@@ -42,8 +46,8 @@ class Shape:
         most_bytes: the greatest payload length; lengths between the two are equally likely.
         topics: the number of topics over which the messages of a publisher are spread at random.
         subscribers: the number of subscribers. Each receives all messages; with several publishers,
-            those of its own publisher; with filters, those that its filters match.
-        publishers: the number of publishers: 1, or as many as subscribers.
+            those of one publisher, in turn; with filters, those that its filters match.
+        publishers: the number of publishers, of which that of subscribers is a multiple.
         filters: the number of topic filters with wildcards of all subscribers together; 0 for a
             single filter that matches all.
     """
@@ -54,6 +58,21 @@ class Shape:
     subscribers: int = 1
     publishers: int = 1
     filters: int = 0
+
+    def at_random(self) -> Shape:
+        """Return the shape with sizes and topics at random, of two users in turn.
+
+        The mean size stays, and so does the number of subscribers of a topic.
+        """
+        two = max(2, self.publishers)
+        return replace(
+            self,
+            least_bytes=1,
+            most_bytes=self.least_bytes + self.most_bytes - 1,
+            topics=RANDOM_TOPICS,
+            publishers=two,
+            subscribers=self.subscribers * two // self.publishers,
+        )
 
 
 class Stream:
@@ -144,6 +163,8 @@ class Traffic:
         self.expectations: list[Expectation] = []
         for publisher in range(shape.publishers):
             self._add_publisher(shape, publisher)
+        if shape.publishers > 1:
+            self.expectations *= shape.subscribers // shape.publishers
 
     def _add_publisher(self, shape: Shape, publisher: int) -> None:
         generator = random.Random(publisher)  # noqa: S311 - payloads, not secrets
@@ -163,7 +184,8 @@ class Traffic:
         if shape.filters:
             self._subscribe_filters(shape, packets, numbers)
         elif shape.publishers > 1:
-            self.expectations.append(Expectation([f"{TOPIC}/{publisher}/+"], stream))
+            roots = self._roots(publisher)[: shape.topics]
+            self.expectations.append(Expectation([f"{root}/+" for root in roots], stream))
         else:
             self.expectations += [Expectation([TOPIC_FILTER], stream)] * shape.subscribers
 
@@ -171,8 +193,13 @@ class Traffic:
     def _topics(shape: Shape, publisher: int) -> list[str]:
         if shape.filters:
             return [wildcard_topic(number * TOPIC_STEP) for number in range(shape.topics)]
-        prefix = TOPIC if shape.publishers == 1 else f"{TOPIC}/{publisher}"
-        return [f"{prefix}/{number}" for number in range(shape.topics)]
+        roots = [TOPIC] if shape.publishers == 1 else Traffic._roots(publisher)
+        return [f"{roots[number % len(roots)]}/{number}" for number in range(shape.topics)]
+
+    @staticmethod
+    def _roots(publisher: int) -> list[str]:
+        """Return above which levels the topics of one of several publishers are, in turn."""
+        return [f"{TOPIC}/{publisher}", f"bench/{publisher_id(publisher)}"]
 
     def _subscribe_filters(self, shape: Shape, packets: list[bytes], numbers: list[int]) -> None:
         """Deal the filters out, so that those of one topic are those of three subscribers."""

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from benchmarks.loads import wire
+from benchmarks.loads.access import Access
 from benchmarks.loads.stream import CHUNK_BYTES, Expectation, Shape, Traffic
 
 WAKE_UP_BYTES: Final = 1 << 10
@@ -40,14 +41,8 @@ class Subscriber:
             gap.
     """
 
-    def __init__(
-        self,
-        port: int,
-        name: str,
-        expectation: Expectation,
-        context: ssl.SSLContext | None = None,
-    ) -> None:
-        self.sock = wire.open_client(port, name, context=context)
+    def __init__(self, access: Access, number: int, expectation: Expectation) -> None:
+        self.sock, _ = access.open_subscriber(number)
         wire.subscribe(self.sock, expectation.topic_filters, 0)
         self.sock.setblocking(False)
         self.received_bytes = 0
@@ -56,7 +51,7 @@ class Subscriber:
         self._expected_bytes = 0
         self._wake_up_bytes = 1
         # TLS takes bytes out of the kernel that are not yet read here.
-        self._is_tls = context is not None
+        self._is_tls = access.context is not None
         self._near_end_bytes = TLS_RECORD_BYTES if self._is_tls else 0
 
     def expect(self, size_bytes: int) -> None:
@@ -170,11 +165,10 @@ def receive_run(subscribers: list[Subscriber], *, idle_seconds: float = IDLE_SEC
 
 def main() -> None:
     """Subscribe, then count a run for each line read."""
-    port, traffic = int(sys.argv[1]), Traffic(Shape(**json.loads(sys.argv[2])))
-    context = ssl.create_default_context(cafile=sys.argv[3]) if sys.argv[3] else None
+    access, shape = (json.loads(each) for each in sys.argv[1:3])
+    access, traffic = Access(**access), Traffic(Shape(**shape))
     subscribers = [
-        Subscriber(port, f"bench-subscriber-{i}", expectation, context)
-        for i, expectation in enumerate(traffic.expectations)
+        Subscriber(access, i, expectation) for i, expectation in enumerate(traffic.expectations)
     ]
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:

@@ -12,16 +12,19 @@ loop one wake-up and two system calls, and the broker at least as much.
 
 from __future__ import annotations
 
+import itertools
 import random
 import select
 import socket
+import ssl
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol, Self
 
 from benchmarks.loads import wire
+from benchmarks.loads.access import Access, publisher_id
 from benchmarks.rows.rates import Run
 
 BUFFER_BYTES: Final = 1 << 17
@@ -41,6 +44,8 @@ ANSWER_BYTES: Final = 4
 """The size of a PUBACK, PUBREC, PUBREL or PUBCOMP that reports success, in both versions."""
 
 LEAST_BLOCK_MESSAGES: Final = 500
+RANDOM_TOPICS: Final = 5
+"""The number of topics of a publisher where they are at random."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +55,15 @@ class WindowedPlan:
     Attributes:
         pairs: the number of publishers, each with a topic and a subscriber of its own.
         window: the number of unacknowledged messages of a publisher.
-        payload_bytes: the payload length of each message.
+        payload_bytes: the greatest payload length of a message.
         qos: the QoS of publishers and subscriptions, 1 or 2.
         version: the protocol level, 4 or 5.
         properties: the encoded properties of each message, for version 5.
         wake_up_packets: the number of acknowledgements that wake a publisher; a subscriber wakes
             for that many messages (SO_RCVLOWAT). For windows of which that is a small part.
+        least_bytes: the least payload length; lengths between the two are equally likely. None for
+            one length.
+        topics: the number of topics over which the messages of a publisher are spread at random.
     """
 
     pairs: int
@@ -65,17 +73,49 @@ class WindowedPlan:
     version: int = 4
     properties: bytes = b""
     wake_up_packets: int = 1
+    least_bytes: int | None = None
+    topics: int = 1
 
-    def topic(self, pair: int) -> str:
-        """Return the topic of a pair."""
-        return f"bench/windowed/{pair}"
+    def at_random(self) -> WindowedPlan:
+        """Return the plan with sizes and topics at random, of two users in turn."""
+        most_bytes = 2 * self.payload_bytes - 1
+        return replace(
+            self,
+            pairs=max(2, self.pairs),
+            payload_bytes=most_bytes,
+            least_bytes=1,
+            topics=RANDOM_TOPICS,
+        )
+
+    def payloads(self) -> list[bytes]:
+        """Return the payloads of a block, at random."""
+        generator = random.Random(0)  # noqa: S311 - payloads, not secrets
+        least_bytes = self.payload_bytes if self.least_bytes is None else self.least_bytes
+        # Packet Identifiers come round only when the last use is acknowledged.
+        count = max(2 * self.window, LEAST_BLOCK_MESSAGES if self.pairs < 100 else 10)
+        return [
+            generator.randbytes(generator.randint(least_bytes, self.payload_bytes))
+            for _ in range(count)
+        ]
+
+    def filters(self, pair: int) -> list[str]:
+        """Return the topic filters that match the topics of a pair, each one of them."""
+        if self.topics == 1:
+            return [self.topic(pair, b"")]
+        return [f"bench/windowed/{pair}/+", f"bench/{publisher_id(pair)}/+"]
+
+    def topic(self, pair: int, payload: bytes) -> str:
+        """Return the topic of a message of a pair, which its payload decides."""
+        if self.topics == 1:
+            return f"bench/windowed/{pair}"
+        number = payload[0] % self.topics
+        return f"bench/{publisher_id(pair) if number % 2 else f'windowed/{pair}'}/{number}"
 
     def packet(self, pair: int, payload: bytes, packet_id: int) -> bytes:
         """Return a PUBLISH of a pair."""
         properties = self.properties if self.version == 5 else None
-        return wire.publish_packet(
-            self.topic(pair), payload, packet_id, qos=self.qos, properties=properties
-        )
+        topic = self.topic(pair, payload)
+        return wire.publish_packet(topic, payload, packet_id, qos=self.qos, properties=properties)
 
 
 class Side(Protocol):
@@ -121,11 +161,9 @@ class _Connection:
         "wake_up_bytes",
     )
 
-    def __init__(self, port: int, client_id: str, version: int, *, is_clean: bool = True) -> None:
-        self.sock = wire.open_connection(port)
-        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-        self.sock.sendall(wire.connect_packet(client_id, version=version, is_clean=is_clean))
-        accepted = wire.read_connack(self.sock, version=version)
+    def __init__(self, sock: socket.socket, accepted: wire.Accepted) -> None:
+        self.sock = sock
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         self.session_present = accepted.session_present
         self.receive_maximum = accepted.receive_maximum
         self.remaining = 0
@@ -155,7 +193,12 @@ class _Connection:
         Raises:
             wire.WireError: the broker closed the connection.
         """
-        data = self.sock.recv(BUFFER_BYTES)
+        try:
+            data = self.sock.recv(BUFFER_BYTES)
+            while isinstance(self.sock, ssl.SSLSocket) and self.sock.pending():
+                data += self.sock.recv(BUFFER_BYTES)
+        except ssl.SSLWantReadError:  # part of a record, or a session ticket
+            return b""
         if not data:
             raise wire.WireError("the broker closed a connection of the load")
         if self.rest:
@@ -169,11 +212,11 @@ class Publisher(_Connection):
 
     __slots__ = (
         "_completions",
-        "_packet_bytes",
         "_packets",
         "_period",
         "_receipts",
         "_releases",
+        "_starts",
         "_unsent",
         "acknowledged",
         "received",
@@ -181,13 +224,15 @@ class Publisher(_Connection):
         "window",
     )
 
-    def __init__(self, port: int, plan: WindowedPlan, pair: int, payloads: list[bytes]) -> None:
-        super().__init__(port, f"bench-publisher-{pair}", plan.version)
+    def __init__(
+        self, access: Access, plan: WindowedPlan, pair: int, payloads: list[bytes]
+    ) -> None:
+        super().__init__(*access.open_publisher(pair, version=plan.version))
         self.window = min(plan.window, self.receive_maximum)
         packets = [plan.packet(pair, payload, i + 1) for i, payload in enumerate(payloads)]
         self._period = len(packets)
-        self._packet_bytes = len(packets[0])
         self._packets = b"".join(packets) * 2
+        self._starts = list(itertools.accumulate(map(len, packets * 2), initial=0))
         ids = range(1, self._period + 1)
         last, first = (wire.PUBACK, 0) if plan.qos == 1 else (wire.PUBCOMP, wire.PUBREC)
         self._completions = b"".join(wire.acknowledgement(last, i) for i in ids) * 2
@@ -204,10 +249,10 @@ class Publisher(_Connection):
     def _next(self) -> bytes:
         """Return the packets for which the window has room."""
         count = min(self.window - (self.sent - self.acknowledged), self._unsent)
-        start = self.sent % self._period * self._packet_bytes
+        first = self.sent % self._period
         self.sent += count
         self._unsent -= count
-        return self._packets[start : start + count * self._packet_bytes]
+        return self._packets[self._starts[first] : self._starts[first + count]]
 
     def read(self) -> None:
         """Take acknowledgements and publish as many further messages.
@@ -254,38 +299,43 @@ class Publisher(_Connection):
 
 
 class Subscriber(_Connection):
-    """A subscriber, which reads, compares and acknowledges."""
+    """A subscriber, which reads, compares and acknowledges.
+
+    Attributes:
+        least_bytes: the length of the shortest packet by which a message goes on.
+        received: the number of messages received.
+    """
 
     __slots__ = (
-        "_head",
-        "_id_at",
-        "_packet_bytes",
+        "_heads",
+        "_pair",
         "_position",
         "_qos",
         "_tails",
+        "least_bytes",
         "received",
     )
 
     def __init__(
-        self, port: int, plan: WindowedPlan, pair: int, *, session: str | None = None
+        self, access: Access, plan: WindowedPlan, pair: int, *, session: str | None = None
     ) -> None:
         """Connect, and subscribe unless a session is resumed that already has.
 
         Args:
-            port: the TCP port of the broker.
+            access: the broker, and how its clients come in.
             plan: the plan of the messages.
             pair: the number of the pair.
             session: the Client Identifier, for a session that outlives its connections.
         """
-        client_id = f"bench-subscriber-{pair}" if session is None else session
-        super().__init__(port, client_id, plan.version, is_clean=session is None)
-        if not self.session_present:
-            wire.subscribe(self.sock, plan.topic(pair), plan.qos, version=plan.version)
+        super().__init__(*access.open_subscriber(pair, version=plan.version, session=session))
+        if session is None or not self.session_present:
+            wire.subscribe(self.sock, plan.filters(pair), plan.qos, version=plan.version)
         self._qos = plan.qos
-        self._head = b""
+        self._pair = pair
+        self._heads: list[bytes] = []
         self._tails: list[bytes] = []
-        self._id_at = self._packet_bytes = self._position = 0
-        self.received = 0
+        self.least_bytes = ANSWER_BYTES
+        self._position = self.received = 0
 
     def learn(self, packet: bytes, sent: bytes, plan: WindowedPlan, payloads: list[bytes]) -> int:
         """Learn the form of the further packets from the first, which must have the sent content.
@@ -307,17 +357,13 @@ class Subscriber(_Connection):
         )
         if not same or packet[read.payload_at :] != payloads[0]:
             raise wire.WireError(f"read {packet[:64].hex(' ')}; published {sent[:64].hex(' ')}")
-        self._head = packet[: read.packet_id_at]
-        self._id_at = read.packet_id_at
-        self._packet_bytes = len(packet)
         between = packet[read.packet_id_at + 2 : read.payload_at]
         self._tails = [between + payload for payload in payloads]
+        due = [plan.packet(self._pair, payload, 1) for payload in payloads]
+        self._heads = [each[: -2 - len(tail)] for each, tail in zip(due, self._tails, strict=True)]
+        if plan.qos == 1:  # at QoS 2 a PUBREL is all that may come for a while
+            self.least_bytes = min(map(len, due))
         return int.from_bytes(packet[read.packet_id_at : read.packet_id_at + 2], "big")
-
-    @property
-    def packet_bytes(self) -> int:
-        """Length of each PUBLISH that comes."""
-        return self._packet_bytes
 
     def expect_from(self, position: int) -> None:
         """Say which message of the block is the next."""
@@ -330,16 +376,18 @@ class Subscriber(_Connection):
             wire.WireError: something else than the published messages, in order, came.
         """
         data = self.receive()
-        head, id_at, size, tails = self._head, self._id_at, self._packet_bytes, self._tails
-        tail_at, position, period = id_at + 2, self._position, len(self._tails)
+        heads, tails = self._heads, self._tails
+        position, period = self._position, len(tails)
         answer_head = b"\x40\x02" if self._qos == 1 else b"\x50\x02"
         answers = []
         at, end = 0, len(data)
         completed = received = 0
         while at < end:
-            stop = at + size
+            head, tail = heads[position], tails[position]
+            id_at = at + len(head)
+            stop = id_at + 2 + len(tail)
             if stop <= end and data.startswith(head, at):
-                if data[at + tail_at : stop] != tails[position]:
+                if not data.startswith(tail, id_at + 2):
                     raise wire.WireError(
                         f"message {self.received + received} is not the one published then"
                     )
@@ -347,7 +395,7 @@ class Subscriber(_Connection):
                 if position == period:
                     position = 0
                 received += 1
-                answers.append(answer_head + data[at + id_at : at + tail_at])
+                answers.append(answer_head + data[id_at : id_at + 2])
             elif data[at] == wire.PUBREL and self._qos == 2:
                 stop = at + ANSWER_BYTES
                 if stop > end:
@@ -366,7 +414,7 @@ class Subscriber(_Connection):
         self.remaining -= received if self._qos == 1 else completed
         if answers:
             self.sock.sendall(b"".join(answers))
-        if self.remaining * (size if self._qos == 1 else ANSWER_BYTES) <= self.wake_up_bytes:
+        if self.wake_up_bytes > 1 and self.remaining * self.least_bytes <= self.wake_up_bytes:
             self.near_the_end()
 
 
@@ -380,35 +428,34 @@ class WindowedLoad:
             limit where that is less.
     """
 
-    def __init__(self, port: int, plan: WindowedPlan) -> None:
+    def __init__(self, access: Access, plan: WindowedPlan) -> None:
         self._plan = plan
         self._stack = ExitStack()
         try:
-            self._connect(port)
+            self._connect(access)
         except BaseException:
             self._stack.close()
             raise
         self.window = self._publishers[0].window
 
-    def _connect(self, port: int) -> None:
+    def _connect(self, access: Access) -> None:
         plan = self._plan
-        generator = random.Random(0)  # noqa: S311 - payloads, not secrets
-        # Packet Identifiers come round only when the last use is acknowledged.
-        count = max(2 * plan.window, LEAST_BLOCK_MESSAGES if plan.pairs < 100 else 10)
-        payloads = [generator.randbytes(plan.payload_bytes) for _ in range(count)]
+        payloads = plan.payloads()
         self._publishers: list[Publisher] = []
         self._subscribers: list[Subscriber] = []
         for pair in range(plan.pairs):
-            subscriber = Subscriber(port, plan, pair)
+            subscriber = Subscriber(access, plan, pair)
             self._stack.enter_context(subscriber.sock)
-            publisher = Publisher(port, plan, pair, payloads)
+            publisher = Publisher(access, plan, pair, payloads)
             self._stack.enter_context(publisher.sock)
             self._publishers.append(publisher)
             self._subscribers.append(subscriber)
             self._try_out(publisher, subscriber, pair, payloads)
-            # With a timeout, each call would poll the socket first.
-            publisher.sock.settimeout(None)
-            subscriber.sock.settimeout(None)
+            # With a timeout, each call would poll the socket first. With TLS, a readable socket
+            # may hold no data.
+            timeout = None if access.context is None else 0
+            publisher.sock.settimeout(timeout)
+            subscriber.sock.settimeout(timeout)
 
     def _try_out(
         self, publisher: Publisher, subscriber: Subscriber, pair: int, payloads: list[bytes]
@@ -448,9 +495,7 @@ class WindowedLoad:
         for publisher in self._publishers:
             publisher.begin(each, packets * ANSWER_BYTES)
         for subscriber in self._subscribers:
-            # A PUBREL is all that may come for a while.
-            size = subscriber.packet_bytes if self._plan.qos == 1 else ANSWER_BYTES
-            subscriber.begin(each, packets * size)
+            subscriber.begin(each, packets * subscriber.least_bytes)
         cpu_before = time.process_time()
         started = time.monotonic()
         for publisher in self._publishers:

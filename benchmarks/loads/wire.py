@@ -38,6 +38,9 @@ HANDSHAKE_TIMEOUT_SECONDS: Final = 30.0
 CONNECTS_AT_A_TIME: Final = 64
 
 RECEIVE_MAXIMUM: Final = 0x21
+NEVER_EXPIRES: Final = b"\x05\x11\xff\xff\xff\xff"
+"""The properties of a CONNECT of MQTT 5 with a Session Expiry Interval that has no end."""
+
 DEFAULT_RECEIVE_MAXIMUM: Final = 65_535
 
 _ONE_BYTE: Final = frozenset({0x01, 0x17, 0x19, 0x24, 0x25, 0x28, 0x29, 0x2A})
@@ -131,11 +134,27 @@ def five_properties() -> bytes:
 
 
 def connect_packet(
-    client_id: str, *, version: int = 4, is_clean: bool = True, keep_alive: int = 0
+    client_id: str,
+    *,
+    version: int = 4,
+    is_clean: bool = True,
+    keep_alive: int = 0,
+    login: tuple[str, str] | None = None,
 ) -> bytes:
-    """Return a CONNECT, by default with Clean Session and no keep-alive."""
-    head = _string("MQTT") + bytes([version, 2 if is_clean else 0]) + struct.pack("!H", keep_alive)
-    return frame(0x10, head + (b"\x00" if version == 5 else b"") + _string(client_id))
+    """Return a CONNECT, by default with Clean Session and no keep-alive.
+
+    Args:
+        client_id: the Client Identifier.
+        version: the protocol level.
+        is_clean: whether the session begins and ends with the connection; else it never expires.
+        keep_alive: the Keep Alive, seconds.
+        login: a user name and a password; None for neither.
+    """
+    flags = (2 if is_clean else 0) | (0 if login is None else 0xC0)
+    head = _string("MQTT") + bytes([version, flags]) + struct.pack("!H", keep_alive)
+    if version == 5:
+        head += b"\x00" if is_clean else NEVER_EXPIRES
+    return frame(0x10, head + b"".join(map(_string, (client_id, *(login or ())))))
 
 
 def subscribe_packet(

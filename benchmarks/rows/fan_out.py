@@ -119,14 +119,12 @@ def measure_fan_out(peer: RunningPeer, scale: Scale) -> Measurement:
         with Meter(peer) as meter:
             missing = load.run(messages, is_compared=False)
     megabytes = (messages * PAYLOAD_BYTES * scale.readers - missing) / MEGABYTE
-    broker_cpu = meter.broker_cpu_seconds
     return Measurement(
         value=megabytes / meter.elapsed_seconds,
         lost=-(-missing // PAYLOAD_BYTES),
         details={
             "published_messages": messages,
-            "megabytes_per_broker_cpu_second": megabytes / broker_cpu if broker_cpu else 0.0,
-            **meter.details(),
+            **meter.details(messages * scale.readers),
         },
     )
 

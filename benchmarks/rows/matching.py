@@ -55,7 +55,7 @@ def measure_subscribing(peer: RunningPeer, scale: Scale) -> Measurement:
             for sock, packet in zip(clients, unsubscribes, strict=True):
                 sock.sendall(packet)
                 wire.expect(sock, wire.acknowledgement(wire.UNSUBACK, 2))
-    details = {"rounds": rounds, **meter.details()}
+    details = {"rounds": rounds, **meter.details(rounds * FILTERS)}
     return Measurement(rounds * FILTERS / meter.elapsed_seconds, details=details)
 
 
@@ -65,7 +65,7 @@ ROWS: Final = (
         group="wildcards",
         title="10,000 filters with wildcards on 100 clients, 1,000 topics, 3 matches each",
         unit="published/s",
-        target=Target(least_ratio=1),
+        target=Target(least_ratio=3),
         measure=measure_matching,
         has_ceiling=True,
     ),
@@ -74,7 +74,7 @@ ROWS: Final = (
         group="wildcards",
         title="subscribing 10,000 filters with wildcards",
         unit="subscriptions/s",
-        target=Target(least_ratio=0.2),
+        target=Target(least_ratio=0.5),
         measure=measure_subscribing,
         has_ceiling=True,
     ),

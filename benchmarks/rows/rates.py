@@ -8,10 +8,15 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Final, Protocol, Self
 
 from benchmarks.peers import RunningPeer
 from benchmarks.rows.row import Measurement, Scale
+
+MICROSECOND: Final = 1e-6
+BROKER_CPU: Final = "broker_cpu_microseconds"
+"""The detail of a measurement that is the broker's processor time for each delivered message, or
+for each connection or filter where these are counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +74,10 @@ class Meter:
         self._cpu_seconds += time.process_time()
         self.broker_cpu_seconds += self._peer.cpu_seconds()
 
-    def details(self) -> dict[str, float]:
-        """Return it as details of a measurement whose load is this process."""
+    def details(self, count: int) -> dict[str, float]:
+        """Return it as details of a measurement of so many messages, by this process."""
         return {
+            BROKER_CPU: self.broker_cpu_seconds / MICROSECOND / count,
             "elapsed_seconds": self.elapsed_seconds,
             "broker_cpu_ratio": self.broker_cpu_seconds / self.elapsed_seconds,
             "load_cpu_ratio": self._cpu_seconds / self.elapsed_seconds,
@@ -115,7 +121,7 @@ def measure_run(
             "published_messages": run.published,
             "elapsed_seconds": run.elapsed_seconds,
             "broker_cpu_ratio": cpu / run.elapsed_seconds,
-            "delivered_per_broker_cpu_second": run.delivered / cpu if cpu else 0.0,
+            BROKER_CPU: cpu / MICROSECOND / max(1, run.delivered),
             "load_cpu_ratio": run.load_cpu_seconds / run.elapsed_seconds,
         },
     )

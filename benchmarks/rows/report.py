@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
+from benchmarks.rows.rates import BROKER_CPU
 from benchmarks.rows.row import Measurement, Row, Target
 
 OURS: Final = "penstock"
@@ -51,11 +52,10 @@ class Result:
         values = [measurement.value for measurement in self.measurements]
         return min(values), max(values)
 
-    @property
-    def load_cpu_ratio(self) -> float | None:
-        """Median share of one core that the load took; None where that was not measured."""
-        ratios = [value.details.get("load_cpu_ratio") for value in self.measurements]
-        known = [ratio for ratio in ratios if ratio is not None]
+    def detail(self, name: str) -> float | None:
+        """Return the median of a detail; None where that was not measured."""
+        details = [value.details.get(name) for value in self.measurements]
+        known = [detail for detail in details if detail is not None]
         return statistics.median(known) if known else None
 
     @property
@@ -160,7 +160,8 @@ def _cells(result: Result, results: Sequence[Result]) -> list[str]:
         "-" if ratio is None else f"{ratio:.2f}",
         outcome,
         "-" if of_ceiling is None else f"{of_ceiling:.2f}",
-        "-" if result.load_cpu_ratio is None else f"{result.load_cpu_ratio:.2f}",
+        "-" if (cpu := result.detail(BROKER_CPU)) is None else format_value(cpu),
+        "-" if (load := result.detail("load_cpu_ratio")) is None else f"{load:.2f}",
         str(result.lost),
     ]
 
@@ -222,10 +223,14 @@ def to_markdown(results: Sequence[Result]) -> list[str]:
         f"/ {REFERENCE}",
         "target",
         f"/ {CEILING}",
+        "us each",
         "load",
         "lost",
     ]
-    lines = [head, ["---", "---", "---:", "---:", "---:", "---:", "---", "---:", "---:", "---:"]]
+    lines = [
+        head,
+        ["---", "---", "---:", "---:", "---:", "---:", "---", "---:", "---:", "---:", "---:"],
+    ]
     lines += [_cells(result, results) for result in results]
     return [*conclude(results).splitlines(), "", *(f"| {' | '.join(cells)} |" for cells in lines)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from benchmarks.peers import Peer, RunningPeer
+from benchmarks.peers import DEFAULT_OPTIONS, Options, Peer, RunningPeer
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,7 @@ class Scale:
             everything.
         late_messages: the number of messages in that row.
         congested_seconds: the length of the memory row on congested paths, seconds.
+        is_random: whether payload lengths and topics are at random, and two users send in turn.
     """
 
     seconds: float = 3.0
@@ -47,6 +48,7 @@ class Scale:
     late_readers: int = 20
     late_messages: int = 100
     congested_seconds: float = 3.0
+    is_random: bool = False
 
 
 FULL = Scale()
@@ -148,8 +150,7 @@ class Row:
         measure: a function that measures it once on a started broker.
         figures: the further figures of the same measurement.
         has_ceiling: whether the load's own limit can be measured on it.
-        is_tls: whether the broker listens with TLS.
-        inflight_messages: the limit of unacknowledged messages, as in `BrokerSetting`.
+        options: what an operator sets in the broker.
         is_v5: whether it needs MQTT 5.
         has_stores: whether it depends on the payload store, so that each store is a peer.
         store_targets: the targets with other payload stores, as in `Figure`.
@@ -163,8 +164,7 @@ class Row:
     measure: Callable[[RunningPeer, Scale], Measurement]
     figures: tuple[Figure, ...] = ()
     has_ceiling: bool = False
-    is_tls: bool = False
-    inflight_messages: int | None = None
+    options: Options = DEFAULT_OPTIONS
     is_v5: bool = False
     has_stores: bool = False
     store_targets: Mapping[str, Target] = field(default_factory=dict)
@@ -175,4 +175,8 @@ class Row:
             return self.has_ceiling
         if peer.is_store and not self.has_stores:
             return False
-        return (peer.has_v5 or not self.is_v5) and (peer.has_tls or not self.is_tls)
+        return (
+            (peer.has_v5 or not self.is_v5)
+            and (peer.has_tls or not self.options.is_tls)
+            and (peer.has_production or not self.options.is_production)
+        )

@@ -20,6 +20,7 @@ from typing import Final
 
 from benchmarks.errors import BenchmarkError
 from benchmarks.loads import wire
+from benchmarks.loads.access import Access
 from benchmarks.loads.stream import wildcard_filters
 from benchmarks.loads.windowed import Publisher, Subscriber, WindowedPlan, serve
 from benchmarks.peers import RunningPeer
@@ -84,9 +85,9 @@ def _payloads() -> list[bytes]:
     return [generator.randbytes(KILOBYTE) for _ in range(PAYLOADS)]
 
 
-def publish(port: int, pair: int, messages: int, payloads: list[bytes]) -> None:
+def publish(access: Access, pair: int, messages: int, payloads: list[bytes]) -> None:
     """Publish messages and have each acknowledged."""
-    publisher = Publisher(port, QUEUED, pair, payloads)
+    publisher = Publisher(access, QUEUED, pair, payloads)
     with publisher.sock as sock:
         sock.settimeout(None)
         publisher.begin(messages, 1)
@@ -104,12 +105,12 @@ def take_leave(sock: socket.socket) -> None:
         pass
 
 
-def drain(port: int, session: str, pair: int, messages: int, payloads: list[bytes]) -> int:
+def drain(access: Access, session: str, pair: int, messages: int, payloads: list[bytes]) -> int:
     """Resume a session, read and acknowledge what it was sent; return what is missing.
 
     Of a session that the broker has not kept, everything is.
     """
-    subscriber = Subscriber(port, QUEUED, pair, session=session)
+    subscriber = Subscriber(access, QUEUED, pair, session=session)
     with subscriber.sock as sock:
         sent = QUEUED.packet(pair, payloads[0], 1)
         subscriber.learn(sent, sent, QUEUED, payloads)
@@ -125,15 +126,15 @@ def measure_queued(peer: RunningPeer, scale: Scale) -> Measurement:
     messages, payloads = scale.queued_messages, _payloads()
     sessions = {f"bench-offline-{i}": min(i, 1) for i in range(2 + FURTHER_SESSIONS)}
     for session, pair in sessions.items():
-        with Subscriber(peer.port, QUEUED, pair, session=session).sock as sock:
+        with Subscriber(peer.access, QUEUED, pair, session=session).sock as sock:
             take_leave(sock)
     before = wait_until_steady(peer, scale)
-    publish(peer.port, 0, messages, payloads)
+    publish(peer.access, 0, messages, payloads)
     with_one = wait_until_steady(peer, scale)
-    publish(peer.port, 1, messages, payloads)
+    publish(peer.access, 1, messages, payloads)
     with_more = wait_until_steady(peer, scale)
     lost = sum(
-        drain(peer.port, session, pair, messages, payloads) for session, pair in sessions.items()
+        drain(peer.access, session, pair, messages, payloads) for session, pair in sessions.items()
     )
     afterwards = wait_until_steady(peer, scale)
     for session in sessions:  # a clean session ends the one that was kept
@@ -161,7 +162,7 @@ ROWS: Final = (
         group="memory",
         title="resident set for an idle connection",
         unit="KB",
-        target=Target(most_value=10),
+        target=Target(most_value=6),
         measure=measure_connections,
     ),
     Row(
@@ -169,7 +170,7 @@ ROWS: Final = (
         group="memory",
         title="the same for a subscription",
         unit="KB",
-        target=Target(most_value=1),
+        target=Target(most_value=0.5),
         measure=measure_filters,
     ),
     Row(
@@ -177,14 +178,14 @@ ROWS: Final = (
         group="memory",
         title="the same for a 1 KB message that waits for an offline session",
         unit="KB",
-        target=Target(most_value=1.6),
+        target=Target(most_value=1.4),
         measure=measure_queued,
         figures=(
             Figure(
                 "further_session_kilobytes",
                 "the same for each further session it waits for",
                 "KB",
-                Target(most_value=0.4),
+                Target(most_value=0.2),
             ),
             Figure(
                 "afterwards_ratio",

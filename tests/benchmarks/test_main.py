@@ -65,7 +65,7 @@ def test_missed_target_is_a_status_where_that_is_asked(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A script can tell a run that met every target from one that did not."""
-    outcomes = iter([1.0, 2.0, 1.0, 2.0, *[0.5] * 6])
+    outcomes = iter([0.5, 1.0, 0.5, 1.0, *[0.25] * 6])
 
     def measure(row: Row, _peer: Peer, _scale: Scale) -> Measurement:
         assert row.name == "memory_filters"
@@ -76,12 +76,12 @@ def test_missed_target_is_a_status_where_that_is_asked(
     assert program.main([*arguments, "--check"]) == 0
     assert capfd.readouterr().out.startswith("rows missed: none\n")
     assert program.main([*arguments, "--check"]) == 1
-    # Two that disagree are repeated: 1.0, 2.0, then four of 0.5.
+    # Two that disagree are repeated: 0.5, 1.0, then four of 0.25.
     assert program.main([*arguments[:-1], "2", "--check"]) == 0
-    assert "| 6 | 0.50 - 2.00 |" in capfd.readouterr().out
+    assert "| 6 | 0.25 - 1.00 |" in capfd.readouterr().out
     monkeypatch.setattr(program, "measure", lambda *_: Measurement(2.0))
     assert program.main(arguments) == 0
-    assert "rows missed: memory_filters (2.00; at most 1)" in capfd.readouterr().out
+    assert "rows missed: memory_filters (2.00; at most 0.5)" in capfd.readouterr().out
 
 
 def test_broker_that_does_not_start_ends_with_status_1_and_its_last_words(

@@ -9,6 +9,7 @@ from benchmarks.peers import (
     PEERS,
     BrokerSetting,
     Certificate,
+    Options,
     commanded_peer,
 )
 from penstock.netem.errors import NetemError
@@ -26,6 +27,20 @@ def test_commanded_peer_is_told_where_to_listen(tmp_path: Path) -> None:
     plain = commanded_peer("other=sh {port}", PEERS)
     assert not plain.has_tls
     assert plain.version() == "of unknown version"
+    assert not plain.has_production
+
+
+@pytest.mark.parametrize(("place", "allowed"), [("policy", "access"), ("mosquitto", "acl_file")])
+def test_commanded_peer_may_have_the_configuration_of_a_known_one(
+    place: str, allowed: str, tmp_path: Path
+) -> None:
+    """An earlier Penstock, or another mosquitto, takes part in the rows with users as well."""
+    peer = commanded_peer(f"other=sh {{{place}}}", PEERS)
+    assert peer.has_tls
+    assert peer.has_production
+    _, file = peer.prepare(tmp_path, BrokerSetting(1884, options=Options(has_acl=True)))
+    assert "1884" in Path(file).read_text()
+    assert allowed in Path(file).read_text()
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.peers import PEERS, running
+from benchmarks.peers import PEERS, Options, running
 from penstock.broker.mqtt.topics import matches
 from tests.campaigns.faults import __main__ as program
 from tests.campaigns.faults import (
@@ -144,7 +144,7 @@ def test_a_fault_that_cannot_be_done_is_told(
 
 def test_a_small_churn_is_served_whole_and_ends_at_sigterm() -> None:
     """The reader gets what vanished clients had sent; clients that go on coming hold up no end."""
-    with running(churn.persistent(PEERS["penstock"])) as peer:
+    with running(PEERS["penstock"], Options(is_durable=True)) as peer:
         figures = churn.churn(peer, 20.0, 0.5)
         assert churn.stop_seconds(peer, 0.5) < churn.MOST_STOP_SECONDS
     assert figures.connects_per_second > 0

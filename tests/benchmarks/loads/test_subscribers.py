@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from benchmarks.loads import wire
+from benchmarks.loads.access import Access
 from benchmarks.loads.stream import CHUNK_BYTES, TOPIC_FILTER, Shape, Traffic
 from benchmarks.loads.subscribers import Subscriber, receive_run
 from tests.helpers.process import SECONDS
@@ -36,7 +37,7 @@ def subscribed_to(*chunks: bytes, is_waiting: bool = True) -> Iterator[Subscribe
         def serve() -> None:
             sock, _ = server.accept()
             with sock:
-                wire.receive_exactly(sock, len(wire.connect_packet("s")))
+                wire.receive_exactly(sock, len(wire.connect_packet("bench-subscriber-0")))
                 sock.sendall(wire.CONNACK_ACCEPTED)
                 wire.receive_exactly(sock, len(wire.subscribe_packet(1, TOPIC_FILTER, 0)))
                 sock.sendall(bytes([0x90, 3, 0, 1, 0]))
@@ -47,7 +48,7 @@ def subscribed_to(*chunks: bytes, is_waiting: bool = True) -> Iterator[Subscribe
 
         thread = threading.Thread(target=serve)
         thread.start()
-        subscriber = Subscriber(server.getsockname()[1], "s", EXPECTATION)
+        subscriber = Subscriber(Access(server.getsockname()[1]), 0, EXPECTATION)
         try:
             if is_waiting:
                 assert has_sent.wait(SECONDS)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from benchmarks.loads import windowed, wire
+from benchmarks.loads.access import Access
 from benchmarks.loads.windowed import Subscriber, WindowedPlan
 
 PLAN = WindowedPlan(pairs=1, window=4, payload_bytes=10, qos=1)
@@ -36,7 +37,7 @@ def subscribed_to(serve: Callable[[socket.socket], None]) -> Iterator[Subscriber
 
         thread = threading.Thread(target=broker)
         thread.start()
-        subscriber = Subscriber(server.getsockname()[1], PLAN, 0)
+        subscriber = Subscriber(Access(server.getsockname()[1]), PLAN, 0)
         try:
             sent = published(0, 1)
             subscriber.learn(sent, sent, PLAN, PAYLOADS)
@@ -128,7 +129,7 @@ def test_after_a_stall_a_side_is_woken_as_seldom_as_before(
         wire.receive_exactly(sock, 36)
 
     with subscribed_to(serve) as subscriber:
-        mark = 4 * subscriber.packet_bytes
+        mark = 4 * subscriber.least_bytes
         subscriber.begin(10, mark)
         windowed.serve([subscriber])
         assert subscriber.received == 10

@@ -2,13 +2,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import cache
 from typing import Final
 
 import pytest
 
 from benchmarks.__main__ import ROWS
-from benchmarks.peers import PEERS, RunningPeer, running
+from benchmarks.peers import PEERS, Options, RunningPeer, running
 from benchmarks.rows import latency
 from benchmarks.rows.row import Measurement, Row, Scale
 
@@ -43,12 +44,12 @@ def started() -> Iterator[Start]:
     with ExitStack() as stack:
 
         @cache
-        def start(name: str, *, is_tls: bool) -> RunningPeer:
-            return stack.enter_context(
-                running(PEERS[name], is_tls=is_tls, inflight_messages=INFLIGHT_MESSAGES)
-            )
+        def start(name: str, options: Options) -> RunningPeer:
+            return stack.enter_context(running(PEERS[name], options))
 
-        yield lambda name, row: start(name, is_tls=row.is_tls)
+        yield lambda name, row: start(
+            name, replace(row.options, inflight_messages=INFLIGHT_MESSAGES)
+        )
 
 
 CASES: Final = [
@@ -56,7 +57,7 @@ CASES: Final = [
     for row in ROWS.values()
     for name in BROKERS
     # With aMQTT's plugins as well, where another path through the broker is measured.
-    if not row.is_tls and (name != "penstock-stock" or row.group in {"qos0", "qos1", "qos2"})
+    if name != "penstock-stock" or row.group in {"qos0", "qos1", "qos2"}
 ]
 
 
@@ -77,15 +78,6 @@ def test_each_row_that_tells_payload_stores_apart_measures_them(
     row: Row, name: str, started: Start
 ) -> None:
     """With each store everything arrives, and there are targets for one that has a limit."""
-    check(row, row.measure(started(name, row), TINY))
-
-
-@pytest.mark.parametrize("name", ["penstock", "mosquitto"])
-@pytest.mark.parametrize(
-    "row", [pytest.param(row, id=row.name) for row in ROWS.values() if row.is_tls]
-)
-def test_each_row_with_tls_measures(row: Row, name: str, started: Start) -> None:
-    """Each broker is started with a certificate, and the load trusts who signed it."""
     check(row, row.measure(started(name, row), TINY))
 
 

@@ -18,14 +18,13 @@ import socket
 import struct
 import time
 from collections.abc import Coroutine
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import psutil
 
 from benchmarks.loads.wire import connect_packet, frame, publish_packet, subscribe_packet
-from benchmarks.peers import BrokerSetting, Peer, RunningPeer
+from benchmarks.peers import RunningPeer
 
 T = TypeVar("T")
 
@@ -277,18 +276,3 @@ def _run(coroutine: Coroutine[Any, Any, T]) -> T:
     import uvloop  # noqa: PLC0415 - not on every system, and only this load needs it
 
     return uvloop.run(coroutine)
-
-
-def persistent(peer: Peer) -> Peer:
-    """Return a peer that stores its sessions: Penstock's example policy does already."""
-    if peer.name != "mosquitto":
-        return peer
-
-    def prepare(directory: Path, setting: BrokerSetting) -> list[str]:
-        command = peer.prepare(directory, setting)
-        file = Path(command[-1])
-        stored = f"persistence true\npersistence_location {directory}/\nuser root\n"
-        file.write_text(file.read_text() + stored)
-        return command
-
-    return replace(peer, prepare=prepare)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
-from benchmarks.peers import PEERS, running
+from benchmarks.peers import PEERS, Options, running
 from tests.campaigns.faults import bystanders, churn
 from tests.campaigns.faults.case import Effort, Fault, Finding
 from tests.campaigns.faults.subject import Subject
@@ -24,16 +24,15 @@ GATE: Final = tuple(case for case in bystanders.CASES if case not in READERS)
 
 def vanish(broker: Subject, _rng: random.Random, effort: Effort) -> Sequence[Finding]:
     """Raise the rate until the reader gets no more, then offer twice as much."""
-    peer = churn.persistent(PEERS[broker.name])
     most = rate_of_most = 0.0
     for rate in RATES:
-        with running(peer) as started:
+        with running(PEERS[broker.name], Options(is_durable=True)) as started:
             figures = churn.churn(started, rate, effort.seconds, waits=False)
         if figures.delivered_per_second > most:
             most, rate_of_most = figures.delivered_per_second, float(rate)
-    with running(peer) as started:
+    with running(PEERS[broker.name], Options(is_durable=True)) as started:
         twice = churn.churn(started, 2 * rate_of_most, effort.seconds)
-    with running(peer) as started:
+    with running(PEERS[broker.name], Options(is_durable=True)) as started:
         stopped = churn.stop_seconds(started, effort.seconds / 2)
     idle = float("inf") if twice.idle_seconds is None else twice.idle_seconds
     return [
