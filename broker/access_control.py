@@ -135,11 +135,26 @@ class AccessControl:
         checks_publish: whether `authorize` must be asked for each PUBLISH, if it is overridden.
         checks_subscribe: whether it must be asked for each topic filter of a SUBSCRIBE.
         checks_receive: whether it must be asked for each delivery.
+        answers_last: whether `authorize` answers at once, and always the same of a topic and an
+            action to a session with the same client_id, known_as, username and listener, until
+            `rules_changed` is called. The broker then asks once, and remembers the answer.
     """
 
     checks_publish: bool = True
     checks_subscribe: bool = True
     checks_receive: bool = True
+    answers_last: bool = False
+
+    _on_change: Callable[[], None] | None = None
+
+    def watch(self, on_change: Callable[[], None]) -> None:
+        """Call a function whenever answers of `authorize` may have changed."""
+        self._on_change = on_change
+
+    def rules_changed(self) -> None:
+        """Have the broker forget the answers that it remembers; for `answers_last`."""
+        if self._on_change is not None:
+            self._on_change()
 
     def authenticate(self, attempt: ConnectAttempt) -> Admittance | Awaitable[Admittance]:  # noqa: ARG002
         """Say whether the client may connect, or None where that is for others to say.

@@ -846,6 +846,8 @@ class Plugin:
     def also_asked(self, topic: str) -> str | None:  # noqa: ARG002 (a default)
         """Return a second topic that access control must allow for this one; None for none.
 
+        The answer is always the same for one topic.
+
         It is asked about both whenever a client publishes to `topic`, subscribes to it or receives
         it. To subscribe, both are topic filters.
         """

@@ -146,6 +146,18 @@ def decides(plugin: Any, action: Action) -> bool:
     return plugin._get_config_option("receive-acl", None) is not None  # noqa: SLF001
 
 
+def answers_last(plugin: Any) -> bool:
+    """Say whether a topic plugin's answer is always the same of one user, topic and action.
+
+    aMQTT's own two plugins compare these with the policy file alone. Another plugin may say so by
+    the attribute ``answers_last``, if it awaits nothing.
+    """
+    if type(plugin) in (TopicTabooPlugin, TopicAccessControlListPlugin):
+        return True
+    can_wait = handler_of(plugin, "topic_filtering").can_wait
+    return getattr(plugin, "answers_last", False) is True and not can_wait
+
+
 def warn_of_unknown_events(plugins: Iterable[Any], logger: logging.Logger) -> None:
     """Warn of coroutines that are named like the handler of an event that does not exist.
 

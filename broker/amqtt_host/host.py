@@ -26,6 +26,7 @@ from penstock.broker.access_control import (
 from penstock.broker.amqtt_host.calls import SHUTDOWN_SECONDS, PluginCalls
 from penstock.broker.amqtt_host.facade import HostedBroker
 from penstock.broker.amqtt_host.handlers import (
+    answers_last,
     counts_packets,
     decides,
     event_handlers,
@@ -82,6 +83,7 @@ class AmqttHost(AccessControl):
         checks_publish: see `AccessControl`.
         checks_subscribe: see `AccessControl`.
         checks_receive: see `AccessControl`.
+        answers_last: see `AccessControl`.
     """
 
     def __init__(
@@ -150,6 +152,7 @@ class AmqttHost(AccessControl):
         self.checks_publish = bool(self._filters[PUBLISH])
         self.checks_subscribe = bool(self._filters[SUBSCRIBE])
         self.checks_receive = bool(self._filters[RECEIVE])
+        self.answers_last = all(map(answers_last, self.manager.topic_plugins))
         self.has_sys_plugin = any(isinstance(plugin, BrokerSysPlugin) for plugin in plugins)
         self._handlers = event_handlers(plugins)
         self.callbacks = self._callbacks()
@@ -260,6 +263,8 @@ class AmqttHost(AccessControl):
             hosted = known
             hosted.parent = 1
             if newer is not None:
+                if hosted.username != newer.username:
+                    self.rules_changed()
                 hosted.take_over(newer)
         if isinstance(event.session, Session) and event.session.will is not None:
             hosted.will_message = event.session.will.payload

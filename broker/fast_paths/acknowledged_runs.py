@@ -10,8 +10,7 @@ acknowledgements. A run may be a single packet.
 Each function here returns 0 before it has changed anything, and leaves the packet to the plain way,
 in three cases:
 * A sink, a shared subscription or a journal has to be told of each packet, or the publisher is owed
-  an earlier acknowledgement (`FastCore.takes_runs`, `FastCore.fast_plans` and the functions
-  themselves).
+  an earlier acknowledgement (`FastCore.fast_plans` and the functions themselves).
 * The packet is not allowed, or repeats one.
 * The bytes that leave would differ from those that came: for another protocol version, QoS or Topic
   Alias.
@@ -181,7 +180,7 @@ def _find_run(
     """
     core = client.core
     version = client.version
-    plans = core.fast_plans[version]
+    plans = client.fast_plans
     first_byte = data[position]
     qos = (first_byte >> 1) & 3
     run_start = position
@@ -208,7 +207,7 @@ def _find_run(
                 break
             packet_bytes = stop - position
             topic_bytes = data[start + 2 : topic_end]
-            plan = plans.get(topic_bytes) or core.fast_plan(topic_bytes, version)
+            plan = plans.get(topic_bytes) or core.fast_plan(topic_bytes, client)
             if plan.least_qos < qos or packet_bytes > most_bytes:
                 break
             if plan.sessions is not sessions:
@@ -283,11 +282,14 @@ def _may_go_on(client: FastClient, encoded: bytes) -> bool:
     """
     if encoded == client.known_properties:
         return True
-    limits = client.core.limits
+    core = client.core
+    limits = core.limits
     if len(encoded) > min(SMALL_PROPERTIES_BYTES, limits.properties_bytes):
         return False
     properties, _ = read_publish_properties(encoded, 0, limits.properties)
     if "topic_alias" in properties or "subscription_identifier" in properties:
+        return False
+    if core.options.check_payload_format and "payload_format_indicator" in properties:
         return False
     client.known_properties = encoded
     return True

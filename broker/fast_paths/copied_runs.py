@@ -2,7 +2,7 @@
 
 Theory of operation. Most of what a busy broker receives are QoS 0 PUBLISH packets for subscribers
 that need no more than a copy of the very bytes. `receive_in_runs` goes over the bytes once, where
-they are. It looks the topic of such a packet up in `FastCore.fast_plans`, and makes a *run* of
+they are. It looks the topic of such a packet up in `FastClient.fast_plans`, and makes a *run* of
 neighbours that go to the same subscribers: one slice of the bytes, which each of them is given by
 `pass_on`. Packets of one topic and size are found by their equal beginnings, at 0.1 us a packet,
 where a look-up takes 0.7. Runs of QoS 1 and 2 are for
@@ -42,8 +42,7 @@ def receive_in_runs(  # noqa: PLR0915 (hot: one loop)
     core = client.core
     counters = core.counters
     version = client.version
-    fast_plans = core.fast_plans[version]
-    take_run = TAKE_RUN if core.takes_runs and core.catch_up is None else {}
+    fast_plans = client.fast_plans
     offset = 1 if version == MQTT_5 else 0
     maximum = client.maximum_packet_size
     end = len(data)
@@ -78,7 +77,7 @@ def receive_in_runs(  # noqa: PLR0915 (hot: one loop)
                 plan = fast_plans.get(data[start + 2 : topic_end])
                 if plan is None:
                     is_whole = topic_end <= stop
-                    plan = core.fast_plan(data[start + 2 : topic_end] if is_whole else b"", version)
+                    plan = core.fast_plan(data[start + 2 : topic_end] if is_whole else b"", client)
                 payload_bytes = stop - topic_end - offset
                 if (
                     data[start - 1]  # a Remaining Length in its shortest form [MQTT-1.5.5-1]
@@ -116,8 +115,8 @@ def receive_in_runs(  # noqa: PLR0915 (hot: one loop)
                 if turn.steps >= most_steps:
                     position = run_start + taken
                     break
-            if first_byte in take_run:
-                stop_of_run = take_run[first_byte](client, data, position, start, stop, now)
+            if first_byte in TAKE_RUN:
+                stop_of_run = TAKE_RUN[first_byte](client, data, position, start, stop, now)
                 if stop_of_run:
                     position = stop_of_run
                     if turn.steps + n_packets >= most_steps:

@@ -36,7 +36,7 @@ def core_class() -> type[Core]:
 def new_connection(core: Core, now: float, **keys: Any) -> Connection:
     """Return the broker's side of a network connection; arguments are those of `Connection`.
 
-    It has fast paths if the core has some, and no plugin looks at each packet or message.
+    It has fast paths if the core has some that no plugin keeps from being taken.
     """
-    has_fast_paths = isinstance(core, FastCore) and core.is_plain
+    has_fast_paths = isinstance(core, FastCore) and core.has_fast_paths
     return (FastConnection if has_fast_paths else Connection)(core, now, **keys)

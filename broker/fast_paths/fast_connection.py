@@ -11,7 +11,7 @@ from penstock.broker.receiving.connection import Connection
 from penstock.broker.sessions.client import Client
 
 if TYPE_CHECKING:
-    from penstock.broker.fast_paths.fast_core import FastCore, FastSession
+    from penstock.broker.fast_paths.fast_core import FastCore, FastPlan, FastSession
     from penstock.broker.sessions.session import Session
 
 
@@ -21,19 +21,21 @@ class FastClient(Client):
     Attributes:
         core: the broker.
         session: the client's session; only after CONNECT was accepted.
+        fast_plans: topic bytes to plan, of topics that the client has published to.
         known_properties: encoded properties of a PUBLISH that were found good, as applications
             often say the same in each packet.
         most_single_bytes: bytes of the largest chunk that may be taken as a single packet; 0 where
             something looks at each packet.
     """
 
-    __slots__ = ("known_properties", "most_single_bytes")
+    __slots__ = ("fast_plans", "known_properties", "most_single_bytes")
 
     core: FastCore
     session: FastSession
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
+        self.fast_plans: dict[bytes, FastPlan]
         self.known_properties = b""
         self.most_single_bytes = 0
 
@@ -41,7 +43,8 @@ class FastClient(Client):
         """Bind an accepted client's session to this connection; arguments are as of `Client`."""
         super().open(session, **terms)
         core, sender = self.core, self.sender
-        if core.takes_runs and core.catch_up is None and not core.limits.has_publish_rate:
+        self.fast_plans = core.plans_of(self.version)
+        if not core.limits.has_publish_rate:
             self.most_single_bytes = min(JOIN_BELOW_BYTES, self.maximum_packet_size)
         if sender.takes_copies and sender.aliases is None:
             self.outgoing.copy_maximum = min(sender.send_maximum, core.copy_maximum)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from penstock.broker.access_control import PUBLISH, RECEIVE, Action
 from penstock.broker.errors import PeerError
 from penstock.broker.fast_paths.run_window import RunWindow
-from penstock.broker.fast_paths.unchecked_publish import take_unchecked
+from penstock.broker.fast_paths.unchecked_publish import take_judged, take_unchecked
 from penstock.broker.mqtt.enums import MAX_REMAINING_LENGTH, MQTT_5
 from penstock.broker.mqtt.topics import read_topic
 from penstock.broker.payload import PIECE_BYTES, STORED_ABOVE_BYTES
@@ -16,8 +18,10 @@ from penstock.broker.sessions.session import Session
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from penstock.broker.access_control import SessionView
     from penstock.broker.config.limits import Limits
-    from penstock.broker.routing.topic_tree import Plan
+    from penstock.broker.fast_paths.fast_connection import FastClient
+    from penstock.broker.routing.topic_tree import Plan, Target
 
     class FastSession(Session):
         """A session of a `FastCore`: its inflight window takes runs."""
@@ -35,9 +39,12 @@ class FastPlan:
             with the same sessions share one tuple object.
         least_qos: the least QoS that was granted to any of them; 0 for none.
         topic: Topic Name, as text and in UTF-8.
+        allowed: the plan of the topic with those targets alone that access control lets receive
+            its messages; None where it has to be asked about each message, or refuses the
+            publisher.
     """
 
-    __slots__ = ("least_qos", "sessions", "threshold_s", "topic")
+    __slots__ = ("allowed", "least_qos", "sessions", "threshold_s", "topic")
 
     def __init__(
         self,
@@ -45,15 +52,20 @@ class FastPlan:
         sessions: tuple[FastSession, ...],
         least_qos: int,
         topic: tuple[str, bytes],
+        allowed: Plan | None,
     ) -> None:
         self.threshold_s = threshold_s
         self.sessions = sessions
         self.least_qos = least_qos
         self.topic = topic
+        self.allowed = allowed
 
 
-NOT_FAST: Final = FastPlan(-1, (), 0, ("", b""))
+NOT_FAST: Final = FastPlan(-1, (), 0, ("", b""), None)
 """The plan of a topic whose messages take the plain way: no message is small enough for it."""
+
+MOST_JUDGED: Final = 65_536
+"""So many topics of all publishers together are remembered as judged, of some 100 bytes each."""
 
 
 def are_direct(sessions: Sequence[FastSession]) -> bool:
@@ -67,10 +79,14 @@ def are_direct(sessions: Sequence[FastSession]) -> bool:
 class FastCore(Core):
     """One broker without its sockets, with fast paths.
 
+    Access control whose answers last is asked when a plan is made: who may receive a topic's
+    messages is a part of the topic's plan, and each client has a table of its own with the topics
+    that it may publish to. All tables are emptied when the topic tree drops a plan, which it does
+    when rules, subscriptions, or the names of a subscriber change.
+
     Attributes:
-        fast_plans: protocol version to topic bytes to plan, `NOT_FAST` among them. All of them are
-            dropped when the topic tree drops a plan.
-        takes_runs: packets of QoS 1 and 2 may be handled in runs.
+        fast_plans: protocol version to topic bytes to plan, `NOT_FAST` among them.
+        has_fast_paths: no plugin has to be asked or told about single messages or packets.
         copy_maximum: bytes of the largest packet that is passed on as it was received, past the
             payload store. That is any packet where payloads are kept by reference; else it is the
             size up to which the store is not used, or the size that is read in one piece.
@@ -81,9 +97,16 @@ class FastCore(Core):
     def __init__(self, limits: Limits, **keys: Any) -> None:
         """Make a broker without clients; arguments are as those of `Core`."""
         super().__init__(limits, **keys)
-        self.takes_runs = self.is_plain and not self.is_restricted
-        if self.is_plain:
-            self.take_unchecked = take_unchecked
+        access = self.access
+        self._asks_publishers = access is not None and access.checks_publish
+        is_asked = self._asks_publishers or self.router.asks_receivers
+        self.has_fast_paths = self.is_plain and (
+            access is None or not is_asked or access.answers_last
+        )
+        if self.has_fast_paths:
+            self.take_unchecked = take_judged if is_asked else take_unchecked
+        if access is not None:
+            access.watch(self.tree.void_plans)
         self.copy_maximum = STORED_ABOVE_BYTES if self.copies_payloads else PIECE_BYTES
         if self.is_by_reference:
             self.copy_maximum = MAX_REMAINING_LENGTH + 5
@@ -91,22 +114,60 @@ class FastCore(Core):
         of_mqtt_3: dict[bytes, FastPlan] = {}
         self.fast_plans: dict[int, dict[bytes, FastPlan]] = {3: of_mqtt_3, 4: of_mqtt_3, 5: {}}
         self._audiences: dict[tuple[FastSession, ...], tuple[FastSession, ...]] = {}
+        self._judged: list[dict[bytes, FastPlan]] = []
+        self._n_judged = 0
         self.tree.on_plans_void = self._drop_fast_plans
 
     def _drop_fast_plans(self) -> None:
         self._audiences.clear()
         for plans in self.fast_plans.values():
             plans.clear()
+        self._drop_judged()
 
-    def fast_plan(self, topic_bytes: bytes, version: int) -> FastPlan:
-        """Return the plan of a topic that `fast_plans` has none for, and keep it there.
+    def _drop_judged(self) -> None:
+        for plans in self._judged:
+            plans.clear()
+        self._judged.clear()
+        self._n_judged = 0
+
+    def plans_of(self, version: int) -> dict[bytes, FastPlan]:
+        """Return the table of plans for a publisher of a protocol version: topic bytes to plan."""
+        return {} if self._asks_publishers else self.fast_plans[version]
+
+    def fast_plan(self, topic_bytes: bytes, client: FastClient) -> FastPlan:
+        """Return the plan of a topic that a client's table has none for, and keep it there.
 
         A topic that is to be refused gets none, as the plain way finds out what to answer.
 
         Args:
             topic_bytes: Topic Name, as it came.
-            version: protocol version of the publisher.
+            client: the publisher's.
         """
+        plans = self.fast_plans[client.version]
+        plan = plans.get(topic_bytes) or self._new_fast_plan(topic_bytes, client.version)
+        if not self._asks_publishers or not plan.topic[1]:
+            return plan
+        if self._may(client.session, plan.topic[0], PUBLISH) is not True:
+            plan = NOT_FAST
+        if self._n_judged >= MOST_JUDGED:
+            self._drop_judged()
+        judged = client.fast_plans
+        if not judged:
+            self._judged.append(judged)
+        judged[topic_bytes] = plan
+        self._n_judged += 1
+        return plan
+
+    def _may(self, session: SessionView, topic: str, action: Action) -> bool | None:
+        """Return the answer of access control; None where the plain way is to ask for it."""
+        assert self.access is not None  # noqa: S101 (for the type checker)
+        try:
+            answer = self.access.authorize(session, topic, action)
+        except Exception:  # noqa: BLE001 (a plugin's; the plain way meets it, too, and counts it)
+            return None
+        return answer if isinstance(answer, bool) else None
+
+    def _new_fast_plan(self, topic_bytes: bytes, version: int) -> FastPlan:
         if not topic_bytes or topic_bytes.startswith(b"$SYS"):
             return NOT_FAST
         plan = self.tree.plans.get(topic_bytes)
@@ -123,20 +184,54 @@ class FastCore(Core):
 
     def _fast_plan_of(self, plan: Plan, version: int) -> FastPlan:
         """Return what stands for a plan for publishers of a version."""
-        if plan.sinks or plan.shares:
-            return NOT_FAST
-        is_5 = version == MQTT_5
-        for target in plan.targets:
-            if (
-                (target.session.version == MQTT_5) != is_5
-                or target.subscription_ids
-                or target.for_own is not target
-            ):
-                return NOT_FAST
-        sessions = tuple(cast("FastSession", target.session) for target in plan.targets)
+        topic = (plan.topic, plan.topic_bytes)
+        allowed = self._allowed(plan)
+        if allowed is None or not _are_copies(allowed, version):
+            return FastPlan(-1, (), 0, topic, allowed)
+        sessions = tuple(cast("FastSession", target.session) for target in allowed.targets)
         return FastPlan(
             min(plan.threshold_s, plan.most_bytes),
             self._audiences.setdefault(sessions, sessions),
-            min((target.qos for target in plan.targets), default=0),
-            (plan.topic, plan.topic_bytes),
+            min((target.qos for target in allowed.targets), default=0),
+            topic,
+            allowed,
         )
+
+    def _allowed(self, plan: Plan) -> Plan | None:
+        """Return a plan with those targets alone that may receive its topic.
+
+        Returns:
+            None where a member of a shared subscription is to be chosen that may receive it, or
+            where no target may: that the topic has subscribers is told to the publisher anyway.
+        """
+        if not self.router.asks_receivers:
+            return plan
+        if plan.shares:
+            return None
+        targets: list[Target] = []
+        for target in plan.targets:
+            answer = self._may(target.session, plan.topic, RECEIVE)
+            if answer is None:
+                return None
+            if answer:
+                targets.append(target)
+        if len(targets) == len(plan.targets):
+            return plan
+        if not targets:
+            return None
+        return replace(plan, targets=targets)
+
+
+def _are_copies(plan: Plan, version: int) -> bool:
+    """Say whether each target can be sent the very bytes that a publisher of a version sends."""
+    if plan.sinks or plan.shares:
+        return False
+    is_5 = version == MQTT_5
+    for target in plan.targets:
+        if (
+            (target.session.version == MQTT_5) != is_5
+            or target.subscription_ids
+            or target.for_own is not target
+        ):
+            return False
+    return True

@@ -82,7 +82,7 @@ def _take_publish(client: FastClient, data: bytes, start: int, now: float) -> bo
     if n_bytes < 0:
         return False
     topic_bytes = data[start + 2 : topic_end]
-    plan = core.fast_plans[version].get(topic_bytes) or core.fast_plan(topic_bytes, version)
+    plan = client.fast_plans.get(topic_bytes) or core.fast_plan(topic_bytes, client)
     if n_bytes > plan.threshold_s:
         return False
     sessions = plan.sessions

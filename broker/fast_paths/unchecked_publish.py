@@ -1,4 +1,4 @@
-"""A PUBLISH about which no plugin is asked: it is routed and acknowledged at once.
+"""A PUBLISH about which no plugin has to be asked: it is routed and acknowledged at once.
 
 The plain way is a coroutine, as access control may have to wait, and books a receipt for each QoS 1
 and 2 message. Here nobody has to wait: where the message needs no journal, sink or earlier receipt,
@@ -28,9 +28,22 @@ from penstock.broker.receiving.publishing import (
 from penstock.broker.routing.shared_subscriptions import choose_members
 
 if TYPE_CHECKING:
+    from penstock.broker.fast_paths.fast_connection import FastClient
     from penstock.broker.routing.shared_subscriptions import SharedSubscription
     from penstock.broker.routing.topic_tree import Plan, Target
     from penstock.broker.sessions.client import Client, PublishReceipt
+
+
+def take_judged(
+    client: FastClient, plan: Plan, message: Message, packet_id: int, first_byte: int, now: float
+) -> None:
+    """Take a message where access control was asked before, or ask it; as `take_unchecked`."""
+    topic_bytes = plan.topic_bytes
+    fast = client.fast_plans.get(topic_bytes) or client.core.fast_plan(topic_bytes, client)
+    allowed = fast.allowed
+    if allowed is None or message.payload_bytes > allowed.most_bytes:
+        return client.run(take_publish(client, plan, message, packet_id, first_byte, now))
+    return take_unchecked(client, allowed, message, packet_id, first_byte, now)
 
 
 def take_unchecked(

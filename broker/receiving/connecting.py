@@ -253,8 +253,8 @@ async def let_in(
     )
     client.has_begun_session = not session_present
     session.expiry_interval = expiry_interval
-    _set_up(session, client, packet, username)
-    session.known_as = other_lane if large == "this" and is_there else client_id
+    known_as = other_lane if large == "this" and is_there else client_id
+    _set_up(session, client, packet, username, known_as)
     core.sessions.quota.count(session, username, client.remote_address)
     connack = ConnAck(session_present, properties=properties)
     if (
@@ -392,16 +392,23 @@ async def _authenticate(core: Core, attempt: ConnectAttempt) -> Accepted | Refus
     return _ACCEPTED if answer else Refused()
 
 
-def _set_up(session: Session, client: Client, packet: Connect, username: str | None) -> None:
+def _set_up(
+    session: Session, client: Client, packet: Connect, username: str | None, known_as: str
+) -> None:
     """Write the values of the newest CONNECT into the session, and pass them to the gate."""
     core = client.core
-    if session.version != packet.protocol_version:
-        session.version = packet.protocol_version
-        if session.subscriptions:
-            core.tree.void_plans()
-    session.username = username
-    session.link.username = username
+    before = session.version, session.username, session.listener, session.known_as
+    session.version = packet.protocol_version
+    session.username = session.link.username = username
     session.listener = session.link.listener = client.listener
+    session.known_as = known_as
+    if session.subscriptions and before != (
+        session.version,
+        username,
+        client.listener,
+        known_as,
+    ):
+        core.tree.void_plans()
     told = packet.properties.get("user_property", ())
     if _says_yes(core, session.client_id, told, WAITS_PROPERTY):
         client.is_patient = True

@@ -73,7 +73,7 @@ class CoreContext:
         copies_payloads: each subscriber has a payload of its own.
         access: access control; None permits every client everything.
         callbacks: of events.
-        is_plain: no callback and no access control looks at single messages or packets.
+        is_plain: no callback looks at single messages or packets.
         timers: all deadlines; the driver runs them.
         counters: what was done so far.
         guard: for each call into a plugin.
@@ -130,12 +130,9 @@ class CoreContext:
 
     def _is_plain(self) -> bool:
         told = self.callbacks
-        if told.packet_received or told.packet_sent or told.message_received:
-            return False
-        if told.message_routed:
-            return False
-        access = self.access
-        return access is None or not (access.checks_publish or access.checks_receive)
+        return not (
+            told.packet_received or told.packet_sent or told.message_received or told.message_routed
+        )
 
     def run(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine now; what is left of one that has to wait becomes a task."""

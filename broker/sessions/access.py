@@ -41,6 +41,7 @@ class SeveralSources(AccessControl):
         checks_publish: whether any source checks it.
         checks_subscribe: the same.
         checks_receive: the same.
+        answers_last: whether the answers of all that check anything do.
     """
 
     def __init__(self, sources: Sequence[AccessControl]) -> None:
@@ -54,6 +55,12 @@ class SeveralSources(AccessControl):
         self.checks_publish = bool(self._checking[PUBLISH])
         self.checks_subscribe = bool(self._checking[SUBSCRIBE])
         self.checks_receive = bool(self._checking[RECEIVE])
+        self.answers_last = all(source.answers_last for source in asked)
+
+    def watch(self, on_change: Callable[[], None]) -> None:
+        """Call a function whenever the answers of a source may have changed."""
+        for source in self._sources:
+            source.watch(on_change)
 
     def authenticate(self, attempt: ConnectAttempt) -> Admittance | Awaitable[Admittance]:
         """Ask the sources in turn, up to the first that refuses."""
@@ -150,18 +157,30 @@ def combine(
     return sources[0] if is_one else SeveralSources(sources)
 
 
-class ExceptLocal(AccessControl):
-    """Access control that does not judge the clients in the broker's own process, except relays."""
+class _Around(AccessControl):
+    """Access control that asks another one, where it does not know the answer itself."""
 
     def __init__(self, inner: AccessControl) -> None:
         self._inner = inner
         self.checks_publish = inner.checks_publish
         self.checks_subscribe = inner.checks_subscribe
         self.checks_receive = inner.checks_receive
+        self.answers_last = inner.answers_last
+
+    def watch(self, on_change: Callable[[], None]) -> None:
+        """Call a function whenever the answers of the inner one may have changed."""
+        self._inner.watch(on_change)
 
     def authenticate(self, attempt: ConnectAttempt) -> Admittance | Awaitable[Admittance]:
-        """Ask about any other client: those are not authenticated."""
+        """Ask the inner one."""
         return self._inner.authenticate(attempt)
+
+
+class ExceptLocal(_Around):
+    """Access control that does not judge the clients in the broker's own process, except relays.
+
+    They are not authenticated.
+    """
 
     def authorize(self, session: SessionView, topic: str, action: Action) -> bool | Awaitable[bool]:
         """Allow the process's own clients everything; ask about relays and all others."""
@@ -173,24 +192,17 @@ class ExceptLocal(AccessControl):
         return self._inner.authorize(session, topic, action)
 
 
-class AlsoAsking(AccessControl):
+class AlsoAsking(_Around):
     """Access control that must allow a second topic, too, for some topics.
 
     Args:
         inner: asked about both.
-        second: see `penstock.broker.extensions.Plugin.also_asked`.
+        second: see `penstock.broker.extensions.Plugin.also_asked`; always the same of one topic.
     """
 
     def __init__(self, inner: AccessControl, second: Callable[[str], str | None]) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._second = second
-        self.checks_publish = inner.checks_publish
-        self.checks_subscribe = inner.checks_subscribe
-        self.checks_receive = inner.checks_receive
-
-    def authenticate(self, attempt: ConnectAttempt) -> Admittance | Awaitable[Admittance]:
-        """Ask the inner one."""
-        return self._inner.authenticate(attempt)
 
     def authorize(self, session: SessionView, topic: str, action: Action) -> bool | Awaitable[bool]:
         """Ask about the topic, and about the second one if there is one."""

@@ -47,10 +47,9 @@ if TYPE_CHECKING:
     from penstock.broker.config.mqtt_options import MqttOptions
     from penstock.broker.message import Message, SizeClass
     from penstock.broker.routing.topic_tree import Plan
-    from penstock.broker.sessions.client import Client
     from penstock.broker.sessions.journal import Journal
 
-TakePublish: TypeAlias = "Callable[[Client, Plan, Message, int, int, float], None]"
+TakePublish: TypeAlias = "Callable[[Any, Plan, Message, int, int, float], None]"
 """Takes a message: its client, plan, message, Packet Identifier, first byte, now."""
 
 ARRIVAL_SECONDS: Final = 0.125
@@ -83,7 +82,7 @@ class Core(CoreContext):
         catch_up: returns a coroutine for which a client that causes events waits, or None while
             the callbacks keep up; itself None where no callback can fall behind.
         is_restricted: each PUBLISH is checked for what the broker does not offer.
-        take_unchecked: the short way of a message about which no plugin is asked, as
+        take_unchecked: the short way of a message about which no plugin has to be asked, as
             `penstock.broker.fast_paths` has it; None where each message takes the plain way.
         new_inflight: the class of each session's inflight window.
     """

@@ -50,6 +50,7 @@ async def hand_over(
             continue  # closing may have ended the session
         session.username = session.link.username = username
         session.listener = session.link.listener = listener
+        core.tree.void_plans()  # they may say what the session may receive
         # What comes while access control takes its time is asked about too: another client may
         # have had the session meanwhile.
         new = [asked for asked in _questions(session, access) if asked not in answers]

@@ -134,6 +134,7 @@ class FileAccess(AccessControl):
     """
 
     checks_subscribe = False
+    answers_last = True
 
     def __init__(self, config: AccessConfig) -> None:
         self.scopes: dict[str, Scope] = {}
@@ -363,6 +364,7 @@ class AccessPlugin(Plugin):
             ConfigError: a file cannot be read or is not valid.
         """
         self.access.scopes = await asyncio.to_thread(self._read_all)
+        self.access.rules_changed()
         config = self.config
         return config.files() + [
             f"listeners.{name}.{file}"

@@ -34,6 +34,14 @@ def test_another_word_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
         core_class()
 
 
+def test_access_control_whose_answers_last_leaves_the_fast_paths() -> None:
+    """It is asked once for each topic and client."""
+    access = Access()
+    access.answers_last = True
+    broker = VirtualBroker(core_class=FastCore, access=access)
+    assert type(broker.connect().connection) is FastConnection
+
+
 def test_a_broker_whose_access_control_is_asked_about_each_message_uses_none() -> None:
     """Each packet takes the plain way, as each message may be refused."""
     broker = VirtualBroker(core_class=FastCore, access=Access())

@@ -34,6 +34,7 @@ from penstock.broker.mqtt.writer import write_packet
 from penstock.broker.outbox.delivery import Delivery
 from penstock.broker.reports.client_reports import report, subject_of
 from penstock.broker.sessions.broker_state import Core
+from tests.helpers.access import Access
 from tests.helpers.durable import DurableBroker
 from tests.helpers.effort import examples
 from tests.helpers.samplers import NotingSampler
@@ -59,12 +60,20 @@ class Mixture:
         manners: how the packets of a step are sent: in one chunk, in chunks that are cut somewhere,
             or each alone.
         is_durable: there are a journal, a sink, and subscriptions that no packet can be copied to.
+        is_judged: access control has a say in who may publish and receive what; its rules change.
     """
 
     topics: tuple[str, ...]
     qos: tuple[int, ...]
     manners: tuple[str, ...]
     is_durable: bool = False
+    is_judged: bool = False
+
+
+class Rules(Access):
+    """Access control whose answers last until its rules change."""
+
+    answers_last = True
 
 
 MIXTURES = {
@@ -83,6 +92,19 @@ MIXTURES = {
         ("whole", "cut", "alone"),
         is_durable=True,
     ),
+    "judged alone": Mixture(
+        ("t/0", "t/0", "t/1", "t/long", "nobody"), (0, 1, 1, 2), ("alone",), is_judged=True
+    ),
+    "judged runs": Mixture(
+        ("t/0", "t/0", "t/0", "t/1", "nobody"), (0, 1, 2), ("whole", "cut"), is_judged=True
+    ),
+    "judged, unchecked": Mixture(
+        ("t/0", "mixed", "mixed", "share", "sink", "away", "nobody"),
+        (0, 1, 1, 2, 2),
+        ("whole", "cut", "alone"),
+        is_durable=True,
+        is_judged=True,
+    ),
 }
 
 
@@ -97,8 +119,9 @@ class SomeAreLarge(DeliveryGate):
 class Twins:
     """Two brokers that are sent the same: one has fast paths, the other has none."""
 
-    def __init__(self, version: int, *, is_durable: bool) -> None:
+    def __init__(self, version: int, *, is_durable: bool, is_judged: bool) -> None:
         self.version = version
+        self.rules = (Rules(), Rules()) if is_judged else (None, None)
         self.samplers = NotingSampler(), NotingSampler()
         self.sinks = HoldingSink("sink"), HoldingSink("sink")
         limits = Limits(receive_maximum=20, inflight_messages=30, inflight_bytes=1500)
@@ -107,10 +130,16 @@ class Twins:
                 receive_maximum=20, inflight_messages=5, queued_messages=8, queue_full="reject"
             )
         self.brokers: tuple[VirtualBroker, ...] = tuple(
-            DurableBroker(limits=limits, core_class=core, sinks=[sink], gate=SomeAreLarge())
+            DurableBroker(
+                limits=limits, core_class=core, sinks=[sink], gate=SomeAreLarge(), access=rules
+            )
             if is_durable
-            else VirtualBroker(limits, core_class=core, samplers=[sampler], gate=SomeAreLarge())
-            for core, sampler, sink in zip((FastCore, Core), self.samplers, self.sinks, strict=True)
+            else VirtualBroker(
+                limits, core_class=core, samplers=[sampler], gate=SomeAreLarge(), access=rules
+            )
+            for core, sampler, sink, rules in zip(
+                (FastCore, Core), self.samplers, self.sinks, self.rules, strict=True
+            )
         )
         self.clients: dict[str, tuple[VirtualClient, VirtualClient]] = {}
         for name in ("publisher", "both", "all", "some"):
@@ -148,6 +177,13 @@ class Twins:
         """Let a client send the same to both."""
         for client in self.clients[name]:
             client.send_bytes(data)
+
+    def change_rules(self, rules: set[tuple[str, ...]]) -> None:
+        """Refuse other things from now on."""
+        for access in self.rules:
+            if access is not None:
+                access.refused = rules
+                access.rules_changed()
 
     def check(self) -> None:
         """See that nobody can tell the two apart."""
@@ -261,6 +297,15 @@ def published(mixture: Mixture) -> st.SearchStrategy[tuple[Any, ...]]:
     )
 
 
+def refusal_of(mixture: Mixture) -> st.SearchStrategy[tuple[str, ...]]:
+    """Return what may be refused: an action on a topic to one client."""
+    return st.tuples(
+        st.sampled_from(("publish", "receive", "receive")),
+        st.sampled_from(mixture.topics),
+        st.sampled_from(("publisher", "both", "all", "some")),
+    )
+
+
 def steps_of(mixture: Mixture) -> st.SearchStrategy[list[tuple[Any, ...]]]:
     """Return what happens to the twins."""
     other: st.SearchStrategy[tuple[Any, ...]] = OTHER
@@ -268,6 +313,8 @@ def steps_of(mixture: Mixture) -> st.SearchStrategy[list[tuple[Any, ...]]]:
         whom = st.sampled_from(("commit", "settle", "settle", "refuse"))
         other |= st.tuples(whom, st.just("publisher"))
     publish = published(mixture)
+    if mixture.is_judged:
+        other |= st.tuples(st.just("rules"), st.just("publisher"), st.sets(refusal_of(mixture)))
     return st.lists(publish | publish | ANSWERED | ANSWERED | other, max_size=25)
 
 
@@ -275,7 +322,7 @@ class Script:
     """Plays steps on twins, and answers as a client may."""
 
     def __init__(self, version: int, mixture: Mixture) -> None:
-        self.twins = Twins(version, is_durable=mixture.is_durable)
+        self.twins = Twins(version, is_durable=mixture.is_durable, is_judged=mixture.is_judged)
         self.version = version
         self.next_id = 250
         self.commits_at_once = True
@@ -302,6 +349,8 @@ class Script:
                         broker.settle()
             case "commit":
                 self._commit(at_once=not self.commits_at_once)
+            case "rules":
+                self.twins.change_rules(step[2])
             case what:
                 for client in self.twins.clients[name]:
                     self._other(what, client)

@@ -41,7 +41,6 @@ def test_only_plain_brokers_take_the_fast_path() -> None:
     for name in ("message_received", "message_routed", "packet_received", "packet_sent"):
         callbacks = Callbacks(**{name: (seen.append,)})
         assert not VirtualBroker(callbacks=callbacks).core.is_plain
-    assert not VirtualBroker(access=Access()).core.is_plain
     assert VirtualBroker(callbacks=Callbacks(client_connected=(seen.append,))).core.is_plain
 
 

@@ -335,6 +335,7 @@ async def test_a_listener_may_have_rules_of_its_own(files: Files) -> None:
     client = broker.connect()
     client.publish("any", b"x", qos=1)
     assert client.take(PubAck).reason_code < 0x80
+    client = broker.connect("of the other listener")
     client.session.listener = "other"
     client.publish("any", b"x", qos=1)
     assert client.take(PubAck).reason_code == REFUSED
