@@ -2,7 +2,7 @@
 
 A run keeps the received bytes, and the packets to send are made of them all at once. It makes a
 `Message` of a single packet only for an outbox, or for an inflight window whose acknowledgements do
-not arrive in order.
+not arrive in order. So does a lone message, which came by itself and went to one subscriber.
 """
 
 from __future__ import annotations
@@ -23,6 +23,29 @@ Packet Identifier of the first stands, in the bytes of the run; payload bytes of
 packet; Topic Name, as text and in UTF-8. A plain tuple, as one is made for each message where no
 neighbours are alike.
 """
+
+
+LoneMessage: TypeAlias = tuple[int, int, bytes, tuple[str, bytes], str, float]
+"""A QoS 1 message without properties that came by itself and went to one subscriber.
+
+In order: the Packet Identifier that it went with; its payload bytes; the PUBLISH as it came, which
+ends with the payload; Topic Name, as text and in UTF-8; Client Identifier of its publisher; when it
+arrived, as `Core.arrived_at` has it. A plain tuple: a `MessageRun` with its place in the inflight
+window takes 0.7 us to make, this takes 0.05.
+"""
+
+
+def read_lone(lone: LoneMessage) -> Message:
+    """Return a message that came by itself, a new object each time."""
+    _, payload_bytes, data, (topic, topic_bytes), publisher, arrived_at = lone
+    return Message(
+        topic,
+        data[len(data) - payload_bytes :],
+        qos=1,
+        arrived_at=arrived_at,
+        publisher=publisher,
+        topic_bytes=topic_bytes,
+    )
 
 
 class MessageRun:

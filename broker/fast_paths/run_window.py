@@ -2,12 +2,13 @@
 
 Theory of operation. Most clients acknowledge in the order in which messages came to them, and most
 messages come in runs. A run that is sent at once gets Packet Identifiers that follow each other. It
-is kept as one `_Part`, of which two marks say how far it is received and acknowledged. The
-acknowledgements that are due next are then known byte by byte: as many as are found at the
-beginning of a chunk are taken by one comparison, whatever their number. Whoever asks the window for
-anything else first *unfolds* all runs into one `Delivery` for each message, as if they had been
-sent one by one. So runs are always younger than what is in `_deliveries`, each message is unfolded
-at most once, and the identifiers of runs only go up: they begin anew with a single one.
+is kept as one `_Part`, of which two marks say how far it is received and acknowledged; a lone
+message is its own part. The acknowledgements that are due next are then known byte by byte: as many
+as are found at the beginning of a chunk are taken by one comparison, whatever their number. Whoever
+asks the window for anything else first *unfolds* all runs into one `Delivery` for each message, as
+if they had been sent one by one. So runs are always younger than what is in `_deliveries`, each
+message is unfolded at most once, and the identifiers of runs only go up: they begin anew with a
+single one.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from penstock.broker.fast_paths.message_run import MessageRun
+from penstock.broker.fast_paths.message_run import LoneMessage, MessageRun, read_lone
 from penstock.broker.mqtt.enums import MAX_PACKET_ID
 from penstock.broker.mqtt.short_packets import (
     ALL_PUBACK,
@@ -50,8 +51,26 @@ class RunWindow(Inflight):
 
     def __init__(self) -> None:
         super().__init__()
-        self._parts: deque[_Part] = NO_QUEUE
+        self._parts: deque[_Part | LoneMessage] = NO_QUEUE
         self._unreleased: deque[_Part] = NO_QUEUE
+
+    def next_packet_id(self) -> int:
+        """Return the Packet Identifier that comes next.
+
+        Returns:
+            0 where `start` must find one: identifiers begin anew, or it is still in use.
+        """
+        packet_id = self._last_packet_id + 1
+        return 0 if packet_id > MAX_PACKET_ID or packet_id in self._deliveries else packet_id
+
+    def start_lone(self, message: LoneMessage) -> None:
+        """Keep a message that goes by itself with `next_packet_id`; there is room, no journal."""
+        if self._parts is NO_QUEUE:
+            self._parts = deque()
+        self._parts.append(message)
+        self._last_packet_id = message[0]
+        self.n_messages += 1
+        self.n_bytes += message[1]
 
     def start_run(self, run: MessageRun) -> int:
         """Give a run the Packet Identifiers that come next, and return the first of them.
@@ -95,18 +114,15 @@ class RunWindow(Inflight):
         if not self._parts:
             return 0, 0
         part = self._parts[0]
+        if isinstance(part, tuple):
+            first = part[0] if qos == 1 else 0
+            start = first * PACKET_BYTES
+            is_next = data.startswith(ALL_PUBACK[start : start + PACKET_BYTES], position)
+            return first, int(is_next and self.finish_alone(first))
         run = part.run
         if run.qos != qos:
             return 0, 0
         first = part.first_packet_id + part.n_finished
-        if qos == 1 and run.n_messages == 1:  # it went alone, as many do from many publishers
-            start = first * PACKET_BYTES
-            if not data.startswith(ALL_PUBACK[start : start + PACKET_BYTES], position):
-                return first, 0
-            self._parts.popleft()
-            self.n_messages -= 1
-            self.n_bytes -= run.payload_bytes
-            return first, 1
         n_due = (run.n_messages if qos == 1 else part.n_released) - part.n_finished
         packets = ALL_PUBACK if qos == 1 else ALL_PUBCOMP
         n_messages = n_equal_packets(packets, first, n_due, data, position)
@@ -118,21 +134,27 @@ class RunWindow(Inflight):
         self.n_bytes -= run.payload_bytes_of(n_before, n_finished)
         return first, n_messages
 
-    def finish_single(self, packet_id: int) -> bool:
-        """Take the PUBACK of the oldest message, if it is that, went alone and is not stored.
+    def finish_alone(self, packet_id: int) -> bool:
+        """Take the PUBACK of the oldest message, if it is that and went alone.
 
         Returns:
             False, and nothing has changed, where it must be taken by `finish_run` or `finish`.
         """
-        if not self._parts:
+        parts = self._parts
+        if not parts:
             return False
-        part = self._parts[0]
-        run = part.run
-        if part.first_packet_id != packet_id or run.n_messages != 1 or run.qos != 1:
+        part = parts[0]
+        if isinstance(part, tuple):
+            first, n_bytes = part[0], part[1]
+        else:  # it went to several subscribers
+            first, n_bytes = part.first_packet_id, part.run.payload_bytes
+            if part.run.n_messages != 1 or part.run.qos != 1:
+                return False
+        if first != packet_id:
             return False
-        self._parts.popleft()
+        parts.popleft()
         self.n_messages -= 1
-        self.n_bytes -= run.payload_bytes
+        self.n_bytes -= n_bytes
         return True
 
     def release_run(self, data: bytes, position: int) -> tuple[int, int]:
@@ -159,6 +181,11 @@ class RunWindow(Inflight):
     def _unfold(self) -> None:
         """Make a delivery of each message that is inflight as a part of a run."""
         for part in self._parts:
+            if isinstance(part, tuple):
+                packet_id = part[0]
+                delivery = self._deliveries[packet_id] = Delivery(read_lone(part), 1)
+                delivery.packet_id = packet_id
+                continue
             run = part.run
             for index in range(part.n_finished, run.n_messages):
                 packet_id = part.first_packet_id + index
@@ -174,17 +201,22 @@ class RunWindow(Inflight):
 
     def check_invariants(self) -> None:
         """Raise AssertionError where the class's invariants do not hold."""
+        n_messages = n_bytes = 0
         for part in self._parts:
-            n_in_part = part.run.n_messages
-            assert part.n_finished < n_in_part, "_parts"  # noqa: S101 (this is the check)
-            assert part.n_finished <= part.n_released or part.run.qos == 1, "marks"  # noqa: S101
-            owes_pubrec = part.run.qos == 2 and part.n_released < n_in_part
-            assert (part in self._unreleased) == owes_pubrec, "_unreleased"  # noqa: S101
-            ids = range(part.first_packet_id, part.first_packet_id + n_in_part)
-            assert self._deliveries.keys().isdisjoint(ids[part.n_finished :]), "ids"  # noqa: S101
-        left = [(part, part.run.n_messages) for part in self._parts]
-        n_messages = sum(n_in_part - part.n_finished for part, n_in_part in left)
-        n_bytes = sum(part.run.payload_bytes_of(part.n_finished, n) for part, n in left)
+            if isinstance(part, tuple):
+                ids, n_more = range(part[0], part[0] + 1), part[1]
+            else:
+                n_in_part = part.run.n_messages
+                assert part.n_finished < n_in_part, "_parts"  # noqa: S101 (this is the check)
+                assert part.n_finished <= part.n_released or part.run.qos == 1, "marks"  # noqa: S101
+                owes_pubrec = part.run.qos == 2 and part.n_released < n_in_part
+                assert (part in self._unreleased) == owes_pubrec, "_unreleased"  # noqa: S101
+                first = part.first_packet_id
+                ids = range(first + part.n_finished, first + n_in_part)
+                n_more = part.run.payload_bytes_of(part.n_finished, n_in_part)
+            assert self._deliveries.keys().isdisjoint(ids), "ids"  # noqa: S101
+            n_messages += len(ids)
+            n_bytes += n_more
         of_single = self._deliveries.values()
         n_bytes += sum(delivery.message.size_bytes for delivery in of_single)
         assert n_messages + len(of_single) == self.n_messages, "n_messages"  # noqa: S101

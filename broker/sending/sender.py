@@ -208,11 +208,17 @@ class WriteQueue:
         Returns:
             Whether the rest may be written in the next round.
         """
-        out = self.data_to_send()
-        if len(out) == 1:
-            transport.write(out[0])
-        elif out:
-            transport.writelines(out)
+        if len(self.out) == 1 and self.out_bytes <= self.round_bytes:
+            # As `data_to_send`: 0.1 us less of the 6 us for all that is done for a lone message.
+            out = self.out
+            self.core.counters.bytes_sent += self.out_bytes
+            self.out = []
+            self.out_bytes = 0
+            transport.write(out[0])  # type: ignore[arg-type]  # no reader is in it
+            return False
+        pieces = self.data_to_send()
+        if pieces:
+            transport.writelines(pieces)
         return bool(self.out) and not self.is_stuck
 
     def data_to_send(self) -> list[Buffer]:

@@ -117,3 +117,61 @@ def test_a_run_that_comes_round_stops_before_the_oldest() -> None:
     assert list(inflight)  # one by one from here on
     assert inflight.start(delivery()) == 1
     inflight.check_invariants()
+
+
+def lone(inflight: RunWindow, payload: bytes = b"xy") -> int:
+    """Start a lone message; return its Packet Identifier."""
+    packet = write_packet(Publish("t", payload, qos=1, packet_id=1), 4)
+    packet_id = inflight.next_packet_id()
+    inflight.start_lone((packet_id, len(payload), packet, ("t", b"t"), "p", 0.125))
+    return packet_id
+
+
+def test_lone_messages_and_runs_are_acknowledged_in_one_order() -> None:
+    """Each by itself or together, whatever went alone."""
+    inflight = RunWindow()
+    assert lone(inflight) == 1
+    assert inflight.start_run(run_of(2)) == 2
+    assert [lone(inflight), inflight.start_run(run_of(1)), lone(inflight)] == [4, 5, 6]
+    inflight.check_invariants()
+    data = packets_from(ALL_PUBACK, 1, 6)
+    assert not inflight.finish_alone(2)
+    assert inflight.finish_run(2, packets_from(ALL_PUBCOMP, 1, 1), 0) == (0, 0)
+    assert inflight.finish_run(1, data, 4) == (1, 0)
+    assert inflight.finish_run(1, data[:3], 0) == (1, 0)
+    assert inflight.finish_alone(1)
+    assert not inflight.finish_alone(2)  # of a run of two
+    assert inflight.finish_run(1, data, 4) == (2, 2)
+    assert inflight.finish_run(1, data, 12) == (4, 1)
+    inflight.check_invariants()
+    assert inflight.finish_alone(5)
+    assert inflight.finish_alone(6)
+    assert not inflight.finish_alone(7)
+    assert (len(inflight), inflight.n_bytes) == (0, 0)
+    inflight.check_invariants()
+
+
+def test_a_lone_message_is_a_delivery_for_whoever_asks() -> None:
+    """It has all that was published, an empty payload too."""
+    inflight = RunWindow()
+    ids = [lone(inflight), lone(inflight, b"")]
+    inflight.check_invariants()
+    first, second = list(inflight)
+    inflight.check_invariants()
+    assert [first.packet_id, second.packet_id] == ids
+    assert [first.message.payload, second.message.payload] == [b"xy", b""]
+    message = first.message
+    assert (message.topic, message.topic_bytes, message.publisher) == ("t", b"t", "p")
+    assert (message.qos, message.arrived_at, message.retain) == (1, 0.125, False)
+    assert inflight.finish(2, 1) is second
+    assert (len(inflight), inflight.n_bytes) == (1, 2)
+
+
+def test_a_lone_message_gets_no_packet_id_that_is_in_use() -> None:
+    """Neither the last one again, nor one of a delivery."""
+    inflight = RunWindow()
+    inflight.restore(delivery(), 3, is_released=False)
+    inflight.restore(delivery(), 2, is_released=False)
+    assert inflight.next_packet_id() == 0
+    inflight.restore(delivery(), MAX_PACKET_ID, is_released=False)
+    assert inflight.next_packet_id() == 0
