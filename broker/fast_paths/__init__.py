@@ -13,13 +13,14 @@ whole, or leaves them to the plain way before it has changed anything:
   and the acknowledgements of what was sent in such a run. One `MessageRun` (`message_run`) stands
   for all of them in the inflight window (`run_window`) of each subscriber; only the Packet
   Identifiers in the copied bytes differ.
-* `unchecked_publish`: any other PUBLISH of a broker in which no plugin is asked about single
-  messages. The coroutine, and where possible the receipt, of the plain way are left out.
+* `unchecked_publish`: any other PUBLISH of a broker in which no plugin has to be asked about
+  single messages. The coroutine, and where possible the receipt, of the plain way are left out.
 
 What they have in common is in `fast_core` (which topics' messages may be copied as they came) and
-`fast_connection` (which chunks are tried on them). No fast path is taken where a callback or access
-control looks at single messages, where a message is large for its subscribers' gate, retained or a
-repeat, and where a sink, a shared subscription or the journal has to be told of each message.
+`fast_connection` (which chunks are tried on them). Access control whose answers last is asked once,
+when a plan is made. No fast path is taken where other access control or a callback looks at single
+messages, where a message is large for its subscribers' gate, retained or a repeat, and where a
+sink, a shared subscription or the journal has to be told of each message.
 
 What a client can observe does not depend on the way: the same bytes in the same order, the same
 counters, the same state. `tests/broker/fast_paths` plays random packets on twins, one broker with

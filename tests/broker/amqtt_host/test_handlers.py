@@ -15,6 +15,7 @@ from amqtt.plugins.sys.broker import BrokerSysPlugin
 from amqtt.plugins.topic_checking import TopicAccessControlListPlugin, TopicTabooPlugin
 
 from penstock.broker.amqtt_host.handlers import (
+    answers_last,
     counts_packets,
     decides,
     event_handlers,
@@ -240,6 +241,40 @@ def test_access_control_list_is_asked_only_for_what_it_lists(
 def test_other_topic_plugins_are_asked_for_everything() -> None:
     """What a plugin would refuse is not known."""
     assert all(decides(made(TopicTabooPlugin), action) for action in Action)
+
+
+class SaysSo(TopicTabooPlugin):
+    """Compares names alone, and says so."""
+
+    answers_last = True
+
+
+class SaysSoAndWaits(SaysSo):
+    """Says what cannot be, as it waits for its answer."""
+
+    async def topic_filtering(self, **asked: Any) -> bool:
+        """Wait."""
+        await asyncio.sleep(0)
+        return bool(asked)
+
+
+class SaysNothing(TopicTabooPlugin):
+    """A class of somebody's own."""
+
+
+@pytest.mark.parametrize(
+    ("cls", "lasts"),
+    [
+        (TopicTabooPlugin, True),
+        (TopicAccessControlListPlugin, True),
+        (SaysSo, True),
+        (SaysSoAndWaits, False),
+        (SaysNothing, False),
+    ],
+)
+def test_whose_answers_last(cls: type[Any], lasts: bool) -> None:  # noqa: FBT001 (a parameter of the test)
+    """AMQTT's own two plugins compare names with the policy file; others have to say it."""
+    assert answers_last(made(cls)) is lasts
 
 
 class Misspelt(BasePlugin[Any]):
