@@ -64,8 +64,9 @@ class PluginCalls:
 
         The answer of a handler that raises is False.
         """
-        if any(handler.can_wait or handler.is_slow for handler in handlers):
-            return self._own(self._ask_all(handlers, asked), "aMQTT plugins asked")
+        for handler in handlers:
+            if handler.can_wait or handler.is_slow:
+                return self._own(self._ask_all(handlers, asked), "aMQTT plugins asked")
         return [self._answer_now(handler, asked) for handler in handlers]
 
     def _answer_now(self, handler: Handler, asked: dict[str, Any]) -> Any:

@@ -193,9 +193,9 @@ class AmqttHost(AccessControl):
         if self._asks_nobody:
             return self._admit(session, [True])
         answers = self._calls.ask(self._authenticators, {"session": session})
-        if isinstance(answers, Awaitable):
-            return self._admit_later(session, answers)
-        return self._admit(session, answers)
+        if isinstance(answers, list):
+            return self._admit(session, answers)
+        return self._admit_later(session, answers)
 
     async def _admit_later(
         self, session: HostedSession, answers: Awaitable[list[Any]]
@@ -307,7 +307,9 @@ class AmqttHost(AccessControl):
         self._fire(name, **told)
 
     def _fire(self, event: str, **told: Any) -> None:
-        self._calls.fire(self._handlers[event], told)
+        handlers = self._handlers[event]
+        if handlers:
+            self._calls.fire(handlers, told)
 
     def _failed(self, name: str, error: Exception) -> None:
         """Log and count an exception of a plugin."""

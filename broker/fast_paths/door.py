@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Final
+from typing import Final
 
 from penstock.broker.errors import PenstockError
 from penstock.broker.fast_paths.fast_connection import FastConnection
@@ -33,10 +33,10 @@ def core_class() -> type[Core]:
     return FastCore if value == "on" else Core
 
 
-def new_connection(core: Core, now: float, **keys: Any) -> Connection:
-    """Return the broker's side of a network connection; arguments are those of `Connection`.
+def connection_class(core: Core) -> type[Connection]:
+    """Return the class of the broker's side of a network connection.
 
     It has fast paths if the core has some that no plugin keeps from being taken.
     """
     has_fast_paths = isinstance(core, FastCore) and core.has_fast_paths
-    return (FastConnection if has_fast_paths else Connection)(core, now, **keys)
+    return FastConnection if has_fast_paths else Connection

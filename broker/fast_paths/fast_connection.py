@@ -12,7 +12,6 @@ from penstock.broker.sessions.client import Client
 
 if TYPE_CHECKING:
     from penstock.broker.fast_paths.fast_core import FastCore, FastPlan, FastSession
-    from penstock.broker.sessions.session import Session
 
 
 class FastClient(Client):
@@ -39,9 +38,8 @@ class FastClient(Client):
         self.known_properties = b""
         self.most_single_bytes = 0
 
-    def open(self, session: Session, **terms: int) -> None:
-        """Bind an accepted client's session to this connection; arguments are as of `Client`."""
-        super().open(session, **terms)
+    def opened(self) -> None:
+        """Find out what may take the fast paths, now that the client is accepted."""
         core, sender = self.core, self.sender
         self.fast_plans = core.plans_of(self.version)
         if not core.limits.has_publish_rate:

@@ -64,6 +64,13 @@ _BRIDGES: Final = frozenset(
 )
 _PROTOCOLS: Final = frozenset({("MQIsdp", 3), ("MQTT", 4), ("MQTT", 5)})
 
+_MQTT_3_1_1: Final = int(ProtocolVersion.MQTT_3_1_1)
+_HEAD_3_1_1: Final = b"\0\4MQTT\4"
+_HEADS: Final = {_HEAD_3_1_1: _MQTT_3_1_1, b"\0\4MQTT\5": MQTT_5}
+"""What nearly all CONNECT packets begin with: the names and versions that need no further look."""
+
+_HEAD_BYTES: Final = len(_HEAD_3_1_1)
+
 _new_tuple: Final = tuple.__new__
 
 SUBACK_CODES_3_1_1: Final = frozenset({0, 1, 2, SUBACK_FAILURE_3_1_1})
@@ -109,8 +116,10 @@ def answer_version(connect_body: Buffer) -> int:
         other CONNACK [MQTT-3.1.2-2].
     """
     start = bytes(connect_body[:7])
+    if start == _HEAD_3_1_1:
+        return _MQTT_3_1_1
     is_mqtt_5 = start[:6] == b"\0\4MQTT" and start[6:] >= b"\5" and start[6] not in _BRIDGES
-    return MQTT_5 if is_mqtt_5 else int(ProtocolVersion.MQTT_3_1_1)
+    return MQTT_5 if is_mqtt_5 else _MQTT_3_1_1
 
 
 def read_connect(_first_byte: int, body: Buffer, _version: int, most_properties: int) -> Connect:
@@ -120,16 +129,10 @@ def read_connect(_first_byte: int, body: Buffer, _version: int, most_properties:
         ProtocolError: unsupported protocol version, for every other name and level
             [MQTT-3.1.2-1] [MQTT-3.1.2-2].
     """
-    name, position = read_utf8_string(body, 0)
-    level, position = read_byte(body, position)
-    is_bridge = level in _BRIDGES
-    if is_bridge:
-        level &= ~BRIDGE_BIT
-    if (name, level) not in _PROTOCOLS:
-        raise ProtocolError(
-            f"protocol {name[:20]!r} level {level}; allowed: 'MQTT' level 4 or 5, 'MQIsdp' level 3",
-            ReasonCode.UNSUPPORTED_PROTOCOL_VERSION,
-        )
+    level, position = _HEADS.get(bytes(body[:_HEAD_BYTES]), 0), _HEAD_BYTES
+    is_bridge = False
+    if not level:
+        level, is_bridge, position = _read_protocol(body)
     flags, position = read_byte(body, position)
     if level == MQTT_3_1:
         flags = _used_connect_flags_3_1(flags)
@@ -162,6 +165,28 @@ def read_connect(_first_byte: int, body: Buffer, _version: int, most_properties:
         properties=properties,
         is_bridge=is_bridge,
     )
+
+
+def _read_protocol(body: Buffer) -> tuple[int, bool, int]:
+    """Read the Protocol Name and Version of a CONNECT.
+
+    Returns:
+        (version; whether the client is a bridge; the position behind them).
+
+    Raises:
+        ProtocolError: unsupported protocol version.
+    """
+    name, position = read_utf8_string(body, 0)
+    level, position = read_byte(body, position)
+    is_bridge = level in _BRIDGES
+    if is_bridge:
+        level &= ~BRIDGE_BIT
+    if (name, level) not in _PROTOCOLS:
+        raise ProtocolError(
+            f"protocol {name[:20]!r} level {level}; allowed: 'MQTT' level 4 or 5, 'MQIsdp' level 3",
+            ReasonCode.UNSUPPORTED_PROTOCOL_VERSION,
+        )
+    return level, is_bridge, position
 
 
 def read_connack(_first_byte: int, body: Buffer, version: int, most_properties: int) -> ConnAck:

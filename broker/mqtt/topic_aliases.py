@@ -92,6 +92,10 @@ class _Use:
         self.at = at
 
 
+NO_ALIASES: Final = IncomingAliases(0)
+"""The table of all clients that have used no Topic Alias yet."""
+
+
 class OutgoingAliases:
     """The Topic Aliases that the broker uses towards one client's connection.
 

@@ -26,6 +26,8 @@ class Places:
     """The connections that one listener may have.
 
     Attributes:
+        is_limited: whether there is a limit.
+        waits: whether a connection above it waits; if False, it is refused.
         waiting: connections that wait for a place, in the order of their arrival.
     """
 
@@ -37,13 +39,12 @@ class Places:
             waits: whether a connection above the limit waits; if False, it is refused.
         """
         self._free = max_connections if max_connections > 0 else None
+        self.is_limited = self._free is not None
         self.waits = waits
         self.waiting: dict[Place, None] = {}
 
     def take(self) -> bool:
         """Take one of the places; return whether one was free."""
-        if self._free is None:
-            return True
         if not self._free:
             return False
         self._free -= 1
@@ -80,6 +81,8 @@ class Place:
         self.refusal: ReasonCode | None = None
         self.is_waiting = False
         self.on_turn: Callable[[], None] | None = None
+        if not places.is_limited:
+            return
         if places.take():
             self._places = places
         elif places.waits:
@@ -119,7 +122,8 @@ class Place:
             return
         self._has_left = True
         self.on_turn = None
-        self._give_place_back()
+        if self._places is not None:
+            self._give_place_back()
         self._admission.left(self, self._key)
 
     def _give_place_back(self) -> None:
@@ -173,7 +177,7 @@ class Admission:
         if self.n_connections - self._n_refused >= self._limit:
             return self._refused("all", Place(self, _OPEN), ReasonCode.SERVER_BUSY)
         place = Place(self, places)
-        if place._places is None:  # noqa: SLF001 (same module)
+        if places.is_limited and place._places is None:  # noqa: SLF001 (same module)
             return self._refused("listener", place, ReasonCode.SERVER_BUSY)
         self.n_connections += 1
         return place
@@ -209,7 +213,8 @@ class Admission:
         self.n_connections -= 1
         if place.refusal is not None:
             self._n_refused -= 1
-        move(self._per_address, key, "")
+        if key:
+            move(self._per_address, key, "")
 
 
 _OPEN: Final = Places()

@@ -151,7 +151,12 @@ class AcceptedConnection:
         return not address or self._count_address()
 
     def _count_address(self) -> bool:
-        if self.place is None or self.place.came_from(self.remote_address):
+        place = self.place
+        if (
+            place is None
+            or not self.reception.admission.counts_addresses
+            or place.came_from(self.remote_address)
+        ):
             return True
         self.reception.cut_off(self.transport)
         return False
@@ -224,7 +229,8 @@ class AcceptedConnection:
 
     def end(self) -> None:
         """The connection is gone."""
-        self.leave_layers()
+        if self._timer is not None:
+            self.leave_layers()
         if self.place is not None:
             self.place.leave()
 

@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from penstock.broker.fast_paths.door import new_connection
+from penstock.broker.fast_paths.door import connection_class
 from penstock.broker.network.lane_pacer import LanePacer
 from penstock.broker.network.lingering_close import half_close
 from penstock.broker.network.loop_scheduler import BUSY_SECONDS, TURNS_SECONDS, WORTH_BYTES
@@ -117,7 +117,8 @@ class MqttProtocol(asyncio.Protocol):
         driver.protocols.add(self)
         if arrival.place is None and not arrival.accept(transport):
             return
-        arrival.leave_layers()
+        if transport is not arrival.transport:
+            arrival.leave_layers()
         limits = driver.limits
         transport.set_write_buffer_limits(limits.write_high_bytes, limits.write_low_bytes)
         place = arrival.place
@@ -154,7 +155,7 @@ class MqttProtocol(asyncio.Protocol):
         driver = self.driver
         arrival = self.arrival
         place = arrival.place
-        self.connection = arrival.connection = new_connection(
+        self.connection = arrival.connection = connection_class(driver.core)(
             driver.core,
             since,
             listener=arrival.listener,
@@ -312,14 +313,17 @@ class MqttProtocol(asyncio.Protocol):
         self.arrival.end()
         connection = self.connection
         if connection is not None:
-            connection.drop_input(self._rest[self._rest_at :])
+            client = connection.client
+            if self._rest or client.backlog:
+                connection.drop_input(self._rest[self._rest_at :])
             connection.connection_lost(now)
         driver.settle(now)
         if connection is not None:
-            self.run_suspended(connection)  # what was received before the end still counts
+            if client.suspended is not None:
+                self.run_suspended(connection)  # what was received before the end still counts
             # No circle of references is left, so that the memory is free at once.
             self.connection = self.arrival.connection = None
-            connection.client.throttle.end()
+            client.throttle.end()
 
     def abort(self) -> None:
         """Drop the connection without sending what is left."""
@@ -426,6 +430,11 @@ class MqttProtocol(asyncio.Protocol):
         sends is read and thrown away until it closes too.
         """
         transport = self.transport
+        has_rest = bool(connection.outgoing.out) or connection.client.is_heard_out
+        if not has_rest and transport is self.arrival.transport:
+            transport.close()
+            if not transport.get_write_buffer_size():
+                return  # nothing is waited for, so a timer would be for nothing
         if self._close_timer is None:
             self._close_timer = self.driver.loop.call_later(CLOSE_TIMEOUT_SECONDS, transport.abort)
         if connection.outgoing.out:

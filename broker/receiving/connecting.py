@@ -6,7 +6,7 @@ The exchange of a client that names an authentication method takes place in
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -164,7 +164,10 @@ async def _connect(client: Client, packet: Connect, now: float) -> None:
             now,
         )
         return
-    answer = await _log_in(core, attempt, now)
+    if attempt.username is None:  # no password can be guessed
+        answer = await _authenticate(core, attempt)
+    else:
+        answer = await _log_in(core, attempt, attempt.username, now)
     if client.is_closing:
         return
     if isinstance(answer, Refused):
@@ -208,8 +211,10 @@ async def let_in(
     if longest is not None:
         keep_alive = min(keep_alive or longest, longest)
     expiry_interval = None if client.is_local else _expiry_interval(core, packet)
-    properties = _connack_properties(core, packet, client_id, keep_alive, expiry_interval)
-    properties |= extra_properties
+    properties = extra_properties
+    if packet.protocol_version == MQTT_5:
+        allowed = _connack_properties(core, packet, client_id, keep_alive, expiry_interval)
+        properties = allowed | extra_properties
     username = packet.username if accepted.username is None else accepted.username
     told = packet.properties.get("user_property", ())
     if core.site and (WAITS_PROPERTY, "yes") in told:  # an uplink, which may lead to its own site
@@ -235,7 +240,8 @@ async def let_in(
                 str(MAX_REMAINING_LENGTH if large_above is None else large_above),
             ),
         ]
-    _check_connack_fits(client, packet, properties)
+    if "maximum_packet_size" in packet.properties:
+        _check_connack_fits(client, properties)
     if not packet.clean_start:
         await hand_over(core, client_id, username, client.listener, now)
         if client.is_closing:
@@ -266,8 +272,9 @@ async def let_in(
         client.sender.hold(connack)
     else:
         client.sender.send_packet(connack)
-    # Before the gate's next decision: estimates of the old connection are void.
-    core.guard.tell_each(core.samplers, lambda sampler: sampler.connected(session.link, now))
+    if core.samplers:
+        # Before the gate's next decision: estimates of the old connection are void.
+        core.guard.tell_each(core.samplers, lambda sampler: sampler.connected(session.link, now))
     client.open(
         session,
         keep_alive=keep_alive,
@@ -275,16 +282,7 @@ async def let_in(
         topic_alias_maximum=packet.properties.get("topic_alias_maximum", 0),
     )
     if not client.is_local:
-        yields = _says_yes(core, client_id, told, YIELDS_PROPERTY)
-        if yields and not other_lane:
-            core.counters.user_properties_ignored += 1
-            core.logger.info(
-                "client %s: CONNECT: user property %s: read without a lane to yield to; allowed: "
-                "beside %s; ignored",
-                client_id,
-                YIELDS_PROPERTY,
-                LANE_PROPERTY,
-            )
+        yields = bool(told) and _yields(core, client_id, told, other_lane)
         core.lanes.connected(session, other_lane, now, yields=yields, large=large)
     if core.callbacks.client_connected:
         core.guard.tell(core.callbacks.client_connected, ClientConnected(session))
@@ -343,7 +341,7 @@ def _refuse_session(
     limit, allowed = "", ""
     if sessions.get(client_id) is None:
         limit, allowed = sessions.quota.refusal(len(sessions), username, client.remote_address)
-    if not limit and not sessions.has_room_for(will, client_id):
+    if not limit and will is not None and not sessions.has_room_for(will, client_id):
         limit, allowed = "wills", f"allowed: {core.limits.total_will_bytes} bytes of all wills"
     if not limit:
         return False
@@ -361,11 +359,10 @@ def _assigned_client_id(core: Core) -> str:
     return client_id
 
 
-async def _log_in(core: Core, attempt: ConnectAttempt, now: float) -> Accepted | Refused:
+async def _log_in(
+    core: Core, attempt: ConnectAttempt, username: str, now: float
+) -> Accepted | Refused:
     """Authenticate a CONNECT, unless too many logins of its address or user have failed."""
-    username = attempt.username
-    if username is None:  # no password can be guessed
-        return await _authenticate(core, attempt)
     password = attempt.password or b""
     login = core.logins.begin(attempt.remote_address, username, password, now)
     if login is not None:
@@ -382,9 +379,15 @@ async def _log_in(core: Core, attempt: ConnectAttempt, now: float) -> Accepted |
 async def _authenticate(core: Core, attempt: ConnectAttempt) -> Accepted | Refused:
     if core.access is None:
         return _ACCEPTED
-    answer: Admittance = await core.guard.wait_for(
-        "access control, authenticate", core.access.authenticate, attempt, otherwise=_FAILED
-    )
+    answer: Admittance
+    try:  # as `Guard.wait_for`, with a coroutine less for each CONNECT
+        asked = core.access.authenticate(attempt)
+        answer = asked if asked is True or not isinstance(asked, Awaitable) else await asked
+    except Exception as error:  # noqa: BLE001 (a plugin's fault is not its caller's)
+        core.guard.failed("access control, authenticate", error)
+        return _FAILED
+    if answer is True:
+        return _ACCEPTED
     if isinstance(answer, (Accepted, Refused)):  # a union would be built for each CONNECT
         return answer
     if answer is None and attempt.username is not None:
@@ -410,13 +413,14 @@ def _set_up(
     ):
         core.tree.void_plans()
     told = packet.properties.get("user_property", ())
-    if _says_yes(core, session.client_id, told, WAITS_PROPERTY):
+    if told and _says_yes(core, session.client_id, told, WAITS_PROPERTY):
         client.is_patient = True
     ignored = core.guard.call(core.gate, core.gate.connected, session.link, told, otherwise="")
     if ignored:
         core.counters.user_properties_ignored += 1
         core.logger.info("client %s: CONNECT: %s; ignored", session.client_id, ignored)
-    core.sessions.set_will(session, packet.will)
+    if packet.will is not session.will:
+        core.sessions.set_will(session, packet.will)
     if core.journal is not None:
         core.journal.opened(session)
 
@@ -435,6 +439,21 @@ def _says_yes(core: Core, client_id: str, told: Sequence[tuple[str, str]], name:
                 value,
             )
     return is_yes
+
+
+def _yields(core: Core, client_id: str, told: Sequence[tuple[str, str]], other_lane: str) -> bool:
+    """Say whether a CONNECT asks that what is sent on its lane yields to the other lane."""
+    yields = _says_yes(core, client_id, told, YIELDS_PROPERTY)
+    if yields and not other_lane:
+        core.counters.user_properties_ignored += 1
+        core.logger.info(
+            "client %s: CONNECT: user property %s: read without a lane to yield to; allowed: "
+            "beside %s; ignored",
+            client_id,
+            YIELDS_PROPERTY,
+            LANE_PROPERTY,
+        )
+    return yields
 
 
 def _large_of(core: Core, client_id: str, told: Sequence[tuple[str, str]]) -> LargeOf:
@@ -485,8 +504,6 @@ def _connack_properties(
     expiry_interval: float | None,
 ) -> dict[str, Any]:
     """Return the properties that say what the broker allows and has changed (3.2.2.3)."""
-    if packet.protocol_version != MQTT_5:
-        return {}
     limits = core.limits
     properties: dict[str, Any] = {
         "receive_maximum": limits.receive_maximum,
@@ -503,7 +520,7 @@ def _connack_properties(
     return properties
 
 
-def _check_connack_fits(client: Client, packet: Connect, properties: dict[str, Any]) -> None:
+def _check_connack_fits(client: Client, properties: dict[str, Any]) -> None:
     """Check that the CONNACK is within the client's Maximum Packet Size.
 
     Before CONNACK no other packet may be sent to the client [MQTT-3.2.0-1].
@@ -511,8 +528,6 @@ def _check_connack_fits(client: Client, packet: Connect, properties: dict[str, A
     Raises:
         ProtocolError: packet too large.
     """
-    if "maximum_packet_size" not in packet.properties:
-        return
     maximum = client.sender.send_maximum
     connack = ConnAck(properties=properties)
     is_explained = client.sender.is_explained

@@ -47,6 +47,9 @@ if TYPE_CHECKING:
 
 _CONNECT_BYTE: Final = PacketType.CONNECT << 4
 
+_NOTHING_KEPT: Final = ReceiveBuffer(0)
+"""The empty buffer of all connections that have not received a part of a packet yet."""
+
 _HEAD_OF_CONNECT_BYTES: Final = 7
 """Bytes of a CONNECT's variable header up to the protocol version, which is among them."""
 
@@ -134,7 +137,7 @@ class Connection:
             refusal,
         )
         self.outgoing = self.client.outgoing
-        self._buffer = ReceiveBuffer(core.limits.maximum_packet_size)
+        self._buffer = _NOTHING_KEPT
         self._rate = RateLimit(core.limits, now) if core.limits.has_publish_rate else None
         self._rate_timer: Timer | None = None
         self._layer_bytes = 0
@@ -154,12 +157,13 @@ class Connection:
             client.put_off(chunk)
             self._count_held(now)
             return
-        behind = b""
-        if self._buffer.is_large:
-            n_bytes = self._buffer.missing_bytes
+        behind = data = b""
+        buffer = self._buffer
+        if buffer.is_large:
+            n_bytes = buffer.missing_bytes
             chunk, behind = chunk[:n_bytes], chunk[n_bytes:]
         try:
-            data = self._buffer.receive_data(chunk)
+            data = buffer.receive_data(chunk) if buffer.pending_bytes else chunk
             if data:
                 if self._rate is None:
                     self._receive(client, data, now)
@@ -170,7 +174,7 @@ class Connection:
         if behind and not client.is_closing:
             self._put_off(behind)
         if (
-            self._buffer.pending_bytes + client.incoming_aliases.n_bytes > FREE_BYTES
+            buffer.pending_bytes + client.incoming_aliases.n_bytes > FREE_BYTES
             or client.backlog
             or client.is_counted
         ):
@@ -386,7 +390,9 @@ class Connection:
             pass
         elif (turn := client.core.turn).steps >= turn.most_steps:
             self._put_off(data[position:])
-        else:
+        elif position < len(data):
+            if self._buffer is _NOTHING_KEPT:
+                self._buffer = ReceiveBuffer(client.core.limits.maximum_packet_size)
             self._buffer.unread(data, position)
 
     @staticmethod
@@ -421,7 +427,7 @@ def receive_packets(client: Client, data: bytes, now: float) -> int:
     position = 0
     n_packets = 0
     try:
-        maximum = _most_packet_bytes(client, data)
+        maximum = client.maximum_packet_size if client.is_open else _first_bytes(client, data)
         while end - position >= 2:
             start, length = position + 2, data[position + 1]
             if length > 0x7F:
@@ -452,15 +458,13 @@ def receive_packets(client: Client, data: bytes, now: float) -> int:
     return position
 
 
-def _most_packet_bytes(client: Client, data: bytes) -> int:
-    """Return the bytes of the largest packet that the client may send next.
+def _first_bytes(client: Client, data: bytes) -> int:
+    """Return the bytes of the largest packet that a client may send which is not accepted yet.
 
     Raises:
         ProtocolError: the first packet is not CONNECT [MQTT-3.1.0-1]. This is said at its first
             byte: a client that speaks another protocol is not waited for.
     """
-    if client.is_open:
-        return client.maximum_packet_size
     if not may_be_connect(data) and client.authentication is None:
         raise ProtocolError("the first packet is not CONNECT")
     limits = client.core.limits

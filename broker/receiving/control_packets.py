@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from penstock.broker.sessions.client import Client
 
 
+_CONNECT: Final = int(PacketType.CONNECT)
+_WITH_FILTERS: Final = (int(PacketType.SUBSCRIBE), int(PacketType.UNSUBSCRIBE))
+
+
 def receive(client: Client, first_byte: int, body: bytes, now: float) -> None:
     """Read one packet and handle it.
 
@@ -44,9 +48,9 @@ def receive(client: Client, first_byte: int, body: bytes, now: float) -> None:
             [MQTT-3.1.0-2].
     """
     packet_type = first_byte >> 4
-    if client.is_open and packet_type == PacketType.CONNECT:
+    if client.is_open and packet_type == _CONNECT:
         raise ProtocolError("a second CONNECT")
-    if packet_type in (PacketType.SUBSCRIBE, PacketType.UNSUBSCRIBE):
+    if packet_type in _WITH_FILTERS:
         check_number(client, packet_type, body)
     most_properties = client.core.limits.properties
     packet: Any = read_packet(first_byte, body, client.version, most_properties)

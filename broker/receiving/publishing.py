@@ -31,6 +31,7 @@ from penstock.broker.mqtt.packets import REASON_CODES, PubRec
 from penstock.broker.mqtt.properties import read_publish_properties
 from penstock.broker.mqtt.publish_head import read_publish_head
 from penstock.broker.mqtt.reason_codes import SUCCESS, ReasonCode
+from penstock.broker.mqtt.topic_aliases import NO_ALIASES, IncomingAliases
 from penstock.broker.mqtt.topics import read_topic
 from penstock.broker.payload import STORED_ABOVE_BYTES, Payload
 from penstock.broker.routing.shared_subscriptions import choose_members
@@ -162,6 +163,8 @@ def _receive(
             properties, _ = read_publish_properties(data, properties_at, most)
             alias = properties.pop("topic_alias", None)
         if alias is not None:
+            if client.incoming_aliases is NO_ALIASES:
+                client.incoming_aliases = IncomingAliases(client.core.options.topic_alias_maximum)
             topic_bytes = client.incoming_aliases.resolve(alias, topic_bytes)
     if first_byte & _QOS_2_OR_DUP and _is_repeat(client, packet_id, qos):
         return None

@@ -1,6 +1,7 @@
 """The log's lines about clients: connections, disconnections, and dropped messages.
 
-Connections and disconnections are debug lines. Drops are logged when a client connects, disconnects
+Connections and disconnections are debug lines, for which the level that the log has at the start
+counts. Drops are logged when a client connects, disconnects
 or its session ends: one line each time, however many messages were dropped. `$SYS` has the sums at
 any time.
 """
@@ -11,7 +12,6 @@ import logging
 from collections import Counter
 from typing import cast
 
-from penstock.broker.access_control import SessionView
 from penstock.broker.events import Callbacks, ClientConnected, ClientDisconnected, SessionEnded
 from penstock.broker.extensions import LOCAL_CLIENT_PREFIX
 from penstock.broker.outbox.message_counts import BACKLOG_REASONS
@@ -29,6 +29,7 @@ class ClientLog:
 
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger
+        self._is_debug = logger.isEnabledFor(logging.DEBUG)
         self._told: dict[str, Counter[str]] = {}
 
     @property
@@ -43,7 +44,7 @@ class ClientLog:
     def _connected(self, event: ClientConnected) -> None:
         session = cast(Session, event.session)
         client = session.client
-        if client is not None and self._logger.isEnabledFor(logging.DEBUG):
+        if client is not None and self._is_debug:
             self._logger.debug(
                 "client %s: connected, user %r, protocol level %d, from %s:%d on listener %s",
                 session.client_id,
@@ -53,31 +54,36 @@ class ClientLog:
                 client.remote_port,
                 client.listener,
             )
-        self._tell_drops(session, "while it was away")
+        if session.ledger.dropped:
+            self._tell_drops(session, "while it was away")
 
     def _disconnected(self, event: ClientDisconnected) -> None:
-        self._logger.debug("client %s: disconnected", event.session.client_id)
-        self._tell_drops(event.session, "while it was connected")
+        session = cast(Session, event.session)
+        if self._is_debug:
+            self._logger.debug("client %s: disconnected", session.client_id)
+        if session.ledger.dropped:
+            self._tell_drops(session, "while it was connected")
 
     def _ended(self, event: SessionEnded) -> None:
-        self._logger.debug("client %s: session ended", event.session.client_id)
-        self._tell_drops(event.session, "with its session")
-        self._told.pop(event.session.client_id, None)
+        session = cast(Session, event.session)
+        if self._is_debug:
+            self._logger.debug("client %s: session ended", session.client_id)
+        if session.ledger.dropped:
+            self._tell_drops(session, "with its session")
+            self._told.pop(session.client_id, None)
 
-    def _tell_drops(self, view: SessionView, when: str) -> None:
-        """Log what was dropped since the last such line."""
-        dropped = cast(Session, view).ledger.dropped
-        if not dropped:  # of almost every client: a Counter costs as much as reading a CONNECT
-            return
-        news = Counter(dropped) - self._told.get(view.client_id, Counter())
+    def _tell_drops(self, session: Session, when: str) -> None:
+        """Log what was dropped since the last such line, if anything was."""
+        dropped = session.ledger.dropped
+        news = Counter(dropped) - self._told.get(session.client_id, Counter())
         if news:
-            self._told[view.client_id] = Counter(dropped)
-            is_of_uplink = view.client_id.startswith(LOCAL_CLIENT_PREFIX)
+            self._told[session.client_id] = Counter(dropped)
+            is_of_uplink = session.client_id.startswith(LOCAL_CLIENT_PREFIX)
             is_lost = is_of_uplink and not BACKLOG_REASONS.isdisjoint(news)
             self._logger.log(
                 logging.WARNING if is_lost else logging.INFO,
                 "client %s: messages for it dropped %s, %d: %s",
-                view.client_id,
+                session.client_id,
                 when,
                 news.total(),
                 ", ".join(f"{reason} {n_messages}" for reason, n_messages in news.items()),

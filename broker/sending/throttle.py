@@ -200,6 +200,8 @@ class Throttle:
 
     def let_go(self) -> None:
         """Resume every publisher that waits for this connection."""
+        if not self._held:
+            return
         for publisher in self._held:
             publisher.blockers.pop(self, None)
             if not publisher.blockers and publisher._timer is not None:
@@ -210,6 +212,9 @@ class Throttle:
 
     def leave(self) -> None:
         """Release every publisher that waits for this connection, and end its own wait."""
+        if self._held is self.blockers:  # neither has any
+            self._cancel_timer()
+            return
         self.let_go()
         for blocker in self.blockers:
             blocker._held.pop(self, None)

@@ -18,7 +18,7 @@ from penstock.broker.mqtt.enums import MQTT_5, ProtocolVersion
 from penstock.broker.mqtt.packets import ConnAck, Disconnect, PubAck, PubRec
 from penstock.broker.mqtt.reason_codes import CONNACK_RETURN_CODES, ReasonCode, describe_reason_code
 from penstock.broker.mqtt.size_limit import explained
-from penstock.broker.mqtt.topic_aliases import IncomingAliases, OutgoingAliases
+from penstock.broker.mqtt.topic_aliases import NO_ALIASES, OutgoingAliases
 from penstock.broker.outbox.delivery import NO_QUEUE
 from penstock.broker.sending import eager_coroutine
 from penstock.broker.sending.sender import Sender, WriteQueue
@@ -341,7 +341,7 @@ class Client:
         self.receive_maximum = core.limits.receive_maximum
         self._waits_for_disk = False
         self.has_peer_left = False
-        self.incoming_aliases = IncomingAliases(core.options.topic_alias_maximum)
+        self.incoming_aliases = NO_ALIASES
         self.inherited = _NONE_INHERITED
         self.n_filters_refused = 0
         self.is_answered = False
@@ -499,7 +499,11 @@ class Client:
             redelivery.member_came(session)
         if core.consuming is not None:
             core.consuming.connected(session)
+        self.opened()
         self.outgoing.want_pump()
+
+    def opened(self) -> None:
+        """Take note that the client is accepted: for subclasses."""
 
     def _connect_timeout(self, now: float) -> None:
         self.core.logger.info("%s: no CONNECT in time", self.peer())
@@ -576,7 +580,8 @@ class Client:
         if self.is_counted:
             self.core.received.forget(self)
         self.throttle.leave()
-        self.sender.drop_held()
+        if self.sender.held:
+            self.sender.drop_held()
         if self.is_open:
             self.is_open = self.sender.is_open = False
             if self.awaiting:

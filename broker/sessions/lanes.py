@@ -133,6 +133,7 @@ class Lanes:
         self._yielding: set[str] = set()
         self._takers: dict[str, str] = {}
         self._pacers: dict[str, Pacer] = {}
+        self._has_lanes = False
 
     def asked(
         self, client_id: str, username: str | None, user_properties: Sequence[tuple[str, str]]
@@ -188,6 +189,9 @@ class Lanes:
             large: which lane takes the large messages of both: this one or the other; None where
                 each has subscriptions of its own.
         """
+        if not (self._has_lanes or other_id or yields):
+            return
+        self._has_lanes = True
         client_id = session.client_id
         self._stop_pacing(session)
         before = self._joined.get(client_id, "")
@@ -274,6 +278,8 @@ class Lanes:
 
     def ended(self, session: LaneSession) -> None:
         """Take note of a session that ends, with its messages still in their places."""
+        if not self._has_lanes:
+            return
         self._part(session, has_ended=True)
         if self._takes(session.client_id):
             del self._takers[self._others[session.client_id]]

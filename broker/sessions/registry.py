@@ -103,7 +103,9 @@ class SessionRegistry:
             (the session, without a connection; Session Present).
         """
         session = self._sessions.get(client_id)
-        if session is not None and self.take_over(session, now):
+        if session is None:
+            return self.create(client_id), False
+        if self.take_over(session, now):
             session = self._sessions.get(client_id)  # closing may have ended it
         if session is not None and clean_start:
             self._core.lanes.cleared(session)
@@ -219,7 +221,8 @@ class SessionRegistry:
         if core.consuming is not None:
             core.consuming.connection_lost(session)
         session.outbox.connection_lost(now)
-        retained_delivery.connection_lost(session)
+        if session.retained_due:
+            retained_delivery.connection_lost(session)
         if core.callbacks.client_disconnected:
             core.guard.tell(core.callbacks.client_disconnected, ClientDisconnected(session))
         if core.journal is not None:
@@ -287,20 +290,24 @@ class SessionRegistry:
         for timer in (session.expiry_timer, session.look_timer, session.overflow_timer):
             if timer is not None:
                 timer.cancel()
-        for topic_filter in list(session.subscriptions):
-            core.tree.remove(session, topic_filter)
-        session.subscriptions.clear()
+        if session.subscriptions:
+            for topic_filter in list(session.subscriptions):
+                core.tree.remove(session, topic_filter)
+            session.subscriptions.clear()
         if core.consuming is not None:
             core.consuming.forget(session)
-        redelivery.session_ended(session, now)
+        if core.tree.shares:
+            redelivery.session_ended(session, now)
         core.lanes.ended(session)
         if session.outbox.journal is not None:
             session.outbox.journal.ended(has_expired=has_expired)
         session.outbox.drop_all("session_ended")
         session.resend.clear()
         session.retained_due.clear()
-        session.ledger.drop("session_ended", session.inflight.clear())
-        core.ended.add(session.settle_direct())
+        if session.inflight.n_messages:
+            session.ledger.drop("session_ended", session.inflight.clear())
+        if session.settle_direct().matched:
+            core.ended.add(session.ledger)
         core.forget(session.link)
         core.room.session_ended(session.client_id)
         core.last_clients.add(
@@ -314,6 +321,7 @@ class SessionRegistry:
                 now,
             )
         )
-        send_will(core, session, now)
+        if session.will is not None:
+            send_will(core, session, now)
         if core.callbacks.session_ended:
             core.guard.tell(core.callbacks.session_ended, SessionEnded(session))

@@ -251,15 +251,19 @@ class Consuming:
 
     def connected(self, session: Reader) -> None:
         """Feed the subscriptions of a session that has a connection again."""
-        for subscription in list(self._subscriptions.get(session, {}).values()):
-            self._begin(session, subscription)
+        own = self._subscriptions.get(session)
+        if own:
+            for subscription in list(own.values()):
+                self._begin(session, subscription)
 
     def connection_lost(self, session: Reader) -> None:
         """Take what a session has of sources: its connection has ended."""
-        for consumption in self._open.pop(session, {}).values():
-            consumption.part()
-        for consumption in self._ending.pop(session, ()):
-            consumption.part()
+        if session in self._open:
+            for consumption in self._open.pop(session).values():
+                consumption.part()
+        if session in self._ending:
+            for consumption in self._ending.pop(session):
+                consumption.part()
 
     def forget(self, session: Reader) -> None:
         """Drop the subscriptions of a session that has ended."""

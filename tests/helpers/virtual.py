@@ -179,7 +179,7 @@ class VirtualClient:
         self.room_bytes: int | None = None
         self.unheard_since: float | None = None
         self._buffer = ReceiveBuffer(268_435_460)
-        self.connection = door.new_connection(broker.core, broker.now, served=self)
+        self.connection = door.connection_class(broker.core)(broker.core, broker.now, served=self)
 
     @property
     def session(self) -> Session:

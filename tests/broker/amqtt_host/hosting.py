@@ -11,7 +11,7 @@ from amqtt.plugins.base import BaseAuthPlugin, BasePlugin, BaseTopicPlugin
 
 from penstock.broker.amqtt_host.host import AmqttHost
 from penstock.broker.config.policy import Policy, parse_policy
-from penstock.broker.fast_paths.door import core_class, new_connection
+from penstock.broker.fast_paths.door import connection_class, core_class
 from penstock.broker.mqtt.packets import ConnAck, Connect, Packet, Publish
 from penstock.broker.mqtt.reader import read_packet
 from penstock.broker.mqtt.receive_buffer import read_remaining_length
@@ -81,7 +81,7 @@ class Client:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._version = 4
-        self.connection = new_connection(
+        self.connection = connection_class(broker.core)(
             broker.core, broker.now, remote_address="192.0.2.1", remote_port=999
         )
 

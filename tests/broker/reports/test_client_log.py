@@ -70,8 +70,8 @@ def test_a_client_that_gets_everything_is_not_told_of(caplog: pytest.LogCaptureF
 
 def test_debug_says_who_comes_and_goes(caplog: pytest.LogCaptureFixture) -> None:
     """A client that takes over another's session shows as one that goes and one that comes."""
-    broker = broker_with_log()
     with caplog.at_level(logging.DEBUG):
+        broker = broker_with_log()
         for _ in range(2):
             broker.connect("c", 4, username="ada")
     connected = "client c: connected, user 'ada', protocol level 4, from :0 on listener default"
