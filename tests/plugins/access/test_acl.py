@@ -3,15 +3,23 @@ from __future__ import annotations
 import getpass
 import random
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from penstock.broker.errors import ConfigError
+from penstock.broker.fast_paths.fast_core import FastCore
 from penstock.broker.mqtt.packets import PubAck, Publish
+from penstock.broker.sessions.broker_state import Core
 from penstock.plugins.access import acl
 from penstock.plugins.access.acl import DENY, READ, WRITE, AccessList, parse_acl
+from penstock.plugins.access.config import AccessConfig, Rules
+from penstock.plugins.access.control import FileAccess, Scope
+from tests.helpers.effort import examples
 from tests.helpers.mosquitto import running_mosquitto
+from tests.helpers.virtual import VirtualBroker
 from tests.helpers.wire import connected
 
 FILE = """\
@@ -229,3 +237,54 @@ async def test_mosquitto_judges_alike(tmp_path: Path, seed: int) -> None:
         for username, client_id in clients:
             theirs = await judged(mosquitto.port, username, client_id)
             assert ours(rules, username, client_id) == theirs, (username, client_id, text)
+
+
+NAMES: Final = ("a", "b", "u", "v", "%u", "%c")
+LINES: Final = st.builds(
+    "{} {} {}".format,
+    st.sampled_from(("topic", "topic", "pattern")),
+    st.sampled_from(("read", "write", "readwrite", "readwrite", "deny")),
+    st.lists(st.sampled_from((*NAMES, "+", "#")), min_size=1, max_size=3)
+    .map("/".join)
+    .filter(lambda text: "#" not in text[:-1]),
+)
+FILES: Final = st.lists(LINES | st.sampled_from(("user u", "user v")), max_size=12).map(
+    lambda lines: "\n".join(lines) + "\n"
+)
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(
+    st.lists(
+        FILES | st.tuples(st.sampled_from("uv"), st.sampled_from(("a", "u/a", "b/u/v", "v"))),
+        max_size=20,
+    )
+)
+def test_a_remembered_answer_is_the_files_answer(steps: list[Any]) -> None:
+    """Whatever the rules, and whenever they are read again, both ways deliver the same."""
+    told = [_delivered(steps, made_of) for made_of in (FastCore, Core)]
+    assert told[0] == told[1]
+
+
+def _delivered(steps: list[Any], made_of: type[Core]) -> list[Any]:
+    """Play files and publishes; return what the publisher and each subscriber are told."""
+    access = FileAccess(AccessConfig(acl_file="acl"))
+    access.scopes[""] = scope = Scope(Rules(allow_anonymous=True), "policy", "access")
+    scope.access_list = parse_acl("", "acl")
+    broker = VirtualBroker(core_class=made_of, access=access)
+    clients = {name: broker.connect(f"of {name}", username=name) for name in "uv"}
+    for client in clients.values():
+        client.subscribe("#", 1)
+    told: list[Any] = []
+    for step in steps:
+        if isinstance(step, str):
+            scope.access_list = parse_acl(step, "acl")
+            access.rules_changed()
+            continue
+        name, topic = step
+        for qos in (0, 1):
+            clients[name].publish(topic, b"x", qos=qos)
+        told.append(
+            [(client.take_all(PubAck), client.acknowledge()) for client in clients.values()]
+        )
+    return told
