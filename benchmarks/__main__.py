@@ -6,6 +6,7 @@ import shlex
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Final
 
 import typer
@@ -31,6 +32,7 @@ from benchmarks.rows import (
     matching,
     memory,
     production,
+    production_day,
     small_state,
     throughput,
 )
@@ -54,6 +56,7 @@ ROWS: Final = {
         *throughput.ROWS,
         *acknowledged.ROWS,
         *production.ROWS,
+        *production_day.ROWS,
         *matching.ROWS,
         *fan_out.ROWS,
         *many_clients.ROWS,
@@ -190,6 +193,9 @@ def bench(
     repeats: Annotated[
         int | None, typer.Option(min=1, help="Repetitions; 3, or 1 with --quick.")
     ] = None,
+    day_seconds: Annotated[
+        float | None, typer.Option(min=1, help="Length of the row production_day.")
+    ] = None,
     json_file: JsonFile = None,
     *,
     quick: Annotated[
@@ -213,8 +219,10 @@ def bench(
     results: list[Result] = []
     failures: list[str] = []
     progress = Progress(chosen_rows, chosen_peers, times)
+    scale = QUICK if quick else FULL
+    if day_seconds is not None:
+        scale = replace(scale, day_seconds=day_seconds)
     for row in chosen_rows:
-        scale = QUICK if quick else FULL
         measured, failed = measure_row(row, chosen_peers, scale, times, progress)
         results += measured
         failures += failed
@@ -223,6 +231,7 @@ def bench(
     line = (
         f"penstock bench --rows {','.join(row.name for row in chosen_rows)} --peers {named}"
         f"{' ' if told else ''}{told} --repeats {times}{' --quick' if quick else ''}"
+        f"{'' if day_seconds is None else f' --day-seconds {day_seconds:g}'}"
     )
     run = describe_run(chosen_peers, line)
     write_json(json_file, to_json(results, run))

@@ -24,7 +24,7 @@ import psutil
 import yaml
 
 from benchmarks.errors import BenchmarkError
-from benchmarks.loads.access import ACL, Access, password_lines
+from benchmarks.loads.access import ACL, USERS, Access, argon2_lines, password_lines
 from penstock.netem.errors import RunError
 from penstock.netem.runs.broker_process import (
     ANONYMOUS,
@@ -40,6 +40,8 @@ from penstock.netem.runs.broker_process import (
 ROOT: Final = Path(__file__).resolve().parent.parent
 EXAMPLE_POLICY: Final = ROOT / "policy.example.yaml"
 USER_FILE: Final = "passwords"
+AMQTT_SYS: Final = "amqtt.plugins.sys.broker.BrokerSysPlugin"
+AMQTT_USER_FILE: Final = "amqtt-passwords"
 ACL_FILE: Final = "acl"
 STOP_SECONDS: Final = 60.0
 SPILL_LIMIT: Final = "32 MB"
@@ -71,6 +73,7 @@ class Options:
         has_acl: whether clients log in, and may do what the ACL file of `loads/access.py` says.
         is_durable: whether clients' sessions outlive their connections, and the broker's files keep
             them.
+        has_metrics: whether metrics are served over HTTP, where a broker can.
         inflight_messages: the limit of unacknowledged messages towards a client, where a peer's
             default is below the row's window; None for the default.
     """
@@ -78,6 +81,7 @@ class Options:
     is_tls: bool = False
     has_acl: bool = False
     is_durable: bool = False
+    has_metrics: bool = False
     inflight_messages: int | None = None
 
     @property
@@ -95,11 +99,13 @@ class BrokerSetting:
 
     Attributes:
         port: the TCP port on loopback.
+        metrics_port: the TCP port on loopback for metrics over HTTP.
         certificate: the certificate of a listener with TLS 1.3; None without TLS.
         options: the further settings.
     """
 
     port: int
+    metrics_port: int = 0
     certificate: Certificate | None = None
     options: Options = DEFAULT_OPTIONS
 
@@ -140,12 +146,14 @@ class RunningPeer:
         port: the TCP port that it listens on, on loopback.
         process: the root of its processes.
         access: the same port, and how clients come in.
+        metrics_port: the TCP port of its metrics, where it has such.
     """
 
     name: str
     port: int
     process: psutil.Process
     access: Access
+    metrics_port: int = 0
 
     def rss_bytes(self) -> int:
         """Return the resident set of the broker and the processes it started."""
@@ -192,6 +200,8 @@ def example_policy(setting: BrokerSetting) -> dict[str, Any]:
     if setting.options.has_acl:
         del policy["plugins"][ANONYMOUS]
         policy["plugins"]["access"] = {"password_file": USER_FILE, "acl_file": ACL_FILE}
+    if setting.options.has_metrics:
+        policy["plugins"]["console"] = {"http": f"127.0.0.1:{setting.metrics_port}"}
     return policy | {"listeners": _listeners(setting)}
 
 
@@ -254,7 +264,24 @@ def _mosquitto(directory: Path, setting: BrokerSetting) -> list[str]:
 
 
 def _amqtt(directory: Path, setting: BrokerSetting) -> list[str]:
-    return amqtt_command(directory, stock_amqtt_policy(setting))
+    policy = stock_amqtt_policy(setting)
+    if setting.options.has_acl:
+        # Its sessions last in memory alone, and its ACL has no patterns. $SYS is off, as each
+        # client that connects gets the retained messages of all subscriptions.
+        for plugin in ANONYMOUS, AMQTT_SYS:
+            del policy["plugins"][plugin]
+        (directory / AMQTT_USER_FILE).write_text(argon2_lines())
+        topics = {user: ["bench/#", "$SYS/#"] for user in USERS}
+        policy["plugins"] |= {
+            "amqtt.plugins.authentication.FileAuthPlugin": {
+                "password_file": str(directory / AMQTT_USER_FILE)
+            },
+            "amqtt.plugins.topic_checking.TopicAccessControlListPlugin": {
+                "publish_acl": topics,
+                "acl": topics,
+            },
+        }
+    return amqtt_command(directory, policy)
 
 
 def _relay(_directory: Path, setting: BrokerSetting) -> list[str]:
@@ -318,6 +345,7 @@ PEERS: Final = {
             _amqtt,
             partial(version_of, "amqtt"),
             has_v5=False,
+            has_production=True,
         ),
         Peer(
             "ceiling",
@@ -413,13 +441,14 @@ def running(peer: Peer, options: Options = DEFAULT_OPTIONS) -> Iterator[RunningP
     with (
         tempfile.TemporaryDirectory(prefix="penstock-bench-") as name,
         reserved_port() as port,
+        reserved_port() as metrics_port,
     ):
         directory = Path(name)
         certificate = make_certificate(directory) if options.is_tls else None
         for file, text in ((USER_FILE, password_lines()), (ACL_FILE, ACL)):
             (directory / file).write_text(text)
             (directory / file).chmod(0o600)
-        command = peer.prepare(directory, BrokerSetting(port, certificate, options))
+        command = peer.prepare(directory, BrokerSetting(port, metrics_port, certificate, options))
         broker = RunningBroker(peer.name, command, directory)
         access = Access(
             port,
@@ -429,7 +458,8 @@ def running(peer: Peer, options: Options = DEFAULT_OPTIONS) -> Iterator[RunningP
         )
         try:
             broker.wait_until_listening(port)
-            yield RunningPeer(peer.name, port, psutil.Process(broker.process.pid), access)
+            process = psutil.Process(broker.process.pid)
+            yield RunningPeer(peer.name, port, process, access, metrics_port)
         finally:
             # A peer that has not ended by then is killed: the measurement is over.
             with suppress(RunError):

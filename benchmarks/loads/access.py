@@ -27,16 +27,20 @@ ACL: Final = """\
 user north
 topic write bench/throughput/#
 topic write bench/windowed/#
+topic write bench/day/#
 topic deny bench/windowed/secret
 
 user south
 topic readwrite bench/throughput/#
 topic readwrite bench/windowed/#
+topic readwrite bench/day/#
+topic write bench/+/command
 topic read bench/#
 topic deny bench/throughput/secret/#
 
 user office
 topic read bench/#
+topic read $SYS/#
 topic deny bench/secret/#
 
 pattern readwrite bench/%c/#
@@ -62,6 +66,14 @@ def password_lines() -> str:
         encoded = [base64.b64encode(each).decode() for each in (salt, digest)]
         lines.append(f"{user}:$7${ITERATIONS}${'$'.join(encoded)}\n")
     return "".join(lines)
+
+
+def argon2_lines() -> str:
+    """Return the same as aMQTT reads it, at the least cost."""
+    from argon2 import PasswordHasher  # noqa: PLC0415 - aMQTT brings it
+
+    hasher = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)
+    return "".join(f"{user}:{hasher.hash(password_of(user))}\n" for user in USERS)
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ class Scale:
             everything.
         late_messages: the number of messages in that row.
         congested_seconds: the length of the memory row on congested paths, seconds.
+        day_seconds: the length of the production day, seconds.
         is_random: whether payload lengths and topics are at random, and two users send in turn.
     """
 
@@ -48,6 +49,7 @@ class Scale:
     late_readers: int = 20
     late_messages: int = 100
     congested_seconds: float = 3.0
+    day_seconds: float = 120.0
     is_random: bool = False
 
 
@@ -60,6 +62,7 @@ QUICK = Scale(
     queued_messages=10_000,
     stalled_subscribers=25,
     large_messages=20,
+    day_seconds=10.0,
 )
 
 

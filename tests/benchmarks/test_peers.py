@@ -20,7 +20,7 @@ def test_commanded_peer_is_told_where_to_listen(tmp_path: Path) -> None:
     """Another broker takes part by its command; its words are its own, port and files ours."""
     peer = commanded_peer("other@2.1=sh -c 'run {port} {\"a\": 1} {key}' {certificate}", PEERS)
     certificate = Certificate(Path("c.pem"), Path("k.pem"), Path("a.pem"))
-    command = peer.prepare(tmp_path, BrokerSetting(1884, certificate))
+    command = peer.prepare(tmp_path, BrokerSetting(1884, certificate=certificate))
     assert command == [find_program("sh"), "-c", 'run 1884 {"a": 1} k.pem', "c.pem"]
     assert (peer.name, peer.version()) == ("other", "2.1")
     assert peer.has_tls

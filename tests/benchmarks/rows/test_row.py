@@ -29,6 +29,7 @@ TINY: Final = Scale(
     late_readers=3,
     late_messages=5,
     congested_seconds=0.3,
+    day_seconds=1.0,
 )
 
 BROKERS: Final = ("penstock", "penstock-stock", "mosquitto")

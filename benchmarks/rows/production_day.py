@@ -1,0 +1,139 @@
+"""What does a broker cost on a day in production, and how late are messages?
+
+The load, three processes, is that of `loads/day.py`: by default 1,000 clients with TLS 1.3 log in
+as users of an ACL file, with sessions that last. 350 messages a second are published, five in a
+hundred of them large, and each is read twice, by one reader in ten over a bad link. 50 clients a
+second connect, take a command from their session, publish, and disconnect. Meanwhile the broker's
+metrics are read every few seconds. `--day-seconds 3600` makes it an hour, as memory wants.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+import urllib.request
+from contextlib import ExitStack
+from dataclasses import asdict
+from typing import Any, Final
+
+from benchmarks.loads import wire
+from benchmarks.loads.day import KINDS, Day
+from benchmarks.loads.load import Side
+from benchmarks.peers import Options, RunningPeer
+from benchmarks.rows.rates import BROKER_CPU, MICROSECOND
+from benchmarks.rows.row import Figure, Measurement, Row, Scale, Target
+
+MILLISECOND: Final = 1e-3
+MEGABYTE: Final = 1_000_000
+SCRAPE_SECONDS: Final = 5.0
+LEAD_SECONDS: Final = 0.5
+LONGEST_END_SECONDS: Final = 120.0
+"""How long after the last message everything must have arrived, or be given up by the load."""
+
+
+class Scraper:
+    """Reads the metrics of a broker: Penstock's over HTTP, and $SYS of all.
+
+    Attributes:
+        count: the number of times that metrics came over HTTP.
+        rss_bytes: the resident set at each look.
+    """
+
+    def __init__(self, peer: RunningPeer, stack: ExitStack) -> None:
+        self._peer = peer
+        self._sock, _ = peer.access.open("bench-monitor", "office")
+        stack.enter_context(self._sock)
+        wire.subscribe(self._sock, "$SYS/#", 0)
+        self._sock.settimeout(0.01)
+        self.count = 0
+        self.rss_bytes: list[int] = []
+
+    def scrape(self) -> None:
+        """Read all there is."""
+        self.rss_bytes.append(self._peer.rss_bytes())
+        with contextlib.suppress(TimeoutError):
+            while self._sock.recv(1 << 16):
+                pass
+        url = f"http://127.0.0.1:{self._peer.metrics_port}/metrics"
+        with (
+            contextlib.suppress(ConnectionRefusedError, urllib.error.URLError),
+            urllib.request.urlopen(url, timeout=SCRAPE_SECONDS) as answer,
+        ):
+            self.count += bool(answer.read())
+
+
+def measure_day(peer: RunningPeer, scale: Scale) -> Measurement:
+    """Return microseconds of processor time for each delivered message."""
+    day = Day(2 * scale.clients, scale.day_seconds)
+    with ExitStack() as stack:
+        scraper = Scraper(peer, stack)
+        sides: dict[str, Side] = {}
+        for role in ("read", "sleep", "send"):
+            arguments = json.dumps(asdict(peer.access)), json.dumps(asdict(day))
+            sides[role] = Side("benchmarks.loads.day", role, *arguments)
+            stack.callback(sides[role].close)
+            sides[role].answer()
+        start = time.monotonic() + LEAD_SECONDS
+        cpu_before = peer.cpu_seconds()
+        for side in sides.values():
+            side.tell(start=start)
+        while (left := start + day.seconds - time.monotonic()) > 0:
+            scraper.scrape()
+            time.sleep(min(left, SCRAPE_SECONDS))
+        told: dict[str, dict[str, Any]] = {role: side.answer() for role, side in sides.items()}
+        cpu = peer.cpu_seconds() - cpu_before
+        scraper.scrape()
+    read, sleep, sent = told["read"], told["sleep"], told["send"]
+    delivered = read["received"] + sleep["received"]
+    elapsed = time.monotonic() - start
+    late = {f"{kind}_{each}": read[f"{kind}_{each}"] for kind in KINDS for each in ("p50", "p99")}
+    late |= {name: sleep[name] for name in ("connect_p50", "connect_p99")}
+    return Measurement(
+        value=cpu / MICROSECOND / max(1, delivered),
+        lost=read["expected"] + sleep["expected"] - delivered + sent["unacknowledged"],
+        details={
+            BROKER_CPU: cpu / MICROSECOND / max(1, delivered),
+            "broker_cpu_ratio": cpu / elapsed,
+            "load_cpu_ratio": sum(each["cpu"] for each in told.values()) / elapsed,
+            "delivered_messages": delivered,
+            "connects": sleep["connects"],
+            "scrapes": scraper.count,
+            "begin_megabytes": scraper.rss_bytes[0] / MEGABYTE,
+            "end_megabytes": scraper.rss_bytes[-1] / MEGABYTE,
+            "most_megabytes": max(scraper.rss_bytes) / MEGABYTE,
+            "sender_p99_milliseconds": sent["sender_p99"] / MILLISECOND,
+            **{f"{name}_milliseconds": value / MILLISECOND for name, value in late.items()},
+        },
+    )
+
+
+def _late(name: str, title: str, target: Target | None = None) -> Figure:
+    return Figure(f"{name}_milliseconds", f"that day, {title}", "ms", target or Target())
+
+
+ROWS: Final = (
+    Row(
+        name="production_day",
+        group="day",
+        title="a production day: 1,000 clients with TLS, users, an ACL file and durable sessions;"
+        " processor time for each delivered message",
+        unit="us",
+        target=Target(most_ratio=1),
+        measure=measure_day,
+        options=Options(is_tls=True, has_acl=True, is_durable=True, has_metrics=True),
+        figures=(
+            _late("small_p50", "small messages on good links, p50"),
+            _late("small_p99", "the same, p99", Target(most_ratio=1)),
+            _late("large_p50", "large messages on good links, p50"),
+            _late("large_p99", "the same, p99"),
+            _late("small_bad_p50", "small messages on bad links, p50"),
+            _late("small_bad_p99", "the same, p99"),
+            _late("large_bad_p50", "large messages on bad links, p50"),
+            _late("large_bad_p99", "the same, p99"),
+            _late("connect_p50", "connecting with a session, from when it was due, p50"),
+            _late("connect_p99", "the same, p99"),
+            Figure("end_megabytes", "that day, resident set at its end", "MB", Target()),
+        ),
+    ),
+)
