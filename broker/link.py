@@ -66,6 +66,8 @@ class Link:
         unsent_bytes: bytes that the connection has taken and the kernel has not.
         gets_small: whether its subscriptions can bring small messages; False where all that it made
             are for large ones.
+        had_large: a large message has come for it. What is known of the path decides about large
+            messages alone, so until then a sampler may look at it less often.
         outstanding_since: monotonic seconds at which the oldest unacknowledged timed packet was
             sent, or None.
         outstanding_bytes: payload bytes of that packet; 0 for a bare acknowledgement.
@@ -87,6 +89,7 @@ class Link:
     threshold_l: float | None = None
     unsent_bytes: int = 0
     gets_small: bool = True
+    had_large: bool = False
     outstanding_since: float | None = None
     outstanding_bytes: int = 0
     quiet_until: float = 0.0

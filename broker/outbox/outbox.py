@@ -221,6 +221,8 @@ class Outbox:
             delivery.after = NOTHING_BEFORE if is_large else None
         if is_large:
             self._ledger.large += 1
+            if not self._link.had_large:
+                self._had_large()
             if self._rules.supersedes and self._supersede(delivery):
                 return True
         place = self if order is None or not order.is_taken_over else order.other.outbox  # in line
@@ -438,6 +440,13 @@ class Outbox:
             message: that matches its topic filter.
         """
         return size_class is None or self._rules.is_of(size_class, message, self._link)
+
+    def _had_large(self) -> None:
+        """The first large message has come: from now on it matters how the path is."""
+        link = self._link
+        link.had_large = True
+        if link.outstanding_since is None:
+            link.quiet_until = 0.0
 
     def _place(self, delivery: Delivery) -> None:
         """Put a delivery, whose topic is not held, where it belongs."""

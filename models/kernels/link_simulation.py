@@ -227,7 +227,7 @@ class _Subscriber:
 
     def __post_init__(self) -> None:
         traffic = self.traffic
-        self.link = Link(f"subscriber {self.seed}")
+        self.link = Link(f"subscriber {self.seed}", had_large=True)
         self._sampler = _Sampler(ProbingConfig(), logging.getLogger(__name__))
         self._sampler.kernel = self._kernel = _Kernel(
             CABLE_SECONDS if self.is_relayed else self.bottleneck.state.rtt

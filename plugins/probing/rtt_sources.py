@@ -29,10 +29,6 @@ from typing import NamedTuple
 PACKET_IDS = 65_535
 """The number of Packet Identifiers [MQTT-2.2.1-3]."""
 
-SPACING_SECONDS = 0.1
-"""Time from a sample to the next packet that is timed. Ten samples a second describe any congestion
-that is worth withholding for."""
-
 
 @dataclass(eq=False, slots=True)
 class ProbeTimer:
@@ -81,26 +77,22 @@ class PubackTimer:
     """Times one packet towards one subscriber at a time.
 
     Attributes:
-        give_up_seconds: age at which an unanswered packet is given up for the next.
         sent_at: monotonic seconds at which the timed packet was handed over; None while there is
             none.
         payload_bytes: the payload bytes of that packet.
-        next_at: monotonic seconds before which no packet needs to be reported.
     """
 
-    give_up_seconds: float
     sent_at: float | None = None
     payload_bytes: int = 0
-    next_at: float = 0.0
     _packet_id: int = 0
 
     def sent(self, packet_id: int, payload_bytes: int, now: float) -> PubackSample | None:
-        """Time a packet, not before `next_at`; return the sample of one that is given up for it."""
+        """Time a packet; return the sample of one that is given up for it."""
         given_up = None
         if self.sent_at is not None:
             given_up = PubackSample(now - self.sent_at, self.payload_bytes)
         self._packet_id, self.payload_bytes = packet_id, payload_bytes
-        self.sent_at, self.next_at = now, now + self.give_up_seconds
+        self.sent_at = now
         return given_up
 
     def acknowledged(self, first_packet_id: int, n_packets: int, now: float) -> PubackSample | None:
@@ -108,7 +100,7 @@ class PubackTimer:
         sent_at = self.sent_at
         if sent_at is None or not 0 <= self._packet_id - first_packet_id < n_packets:
             return None
-        self.sent_at, self.next_at = None, now + SPACING_SECONDS
+        self.sent_at = None
         return PubackSample(now - sent_at, self.payload_bytes)
 
 

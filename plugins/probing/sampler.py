@@ -52,6 +52,16 @@ MAX_TIMED_BYTES = 10_000
 """A packet with a longer payload is not timed; this is the size of paper 002's query. The time of a
 larger packet depends on the path's rate more than on its congestion."""
 
+SPACING_SECONDS = 0.1
+"""Time from a sample to the next packet that is timed. Ten samples a second describe any congestion
+that is worth withholding for."""
+
+SMALL_ONLY_SPACING_SECONDS = 0.5
+"""The same for a subscriber that has had no large message, so that nothing was to be decided. A
+sample takes 5 to 14 us, and all that the broker does for a lone message 6. Readings that come every
+second are still timed one by one, so that a path is known to be dead when the first picture comes.
+"""
+
 
 @dataclass(eq=False, slots=True)
 class SubscriberPath:
@@ -65,7 +75,7 @@ class SubscriberPath:
         totals: data segments and retransmissions of the connection at its last look, or None.
     """
 
-    timer: PubackTimer
+    timer: PubackTimer = field(default_factory=PubackTimer)
     sources: tuple[SourceEstimates, ...] = ()
     probe: ProbeTimer = field(default_factory=ProbeTimer)
     stall: StallDetector = field(default_factory=StallDetector)
@@ -151,12 +161,11 @@ class RttSampler(LinkSampler):
         now: float,
     ) -> None:
         """Time the first of them, if the timer wants it."""
-        if payload_bytes > self._max_timed_bytes:
+        if payload_bytes > self._max_timed_bytes or now < link.quiet_until:
             return
         path = self._path(link)
         timer = path.timer
-        if now < timer.next_at:
-            return
+        link.quiet_until = now + self._max_age_seconds  # then it is given up for the next
         was_idle = timer.sent_at is None
         given_up = timer.sent(first_packet_id, payload_bytes, now)
         if was_idle or given_up is not None:
@@ -190,6 +199,8 @@ class RttSampler(LinkSampler):
                 path.source("probe").add(rtt, len(self.probe_payload), now)
         sample = path.timer.acknowledged(first_packet_id, n_packets, now)
         if sample is not None:
+            spacing = SPACING_SECONDS if link.had_large else SMALL_ONLY_SPACING_SECONDS
+            link.quiet_until = now + spacing
             path.source("puback").add(*sample, now)
         elif was_probed == (probe.packet_id != 0):  # none of them was timed
             return False
@@ -200,8 +211,9 @@ class RttSampler(LinkSampler):
         """Forget what was outstanding; what is known of the path ages on."""
         path = self._paths.get(link)
         if path is not None:
-            path = self._paths[link] = SubscriberPath(self._timer(), path.sources)
+            path = self._paths[link] = SubscriberPath(sources=path.sources)
             link.tcp = None
+            link.quiet_until = 0.0
             self._write_outstanding(link, path)
             self._write_estimate(link, path, now)
 
@@ -209,19 +221,15 @@ class RttSampler(LinkSampler):
         """Drop the records of this subscriber."""
         self._paths.pop(link, None)
 
-    def _timer(self) -> PubackTimer:
-        return PubackTimer(self._max_age_seconds)
-
     def _path(self, link: Link) -> SubscriberPath:
         path = self._paths.get(link)
         if path is None:
-            path = self._paths[link] = SubscriberPath(self._timer())
+            path = self._paths[link] = SubscriberPath()
         return path
 
     def _write_outstanding(self, link: Link, path: SubscriberPath) -> None:
-        """Write since when what is unanswered is in flight, and when the next packet is timed."""
+        """Write since when what is unanswered is in flight."""
         timer, probe = path.timer, path.probe
-        link.quiet_until = timer.next_at
         since, n_bytes = path.stall.stalled_since, 0
         if probe.packet_id and (since is None or probe.sent_at <= since):
             since, n_bytes = probe.sent_at, len(self.probe_payload)

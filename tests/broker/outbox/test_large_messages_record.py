@@ -15,7 +15,7 @@ from penstock.broker.outbox.large_messages import (
     WINDOW_SECONDS,
     WithholdingRecord,
 )
-from penstock.plugins.probing import rtt_sources
+from penstock.plugins.probing import sampler as probing_sampler
 from penstock.plugins.probing.config import ProbingConfig
 from penstock.plugins.probing.sampler import RttSampler
 from penstock.plugins.withholding import gate as gate_module
@@ -124,7 +124,7 @@ def test_latency_of_small_messages_is_that_of_those_that_are_timed(
     monkeypatch: pytest.MonkeyPatch, *, waits: bool
 ) -> None:
     """From the arrival, also of one that could not leave at once."""
-    monkeypatch.setattr(rtt_sources, "SPACING_SECONDS", 0.0)
+    monkeypatch.setattr(probing_sampler, "SMALL_ONLY_SPACING_SECONDS", 0.0)
     sampler = RttSampler(ProbingConfig(sources=("puback",)), logging.getLogger("test"))
     broker = VirtualBroker(samplers=(sampler,))
     client = broker.connect("s", properties={"receive_maximum": 1})

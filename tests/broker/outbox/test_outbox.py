@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -187,6 +188,23 @@ def test_small_messages_of_other_topics_pass_a_withheld_large_one() -> None:
     box.link_changed()
     assert drain(box) == ["picture", "caption"]
     assert (ledger.withheld_total, ledger.released_total) == (1, 1)
+
+
+@pytest.mark.parametrize("outstanding_since", [None, 9.0])
+def test_the_first_large_message_makes_the_path_worth_timing(
+    outstanding_since: float | None,
+) -> None:
+    """At once, but for what is being timed; small ones and later large ones change nothing."""
+    box, _, _ = outbox()
+    link = box._link
+    link.quiet_until, link.outstanding_since = 11.0, outstanding_since
+    box.add(delivery("small"))
+    assert (link.had_large, link.quiet_until) == (False, 11.0)
+    box.add(delivery("large", size=100))
+    assert (link.had_large, link.quiet_until) == (True, 11.0 if outstanding_since else 0.0)
+    link.quiet_until = 12.0
+    box.add(delivery("large", size=100))
+    assert link.quiet_until == 12.0
 
 
 def test_withheld_messages_leave_oldest_first_with_a_decision_each() -> None:

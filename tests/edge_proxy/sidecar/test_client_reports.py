@@ -9,7 +9,7 @@ from penstock.edge_proxy.sidecar.client_reports import ProxyReports
 from penstock.edge_proxy.sidecar.proxy_state import describe_large
 from penstock.edge_proxy.upstream import Upstreams
 from penstock.edge_proxy.upstream_config import UpstreamKeys
-from penstock.plugins.probing import rtt_sources
+from penstock.plugins.probing import sampler as probing_sampler
 from penstock.plugins.probing.config import ProbingConfig
 from penstock.plugins.probing.sampler import RttSampler
 from tests.helpers.gates import SwitchGate
@@ -124,7 +124,7 @@ def test_the_state_of_the_proxy_says_where_all_messages_are() -> None:
 def test_large_messages_are_counted_and_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The counters and histograms are the broker's; a log at the end has them on one line."""
     gate = SwitchGate(LARGE_BYTES)
-    monkeypatch.setattr(rtt_sources, "SPACING_SECONDS", 0.0)
+    monkeypatch.setattr(probing_sampler, "SPACING_SECONDS", 0.0)
     sampler = RttSampler(ProbingConfig(sources=("puback",)), logging.getLogger("test"))
     proxied = VirtualClient.connected(gate=gate, samplers=(sampler,))
     reports = reports_of(proxied)

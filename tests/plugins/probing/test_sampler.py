@@ -279,6 +279,24 @@ def test_a_run_is_timed_by_its_first_packet() -> None:
     assert not sampler.acknowledged_run(link, 7, 1, 50.6)
 
 
+@pytest.mark.parametrize("had_large", [False, True])
+def test_next_packet_is_timed_after_the_answer_and_the_spacing(*, had_large: bool) -> None:
+    """A burst behind one loss is one sample; fewer are taken where nothing was to be withheld."""
+    sampler, link = make_sampler(max_age_seconds=10.0), Link("a", had_large=had_large)
+    sampler.sent(link, 7, 100, 50.0)
+    assert link.quiet_until == 60.0
+    sampler.sent(link, 8, 100, 59.9)
+    assert link.outstanding_since == 50.0
+    assert sampler.acknowledged(link, 7, 59.95)
+    assert link.quiet_until == 59.95 + (0.1 if had_large else 0.5)
+    sampler.sent(link, 9, 100, 60.0)
+    assert link.outstanding_since is None
+    sampler.sent(link, 10, 100, 61.0)
+    assert link.outstanding_since == 61.0
+    sampler.connected(link, 61.5)
+    assert link.quiet_until <= 61.5
+
+
 def test_large_packets_are_not_timed() -> None:
     """Above 10 kB an acknowledgement tells of the rate, not of congestion."""
     sampler, link = make_sampler(), Link("a")
@@ -352,18 +370,6 @@ def test_packet_given_up_counts_at_once() -> None:
     assert link.outstanding_since == 60.0
     assert sampler.acknowledged(link, 8, 60.25)
     assert link.rtt_latest == 0.25
-
-
-def test_link_says_when_the_next_packet_is_timed() -> None:
-    """What leaves before is not told of: none while one is timed, nor for a spacing after it."""
-    sampler, link = make_sampler(max_age_seconds=10.0), Link("a")
-    assert link.quiet_until <= 50.0
-    sampler.sent(link, 7, 100, 50.0)
-    assert link.quiet_until == 60.0
-    sampler.acknowledged(link, 7, 51.0)
-    assert link.quiet_until == 51.1
-    sampler.connected(link, 51.05)
-    assert link.quiet_until <= 51.05
 
 
 def test_older_of_stall_and_timed_packet_is_outstanding(loopback: Loopback) -> None:
