@@ -222,7 +222,7 @@ def _find_run(
                     break
             properties = data[properties_at:payload_at]
             if stop - payload_at > plan.threshold_s or (
-                len(properties) > 1 and not _may_go_on(client, properties)
+                len(properties) > 1 and not may_go_on(client, properties)
             ):
                 break
             last = min(len(data), position + n_left * packet_bytes) - packet_bytes
@@ -268,7 +268,7 @@ def _next_packet(data: bytes, position: int, first_byte: int) -> tuple[int, int]
     return (start, stop) if stop <= end and data[start - 1] else (0, 0)
 
 
-def _may_go_on(client: FastClient, encoded: bytes) -> bool:
+def may_go_on(client: FastClient, encoded: bytes) -> bool:
     """Say whether the properties of a PUBLISH may go on as they came.
 
     Applications often say the same in each packet: what was found good once is only compared.
@@ -288,6 +288,8 @@ def _may_go_on(client: FastClient, encoded: bytes) -> bool:
         return False
     properties, _ = read_publish_properties(encoded, 0, limits.properties)
     if "topic_alias" in properties or "subscription_identifier" in properties:
+        return False
+    if properties.get("message_expiry_interval") == 0:  # it expires at once
         return False
     if core.options.check_payload_format and "payload_format_indicator" in properties:
         return False

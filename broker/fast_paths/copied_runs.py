@@ -16,9 +16,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from penstock.broker.errors import PeerError
-from penstock.broker.fast_paths.acknowledged_runs import TAKE_RUN
+from penstock.broker.fast_paths.acknowledged_runs import TAKE_RUN, may_go_on
 from penstock.broker.fast_paths.fast_core import are_direct
 from penstock.broker.mqtt.enums import MQTT_5, PUBLISH
+from penstock.broker.mqtt.properties import read_publish_properties
 from penstock.broker.mqtt.publish_head import read_publish_head
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.mqtt.receive_buffer import packet_too_large, read_remaining_length
@@ -78,11 +79,12 @@ def receive_in_runs(  # noqa: PLR0915 (hot: one loop)
                 if plan is None:
                     is_whole = topic_end <= stop
                     plan = core.fast_plan(data[start + 2 : topic_end] if is_whole else b"", client)
-                payload_bytes = stop - topic_end - offset
+                payload_at = topic_end + offset
+                if offset and payload_at <= stop and data[topic_end]:
+                    payload_at = _end_of_properties(client, data, start, stop)
                 if (
                     data[start - 1]  # a Remaining Length in its shortest form [MQTT-1.5.5-1]
-                    and 0 <= payload_bytes <= plan.threshold_s
-                    and not (offset and data[topic_end])
+                    and 0 <= stop - payload_at <= plan.threshold_s
                 ):
                     if not run_messages or plan.sessions is not run_sessions or position >= run_end:
                         if run_messages:
@@ -101,7 +103,7 @@ def receive_in_runs(  # noqa: PLR0915 (hot: one loop)
                         if not are_direct(run_sessions):  # each message is a step at least
                             run_end = min(end, position + most_steps * (stop - position))
                     size = stop - position
-                    begin = data[position : topic_end + offset]
+                    begin = data[position:payload_at]
                     while stop + size <= run_end and data.startswith(begin, stop):
                         stop += size
                     run_messages += (stop - position) // size
@@ -150,6 +152,17 @@ def receive_in_runs(  # noqa: PLR0915 (hot: one loop)
     return position
 
 
+def _end_of_properties(client: FastClient, data: bytes, start: int, stop: int) -> int:
+    """Return where the properties of a PUBLISH end, or a place behind it if they may not go on."""
+    try:
+        _, _, properties_at, payload_at = read_publish_head(data, 0x30, start, stop, MQTT_5)
+        if may_go_on(client, data[properties_at:payload_at]):
+            return payload_at
+    except PeerError:
+        pass  # the plain way meets it, too
+    return stop + 1
+
+
 def pass_on(
     client: FastClient,
     sessions: Sequence[FastSession],
@@ -163,7 +176,7 @@ def pass_on(
     Args:
         client: the publisher's.
         sessions: who gets every packet of the run.
-        run: whole packets without properties, one after the other.
+        run: whole packets, one after the other, with properties that may go on if with any.
         n_messages: how many.
         largest: bytes of the largest of them.
         now: monotonic seconds.
@@ -211,10 +224,15 @@ def _deliver_run(
     while position < end:
         start, length = read_remaining_length(run, position)
         position = start + length
-        topic_end, _, _, payload_at = read_publish_head(run, 0x30, start, position, client.version)
+        topic_end, _, properties_at, payload_at = read_publish_head(
+            run, 0x30, start, position, client.version
+        )
+        properties = None
+        if payload_at - properties_at > 1:
+            properties, _ = read_publish_properties(run, properties_at, core.limits.properties)
         topic_bytes = run[start + 2 : topic_end]
         plan = core.tree.plan(topic_bytes.decode(), topic_bytes)
-        message = new_message(client, plan, run[payload_at:position], 0x30, None, now)
+        message = new_message(client, plan, run[payload_at:position], 0x30, properties, now)
         n_messages += 1
         core.turn.steps += len(sessions)
         if message is None:

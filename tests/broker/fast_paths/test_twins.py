@@ -45,6 +45,7 @@ PROPERTIES: tuple[dict[str, Any], ...] = (
     {},
     {"content_type": "text/plain", "user_property": [("a", "b")]},
     {"message_expiry_interval": 7},
+    {"message_expiry_interval": 0},
     {"topic_alias": 1},
     {"response_topic": "r", "correlation_data": b"x" * 1100},
 )
@@ -285,7 +286,7 @@ def published(mixture: Mixture) -> st.SearchStrategy[tuple[Any, ...]]:
         st.sampled_from(mixture.topics),
         st.sampled_from(mixture.qos),
         st.sampled_from((0, 5, 5, 5, 6, 200, 301)),  # bytes
-        st.sampled_from((0, 0, 0, 1, 1, 2, 3, 4)),  # properties
+        st.sampled_from((0, 0, 0, 1, 1, 2, 3, 4, 5)),  # properties
         ODDITIES,
     )
     return st.tuples(

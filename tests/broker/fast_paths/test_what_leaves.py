@@ -104,9 +104,9 @@ LEAVE: Final[dict[str, Case]] = {
         broker_with(),
         [Publish("t", b"x", qos=1, packet_id=number, retain=True) for number in (1, 2)],
     ),
-    "properties at QoS 0; Topic Alias, or more than 1 KiB of properties": lambda: (
+    "a Topic Alias, or more than 1 KiB of properties": lambda: (
         broker_with(),
-        [Publish("t", b"x", properties={"content_type": "text"}) for _ in range(2)],
+        [Publish("t", b"x", properties={"topic_alias": 1}) for _ in range(2)],
     ),
     "a subscriber of the other protocol version (5 to 3.1.1 or back)": lambda: (
         broker_with(version=4),
@@ -137,11 +137,14 @@ STAY: Final[dict[str, Case]] = {
         ALIKE,
     ),
     "a publish rate": lambda: (broker_with(limits=Limits(publish_messages_per_second=1000)), ALIKE),
-    "properties at QoS 1": lambda: (
+    "properties": lambda: (
         broker_with(),
         [
-            Publish("t", b"x", qos=1, packet_id=number, properties={"content_type": "text"})
-            for number in (1, 2)
+            *(Publish("t", b"x", properties={"content_type": "text"}) for _ in range(2)),
+            *(
+                Publish("t", b"x", qos=1, packet_id=number, properties={"content_type": "text"})
+                for number in (1, 2)
+            ),
         ],
     ),
 }
