@@ -174,7 +174,7 @@ class Connection:
         if behind and not client.is_closing:
             self._put_off(behind)
         if (
-            buffer.pending_bytes + client.incoming_aliases.n_bytes > FREE_BYTES
+            self._buffer.pending_bytes + client.incoming_aliases.n_bytes > FREE_BYTES
             or client.backlog
             or client.is_counted
         ):
