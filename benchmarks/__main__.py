@@ -26,6 +26,7 @@ from benchmarks.program import (
 from benchmarks.rows import (
     acknowledged,
     fan_out,
+    features,
     field_memory,
     latency,
     many_clients,
@@ -60,6 +61,7 @@ ROWS: Final = {
         *matching.ROWS,
         *fan_out.ROWS,
         *many_clients.ROWS,
+        *features.ROWS,
         *latency.ROWS,
         *memory.ROWS,
         *field_memory.ROWS,

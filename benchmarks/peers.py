@@ -73,6 +73,7 @@ class Options:
         has_acl: whether clients log in, and may do what the ACL file of `loads/access.py` says.
         is_durable: whether clients' sessions outlive their connections, and the broker's files keep
             them.
+        is_websocket: whether the broker's listener is one for WebSocket.
         has_metrics: whether metrics are served over HTTP, where a broker can.
         inflight_messages: the limit of unacknowledged messages towards a client, where a peer's
             default is below the row's window; None for the default.
@@ -81,13 +82,14 @@ class Options:
     is_tls: bool = False
     has_acl: bool = False
     is_durable: bool = False
+    is_websocket: bool = False
     has_metrics: bool = False
     inflight_messages: int | None = None
 
     @property
     def is_production(self) -> bool:
         """Whether only a broker can be measured whose configuration is written here."""
-        return self.has_acl or self.is_durable
+        return self.has_acl or self.is_durable or self.is_websocket
 
 
 DEFAULT_OPTIONS: Final = Options()
@@ -169,7 +171,8 @@ class RunningPeer:
 
 
 def _listeners(setting: BrokerSetting) -> dict[str, Any]:
-    listener: dict[str, Any] = {"type": "tcp", "bind": f"127.0.0.1:{setting.port}"}
+    kind = "ws" if setting.options.is_websocket else "tcp"
+    listener: dict[str, Any] = {"type": kind, "bind": f"127.0.0.1:{setting.port}"}
     if (certificate := setting.certificate) is not None:
         listener |= {
             "ssl": True,
@@ -260,6 +263,8 @@ def _mosquitto(directory: Path, setting: BrokerSetting) -> list[str]:
             f"keyfile {certificate.key_file}",
             "tls_version tlsv1.3",
         ]
+    if setting.options.is_websocket:  # it does not start without another listener
+        lines += ["protocol websockets", f"listener {setting.metrics_port} 127.0.0.1"]
     return mosquitto_command(directory, lines)
 
 
@@ -455,6 +460,7 @@ def running(peer: Peer, options: Options = DEFAULT_OPTIONS) -> Iterator[RunningP
             "" if certificate is None else str(certificate.authority_file),
             has_users=options.has_acl,
             is_durable=options.is_durable,
+            is_websocket=options.is_websocket,
         )
         try:
             broker.wait_until_listening(port)

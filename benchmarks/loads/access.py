@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.loads import wire
+from benchmarks.loads.websocket import WebSocket
 
 PUBLISHERS: Final = ("north", "south")
 SUBSCRIBERS: Final = ("office", "south")
@@ -85,12 +86,14 @@ class Access:
         authority_file: the file of who signed the broker's certificate; "" without TLS.
         has_users: whether clients log in.
         is_durable: whether their sessions outlive their connections.
+        is_websocket: whether they speak over WebSocket.
     """
 
     port: int
     authority_file: str = ""
     has_users: bool = False
     is_durable: bool = False
+    is_websocket: bool = False
 
     @cached_property
     def context(self) -> ssl.SSLContext | None:
@@ -133,6 +136,8 @@ class Access:
         )
         sock = wire.open_connection(self.port, context=self.context)
         try:
+            if self.is_websocket:
+                sock = WebSocket(sock)
             sock.sendall(packet)
             return sock, wire.read_connack(sock, version=version)
         except BaseException:

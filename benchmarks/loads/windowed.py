@@ -64,6 +64,9 @@ class WindowedPlan:
         least_bytes: the least payload length; lengths between the two are equally likely. None for
             one length.
         topics: the number of topics over which the messages of a publisher are spread at random.
+        is_retained: whether the broker is to keep the last message of each topic.
+        members: the number of subscribers that share the subscription of a single pair; 0 for one
+            that does not.
     """
 
     pairs: int
@@ -75,6 +78,8 @@ class WindowedPlan:
     wake_up_packets: int = 1
     least_bytes: int | None = None
     topics: int = 1
+    is_retained: bool = False
+    members: int = 0
 
     def at_random(self) -> WindowedPlan:
         """Return the plan with sizes and topics at random, of two users in turn."""
@@ -100,6 +105,8 @@ class WindowedPlan:
 
     def filters(self, pair: int) -> list[str]:
         """Return the topic filters that match the topics of a pair, each one of them."""
+        if self.members:
+            return [f"$share/bench/{self.topic(0, b'')}"]
         if self.topics == 1:
             return [self.topic(pair, b"")]
         return [f"bench/windowed/{pair}/+", f"bench/{publisher_id(pair)}/+"]
@@ -115,7 +122,14 @@ class WindowedPlan:
         """Return a PUBLISH of a pair."""
         properties = self.properties if self.version == 5 else None
         topic = self.topic(pair, payload)
-        return wire.publish_packet(topic, payload, packet_id, qos=self.qos, properties=properties)
+        return wire.publish_packet(
+            topic,
+            payload,
+            packet_id,
+            qos=self.qos,
+            properties=properties,
+            is_retained=self.is_retained,
+        )
 
 
 class Side(Protocol):
@@ -351,7 +365,7 @@ class Subscriber(_Connection):
         read = wire.read_publish(packet, version=plan.version)
         published = wire.read_publish(sent, version=plan.version)
         same = (read.first_byte, read.topic, read.properties) == (
-            published.first_byte,
+            published.first_byte & ~wire.RETAIN,  # it was subscribed before
             published.topic,
             published.properties,
         )
@@ -359,6 +373,7 @@ class Subscriber(_Connection):
             raise wire.WireError(f"read {packet[:64].hex(' ')}; published {sent[:64].hex(' ')}")
         between = packet[read.packet_id_at + 2 : read.payload_at]
         self._tails = [between + payload for payload in payloads]
+        plan = replace(plan, is_retained=False)
         due = [plan.packet(self._pair, payload, 1) for payload in payloads]
         self._heads = [each[: -2 - len(tail)] for each, tail in zip(due, self._tails, strict=True)]
         if plan.qos == 1:  # at QoS 2 a PUBREL is all that may come for a while
@@ -430,6 +445,8 @@ class WindowedLoad:
 
     def __init__(self, access: Access, plan: WindowedPlan) -> None:
         self._plan = plan
+        self._publishers: list[Publisher] = []
+        self._subscribers: list[Subscriber] = []
         self._stack = ExitStack()
         try:
             self._connect(access)
@@ -441,21 +458,20 @@ class WindowedLoad:
     def _connect(self, access: Access) -> None:
         plan = self._plan
         payloads = plan.payloads()
-        self._publishers: list[Publisher] = []
-        self._subscribers: list[Subscriber] = []
         for pair in range(plan.pairs):
             subscriber = Subscriber(access, plan, pair)
-            self._stack.enter_context(subscriber.sock)
+            self._add(subscriber)
             publisher = Publisher(access, plan, pair, payloads)
-            self._stack.enter_context(publisher.sock)
-            self._publishers.append(publisher)
-            self._subscribers.append(subscriber)
+            self._add(publisher)
             self._try_out(publisher, subscriber, pair, payloads)
-            # With a timeout, each call would poll the socket first. With TLS, a readable socket
-            # may hold no data.
-            timeout = None if access.context is None else 0
-            publisher.sock.settimeout(timeout)
-            subscriber.sock.settimeout(timeout)
+
+    def _add(self, side: Publisher | Subscriber) -> None:
+        """Take a connection in."""
+        self._stack.enter_context(side.sock)
+        if isinstance(side, Publisher):
+            self._publishers.append(side)
+        else:
+            self._subscribers.append(side)
 
     def _try_out(
         self, publisher: Publisher, subscriber: Subscriber, pair: int, payloads: list[bytes]
@@ -490,12 +506,17 @@ class WindowedLoad:
         """
         each = max(1, messages // self._plan.pairs)
         sides: list[Side] = [*self._publishers, *self._subscribers]
+        for side in sides:
+            # With a timeout, each call would poll the socket first. With TLS, a readable socket
+            # may hold no data.
+            side.sock.settimeout(0 if isinstance(side.sock, ssl.SSLSocket) else None)
         received_before = sum(subscriber.received for subscriber in self._subscribers)
         packets = min(self._plan.wake_up_packets, each)
         for publisher in self._publishers:
             publisher.begin(each, packets * ANSWER_BYTES)
-        for subscriber in self._subscribers:
-            subscriber.begin(each, packets * subscriber.least_bytes)
+        for number, subscriber in enumerate(self._subscribers):
+            due = each if number < self._plan.pairs else 0  # the first of a group counts for all
+            subscriber.begin(due, packets * subscriber.least_bytes)
         cpu_before = time.process_time()
         started = time.monotonic()
         for publisher in self._publishers:
@@ -504,10 +525,7 @@ class WindowedLoad:
         cpu = time.process_time() - cpu_before
         delivered = sum(subscriber.received for subscriber in self._subscribers) - received_before
         published = each * self._plan.pairs
-        incomplete = max(
-            sum(publisher.remaining for publisher in self._publishers),
-            sum(subscriber.remaining for subscriber in self._subscribers),
-        )
+        incomplete = max(_remaining(self._publishers), _remaining(self._subscribers))
         return Run(published, delivered, incomplete, finished - started, cpu)
 
     def close(self) -> None:
@@ -521,6 +539,10 @@ class WindowedLoad:
         self.close()
 
 
+def _remaining(sides: Sequence[Side]) -> int:
+    return sum(side.remaining for side in sides)
+
+
 def serve(sides: Sequence[Side]) -> float:
     """Serve all sides until each handshake is complete, or nothing comes any more.
 
@@ -532,9 +554,9 @@ def serve(sides: Sequence[Side]) -> float:
     with select.epoll() as poller:
         for descriptor in by_descriptor:
             poller.register(descriptor, select.EPOLLIN)
-        busy = len(sides)
+        left = _remaining(sides)
         is_last_look = False
-        while busy:
+        while left:
             ready = poller.poll(IDLE_SECONDS if is_last_look else STALL_SECONDS)
             if not ready:
                 if is_last_look:
@@ -543,10 +565,9 @@ def serve(sides: Sequence[Side]) -> float:
                     side.look(at_anything=True)
             for descriptor, _ in ready:
                 side = by_descriptor[descriptor]
+                left -= side.remaining
                 side.read()
-                if not side.remaining:
-                    poller.unregister(descriptor)
-                    busy -= 1
+                left += side.remaining
             if ready and is_last_look:
                 for side in sides:
                     side.look(at_anything=False)

@@ -20,6 +20,7 @@ PUBLISH: Final = 0x30
 
 PUBLISH_QOS1: Final = 0x32
 DUPLICATE: Final = 0x08
+RETAIN: Final = 0x01
 
 CONNACK: Final = 0x20
 PUBACK: Final = 0x40
@@ -33,6 +34,9 @@ CONNACK_ACCEPTED: Final = b"\x20\x02\x00\x00"
 """A CONNACK of MQTT 3.1.1 with no session present and return code 0."""
 
 DISCONNECT: Final = b"\xe0\x00"
+
+PINGREQ: Final = b"\xc0\x00"
+PINGRESP: Final = b"\xd0\x00"
 
 HANDSHAKE_TIMEOUT_SECONDS: Final = 30.0
 CONNECTS_AT_A_TIME: Final = 64
@@ -140,6 +144,7 @@ def connect_packet(
     is_clean: bool = True,
     keep_alive: int = 0,
     login: tuple[str, str] | None = None,
+    will: tuple[str, bytes] | None = None,
 ) -> bytes:
     """Return a CONNECT, by default with Clean Session and no keep-alive.
 
@@ -149,12 +154,14 @@ def connect_packet(
         is_clean: whether the session begins and ends with the connection; else it never expires.
         keep_alive: the Keep Alive, seconds.
         login: a user name and a password; None for neither.
+        will: the topic and the payload of a will of QoS 0, for MQTT 3.1.1; None for none.
     """
-    flags = (2 if is_clean else 0) | (0 if login is None else 0xC0)
+    flags = (2 if is_clean else 0) | (0 if will is None else 4) | (0 if login is None else 0xC0)
     head = _string("MQTT") + bytes([version, flags]) + struct.pack("!H", keep_alive)
     if version == 5:
         head += b"\x00" if is_clean else NEVER_EXPIRES
-    return frame(0x10, head + b"".join(map(_string, (client_id, *(login or ())))))
+    last = b"" if will is None else _string(will[0]) + _binary(will[1])
+    return frame(0x10, head + _string(client_id) + last + b"".join(map(_string, login or ())))
 
 
 def subscribe_packet(
@@ -178,6 +185,7 @@ def publish_packet(
     *,
     qos: int = 1,
     properties: bytes | None = None,
+    is_retained: bool = False,
 ) -> bytes:
     """Return a PUBLISH packet; it has QoS `qos` if it has a Packet Identifier, else QoS 0.
 
@@ -187,8 +195,9 @@ def publish_packet(
         packet_id: the Packet Identifier; None for QoS 0.
         qos: the QoS, 1 or 2.
         properties: the encoded properties, for MQTT 5; None for MQTT 3.1.1.
+        is_retained: whether the broker is to keep it.
     """
-    first_byte, head = PUBLISH, _string(topic)
+    first_byte, head = PUBLISH | (RETAIN if is_retained else 0), _string(topic)
     if packet_id is not None:
         first_byte |= qos << 1
         head += struct.pack("!H", packet_id)
