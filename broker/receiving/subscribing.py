@@ -126,7 +126,11 @@ async def _subscribe(
             is_anything_due = checks_subscribe or retained_delivery.is_anything_due(session)
             unquestioned = _unquestioned_characters(client, len(wanted))
         topic_filter, qos, no_local, retain_as_published, retain_handling = request
-        if core.consuming is not None and (source := core.consuming.source_of(topic_filter)):
+        if (
+            topic_filter[0] == "$"
+            and core.consuming is not None
+            and (source := core.consuming.source_of(topic_filter))
+        ):
             refused = await _consume(client, request, source, subscription_id)
             if not client.is_open:
                 return
@@ -156,14 +160,16 @@ async def _subscribe(
                 n_refused += 1
                 codes.append(_refuse(client, request, *refusal, reasons))
                 continue
-        qos = min(qos, maximum_qos)
+        if maximum_qos < 2:
+            qos = min(qos, maximum_qos)
         subscription = Subscription(session, topic_filter, qos)
         if no_local or retain_as_published or subscription_id or sizes:
             subscription.no_local = no_local
             subscription.retain_as_published = retain_as_published
             subscription.subscription_id = subscription_id
             subscription.sizes = sizes
-        _note_sizes(session, sizes)
+        if len(codes) == n_refused:  # it is the first: another one changes nothing
+            _note_sizes(session, sizes)
         is_new = add_subscription(core, session, subscription)
         if is_anything_due or topic_filter[0] == "$":
             granted.append((subscription, retain_handling, is_new))
@@ -340,18 +346,19 @@ def _refuse(
 
 def add_subscription(core: Core, session: Session, subscription: Subscription) -> bool:
     """Add or replace a subscription; return True where the session had none to this filter."""
-    session.subscriptions[subscription.topic_filter] = subscription
+    topic_filter = subscription.topic_filter
+    session.subscriptions[topic_filter] = subscription
     if session.journal is not None:
-        session.journal.subscription_changed(subscription.topic_filter)
-    if core.consuming is not None and core.consuming.source_of(subscription.topic_filter):
+        session.journal.subscription_changed(topic_filter)
+    is_special = topic_filter[0] == "$"
+    if is_special and core.consuming is not None and core.consuming.source_of(topic_filter):
         is_new = core.consuming.add(session, subscription)
     else:
         is_new = core.tree.add(subscription)
-    shares = core.tree.shares
-    if shares and is_new and subscription.topic_filter in shares:
+    if is_special and is_new and topic_filter in core.tree.shares:
         redelivery.member_came(session)
     if core.callbacks.client_subscribed:
-        event = ClientSubscribed(session, subscription.topic_filter, subscription.qos)
+        event = ClientSubscribed(session, topic_filter, subscription.qos)
         core.guard.tell(core.callbacks.client_subscribed, event)
     return is_new
 
