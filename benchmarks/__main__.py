@@ -16,10 +16,13 @@ from benchmarks.loads.wire import WireError
 from benchmarks.peers import PEERS, Peer, commanded_peer, running
 from benchmarks.program import (
     DEFAULT_REPEATS,
+    FiguresFile,
     JsonFile,
     Program,
     choose,
     describe_run,
+    doubts,
+    running_command,
     tell,
     write_json,
 )
@@ -47,17 +50,19 @@ from benchmarks.rows.report import (
     results_of,
     to_json,
     to_markdown,
+    to_tables,
 )
 from benchmarks.rows.row import FULL, QUICK, Measurement, Row, Scale
 from penstock.netem.errors import NetemError
+from penstock.netem.figures.figure_file import begin, check_writable, write_figure_file
 
 ROWS: Final = {
     row.name: row
     for row in (
+        *production_day.ROWS,
         *throughput.ROWS,
         *acknowledged.ROWS,
         *production.ROWS,
-        *production_day.ROWS,
         *matching.ROWS,
         *fan_out.ROWS,
         *many_clients.ROWS,
@@ -199,6 +204,7 @@ def bench(
         float | None, typer.Option(min=1, help="Length of the row production_day.")
     ] = None,
     json_file: JsonFile = None,
+    figures: FiguresFile = None,
     *,
     quick: Annotated[
         bool, typer.Option("--quick", help="Under a minute, for a first impression.")
@@ -217,6 +223,9 @@ def bench(
     chosen_rows = choose("row", rows or (QUICK_ROWS if quick else "all"), ROWS, groups)
     commands = command or []
     chosen_peers = choose_peers(peers or (QUICK_PEERS if quick else "all"), commands)
+    origin = replace(begin(running_command()), doubts=doubts())
+    if figures is not None:
+        check_writable(figures)
     times = repeats or (QUICK_REPEATS if quick else DEFAULT_REPEATS)
     results: list[Result] = []
     failures: list[str] = []
@@ -237,6 +246,8 @@ def bench(
     )
     run = describe_run(chosen_peers, line)
     write_json(json_file, to_json(results, run))
+    if figures is not None:
+        write_figure_file(figures, origin, to_tables(results))
     if results:
         tell(to_markdown(results), run)
     for failure in failures:

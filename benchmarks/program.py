@@ -119,7 +119,7 @@ def describe_run(
         f"{peer.name} {peer.version()} ({peer.about})" for peer in peers if not peer.is_ceiling
     )
     return {
-        "command": _command.get() if command is None else command,
+        "command": running_command() if command is None else command,
         "commit": commit() or "unknown",
         "date": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         "machine": machine(),
@@ -127,6 +127,11 @@ def describe_run(
         "versions": versions or f"penstock {importlib.metadata.version('penstock-mqtt')}",
         **more,
     }
+
+
+def running_command() -> str:
+    """Return the command line of the program that runs."""
+    return _command.get()
 
 
 def doubts() -> list[str]:

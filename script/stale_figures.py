@@ -26,6 +26,7 @@ MEASURED: Final = {
         "script/demo_program",
         "netem/links/relay.py",
     ),
+    "penstock bench": (*_BROKER, "plugins", "benchmarks", "policy.example.yaml"),
     "penstock netem run": (*_BROKER, "netem"),
     "penstock netem run links": (*_BROKER, "lanes", "netem"),
     "penstock netem run site-": (*_BROKER, "edge_proxy", "netem"),

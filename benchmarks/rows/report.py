@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from benchmarks.rows.rates import BROKER_CPU
 from benchmarks.rows.row import Measurement, Row, Target
+from penstock.netem.figures.figure_file import Table
 
 OURS: Final = "penstock"
 STOCK: Final = "penstock-stock"
@@ -93,7 +94,7 @@ def results_of(row: Row, measurements: Mapping[str, Sequence[Measurement]]) -> I
             figures=(),
         )
         for peer, values in measurements.items():
-            told = [replace(value, value=value.details[figure.name], lost=0) for value in values]
+            told = [Measurement(value.details[figure.name]) for value in values]
             yield Result(figure_row, peer, told)
 
 
@@ -257,3 +258,86 @@ def to_json(results: Sequence[Result], run: Mapping[str, str]) -> dict[str, Any]
             for result in results
         ],
     }
+
+
+def to_tables(results: Sequence[Result]) -> dict[str, Table]:
+    """Return the tables that a page shows.
+
+    `rows` has each row. `options` has the broker's processor time of the rows that were measured
+    with other options too, and in a run of which Penstock and mosquitto took part `lost` names the
+    rows in which mosquitto is ahead.
+    """
+    by_name: dict[str, dict[str, Result]] = {}
+    for result in results:
+        by_name.setdefault(result.row.name, {})[result.peer] = result
+    return {
+        "rows": _rows_table(by_name, list(dict.fromkeys(result.peer for result in results))),
+        "options": _options_table(by_name),
+        "lost": Table(
+            ["", "rows"], [[f"{REFERENCE} is ahead", ", ".join(_lost(by_name)) or "none"]]
+        ),
+    }
+
+
+def _ratio(of_peers: Mapping[str, Result]) -> float | None:
+    ours = of_peers.get(OURS)
+    return None if ours is None else ratio_to_reference(ours, list(of_peers.values()))
+
+
+def _cpu(of_peers: Mapping[str, Result], peer: str) -> str:
+    cpu = of_peers[peer].detail(BROKER_CPU) if peer in of_peers else None
+    return "" if cpu is None else format_value(cpu)
+
+
+def _rows_table(by_name: Mapping[str, Mapping[str, Result]], peers: Sequence[str]) -> Table:
+    rows = []
+    for name, of_peers in by_name.items():
+        row = next(iter(of_peers.values())).row
+        ratio = _ratio(of_peers)
+        rows.append(
+            [
+                f"`{name}`",
+                row.group,
+                f"{row.title}, {row.unit}",
+                *(
+                    format_value(of_peers[peer].median) if peer in of_peers else ""
+                    for peer in peers
+                ),
+                "" if ratio is None else f"{ratio:.2f}",
+                str(row.target),
+                *(_cpu(of_peers, peer) for peer in peers),
+            ]
+        )
+    columns = ["row", "group", "what is measured", *peers, f"{OURS} / {REFERENCE}", "target"]
+    return Table([*columns, *(f"{peer}, µs each" for peer in peers)], rows)
+
+
+def _options_table(by_name: Mapping[str, Mapping[str, Result]]) -> Table:
+    """Return a column for each group of rows that are others with its name at the end."""
+    groups: dict[str, None] = {}
+    for name, of_peers in by_name.items():
+        group = next(iter(of_peers.values())).row.group
+        if name.removesuffix(f"_{group}") in by_name.keys() - {name}:
+            groups[group] = None
+    ends = ["", *(f"_{group}{twin}" for group in groups for twin in ("", "_random"))]
+    rows = []
+    for name in by_name:
+        if any(name + end in by_name for end in ends[1:]):
+            cells = [by_name.get(name + end, {}) for end in ends]
+            told = [
+                f"{_cpu(each, OURS)} / {_cpu(each, REFERENCE)}" if each else "" for each in cells
+            ]
+            rows.append([f"`{name}`", *told])
+    columns = [f"{group}{twin}" for group in groups for twin in ("", ", random")]
+    return Table(["row", "bare", *columns], rows)
+
+
+def _lost(by_name: Mapping[str, Mapping[str, Result]]) -> Iterator[str]:
+    """Yield the rows with a target in which the reference is ahead."""
+    for name, of_peers in by_name.items():
+        target = next(iter(of_peers.values())).row.target
+        ratio = _ratio(of_peers)
+        if ratio is None or target == Target():
+            continue
+        if ratio < 1 if target.least_ratio is not None else ratio > 1:
+            yield f"`{name}`"

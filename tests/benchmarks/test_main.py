@@ -9,6 +9,7 @@ import pytest
 from benchmarks import __main__ as program
 from benchmarks.peers import PEERS, Peer
 from benchmarks.rows.row import Measurement, Row, Scale
+from penstock.netem.figures.figure_file import read_figure_file
 
 
 @pytest.mark.parametrize(
@@ -30,7 +31,12 @@ def test_run_prints_a_table_and_writes_every_measurement(
     monkeypatch.setattr(program, "QUICK", Scale(seconds=0.02, warm_up_messages=100))
     file = tmp_path / "results.json"
     chosen = ["--rows", "qos0_1to1", "--peers", "mosquitto,ceiling"]
-    assert program.main([*chosen, "--quick", "--repeats", "2", "--json", str(file)]) == 0
+    page = tmp_path / "figures.json"
+    files = ["--json", str(file), "--figures", str(page)]
+    assert program.main([*chosen, "--quick", "--repeats", "2", *files]) == 0
+    origin, tables = read_figure_file(page)
+    assert origin.command.startswith("penstock bench --rows qos0_1to1 ")
+    assert tables["rows"].cell("`qos0_1to1`", "mosquitto")
     table = capfd.readouterr().out
     assert "| 2 |" in table
     assert "commit: " in table

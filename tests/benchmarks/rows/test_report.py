@@ -3,6 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from benchmarks.__main__ import ROWS
+from benchmarks.rows.rates import BROKER_CPU
 from benchmarks.rows.report import (
     Result,
     conclude,
@@ -11,6 +12,7 @@ from benchmarks.rows.report import (
     ratio_to_reference,
     results_of,
     to_markdown,
+    to_tables,
 )
 from benchmarks.rows.row import Measurement, Target
 
@@ -99,3 +101,24 @@ def test_values_keep_their_leading_figures() -> None:
     """Rates are whole numbers, small ratios have two decimals."""
     assert format_value(1234567.8) == "1,234,568"
     assert format_value(1.234) == "1.23"
+
+
+def test_tables_for_pages_tell_costs_of_options_and_what_is_lost() -> None:
+    """Each option stands beside the bare row, and each row in which mosquitto is ahead is named."""
+    results = []
+    for name, ours, theirs in (
+        ("qos0_1to1", 0.2, 6.0),
+        ("qos0_1to1_acl", 0.25, 6.5),
+        ("qos0_1to1_acl_random", 12.0, 6.4),
+    ):
+        for peer, cpu in ("penstock", ours), ("mosquitto", theirs):
+            told = Measurement(1000 / cpu, details={BROKER_CPU: cpu})
+            results.append(Result(ROWS[name], peer, [told]))
+    tables = to_tables(results)
+    assert tables["options"].rows == [
+        ["`qos0_1to1`", "0.20 / 6.00", "0.25 / 6.50", "12.00 / 6.40"],
+    ]
+    assert tables["options"].columns == ["row", "bare", "acl", "acl, random"]
+    assert tables["lost"].cell("mosquitto is ahead", "rows") == "`qos0_1to1_acl_random`"
+    assert tables["rows"].cell("`qos0_1to1`", "penstock / mosquitto") == "30.00"
+    assert tables["rows"].cell("`qos0_1to1_acl`", "mosquitto, µs each") == "6.50"
