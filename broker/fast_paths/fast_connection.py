@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from penstock.broker.fast_paths.copied_runs import receive_in_runs
-from penstock.broker.fast_paths.single_packet import LEAST_BYTES, take_single
+from penstock.broker.fast_paths.single_packet import LEAST_BYTES, TAKE_SINGLE
 from penstock.broker.payload import JOIN_BELOW_BYTES
 from penstock.broker.receiving.connection import Connection
 from penstock.broker.sessions.client import Client
@@ -67,7 +67,8 @@ class FastConnection(Connection):
             LEAST_BYTES <= len(chunk) <= client.most_single_bytes
             and not (self._buffer.pending_bytes or client.backlog or client.is_closing)
             and client.suspended is None
-            and take_single(client, chunk, now)
+            and (take := TAKE_SINGLE.get(chunk[0])) is not None
+            and take(client, chunk, now)
         ):
             client.last_received = now
         else:

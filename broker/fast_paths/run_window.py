@@ -54,23 +54,32 @@ class RunWindow(Inflight):
         self._parts: deque[_Part | LoneMessage] = NO_QUEUE
         self._unreleased: deque[_Part] = NO_QUEUE
 
-    def next_packet_id(self) -> int:
-        """Return the Packet Identifier that comes next.
+    def start_lone(
+        self,
+        data: bytes,
+        payload_bytes: int,
+        topic: tuple[str, bytes],
+        publisher: str,
+        arrived_at: float,
+    ) -> int:
+        """Give a message that goes by itself the Packet Identifier that comes next; return that.
+
+        The caller makes sure that there is room, and no journal. The arguments are as in
+        `LoneMessage`.
 
         Returns:
             0 where `start` must find one: identifiers begin anew, or it is still in use.
         """
         packet_id = self._last_packet_id + 1
-        return 0 if packet_id > MAX_PACKET_ID or packet_id in self._deliveries else packet_id
-
-    def start_lone(self, message: LoneMessage) -> None:
-        """Keep a message that goes by itself with `next_packet_id`; there is room, no journal."""
+        if packet_id > MAX_PACKET_ID or packet_id in self._deliveries:
+            return 0
         if self._parts is NO_QUEUE:
             self._parts = deque()
-        self._parts.append(message)
-        self._last_packet_id = message[0]
+        self._parts.append((packet_id, payload_bytes, data, topic, publisher, arrived_at))
+        self._last_packet_id = packet_id
         self.n_messages += 1
-        self.n_bytes += message[1]
+        self.n_bytes += payload_bytes
+        return packet_id
 
     def start_run(self, run: MessageRun) -> int:
         """Give a run the Packet Identifiers that come next, and return the first of them.

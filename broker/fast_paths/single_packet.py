@@ -30,88 +30,91 @@ if TYPE_CHECKING:
 LEAST_BYTES: Final = PACKET_BYTES
 """Bytes of the smallest packet that is taken here, a PUBACK."""
 
-_QOS_0: Final = 0x30
-_QOS_1: Final = 0x32
-"""First bytes of a PUBLISH without DUP and RETAIN."""
-
 _SHORT_FORM_BYTES: Final = 129
 """The Remaining Length of a packet of up to so many bytes has one byte; that of a larger one has
 two."""
 
 
-def take_single(client: FastClient, data: bytes, now: float) -> bool:
-    """Take a chunk that is one packet.
+def _start_of_only(data: bytes) -> int:
+    """Return where the variable header begins, if a chunk is one packet; 0 if it is anything else.
 
     Args:
-        client: open, with nothing received before that is not handled; no plugin, journal or
-            limit looks at each of its packets.
         data: at least `LEAST_BYTES`, at most `JOIN_BELOW_BYTES`.
-        now: monotonic seconds.
-
-    Returns:
-        False, and nothing has changed, where it is something else or not for this way.
     """
-    take = _TAKE.get(data[0])
-    if take is None:
-        return False
     size = len(data)
-    start = 2
     length = data[1]
-    if size > _SHORT_FORM_BYTES:
-        start = 3
-        if length <= 0x7F or data[2] > 0x7F or size == _SHORT_FORM_BYTES + 1:
-            return False  # it is longer or shorter, or says its length in a form too long
-        length = length & 0x7F | data[2] << 7
-    return length == size - start and take(client, data, start, now)
+    if size <= _SHORT_FORM_BYTES:
+        return 2 if length == size - 2 else 0
+    if length <= 0x7F or data[2] > 0x7F or size == _SHORT_FORM_BYTES + 1:
+        return 0  # it is longer or shorter, or says its length in a form too long
+    return 3 if length & 0x7F | data[2] << 7 == size - 3 else 0
 
 
-def _take_publish(client: FastClient, data: bytes, start: int, now: float) -> bool:
-    """Take a QoS 0 or 1 PUBLISH without properties.
+def _take_qos_0(client: FastClient, data: bytes, now: float) -> bool:
+    """Take a QoS 0 PUBLISH without properties.
 
     It reads the packet as `read_publish_head` does, itself: a call takes 0.2 us more, of the 1.4 us
-    for all that the core does for such a packet of QoS 0 (`many_to_one` of the benchmarks).
+    for all that the core does for such a packet (`many_to_one` of the benchmarks).
     """
-    core = client.core
-    version = client.version
-    is_qos_1 = data[0] == _QOS_1
-    size = len(data)
-    topic_end = start + 2 + (data[start] << 8 | data[start + 1])
-    payload_at = topic_end + 2 if is_qos_1 else topic_end
-    if version == MQTT_5:
-        payload_at += 1
-        if data[payload_at - 1 : payload_at] != b"\0":  # it has properties
-            return False
-    n_bytes = size - payload_at
-    if n_bytes < 0:
+    start = _start_of_only(data)
+    if not start:
         return False
+    topic_end = payload_at = start + 2 + (data[start] << 8 | data[start + 1])
+    if client.version == MQTT_5:
+        payload_at += 1
+        if data[topic_end:payload_at] != b"\0":  # it has properties
+            return False
+    size = len(data)
+    topic_bytes = data[start + 2 : topic_end]
+    plan = client.fast_plans.get(topic_bytes) or client.core.fast_plan(topic_bytes, client)
+    if not 0 <= size - payload_at <= plan.threshold_s:
+        return False
+    pass_on(client, plan.sessions, data, 1, size, now)
+    client.core.counters.bytes_received += size
+    return True
+
+
+def _take_qos_1(client: FastClient, data: bytes, now: float) -> bool:
+    """Take a QoS 1 PUBLISH without properties."""
+    start = _start_of_only(data)
+    if not start:
+        return False
+    topic_end = start + 2 + (data[start] << 8 | data[start + 1])
+    payload_at = topic_end + 2
+    packet_id = data[topic_end:payload_at]
+    if client.version == MQTT_5:
+        payload_at += 1
+        if data[payload_at - 1 : payload_at] != b"\0":
+            return False
+    core = client.core
+    size = len(data)
     topic_bytes = data[start + 2 : topic_end]
     plan = client.fast_plans.get(topic_bytes) or core.fast_plan(topic_bytes, client)
-    if n_bytes > plan.threshold_s:
+    if (
+        not 0 <= size - payload_at <= plan.threshold_s
+        or not plan.least_qos
+        or packet_id == b"\0\0"
+        or client.receipts
+        or client.sender.held
+    ):
         return False
     sessions = plan.sessions
-    if is_qos_1:
-        packet_id = data[topic_end : topic_end + 2]
-        if not plan.least_qos or packet_id == b"\0\0" or client.receipts or client.sender.held:
-            return False
-        acknowledgement = b"\x40\x02" + packet_id
-        if len(sessions) == 1 and _pass_alone(
-            client, core, sessions[0], plan.topic, data, topic_end, n_bytes, now
-        ):
-            answer(core, client.outgoing, acknowledgement, 1)
-        elif takes_run(core, sessions, 1, size):
-            segment = (1, 0, size, topic_end, n_bytes, plan.topic)
-            pass_run_on(client, sessions, data, [segment], 1, acknowledgement, now)
-        else:
-            return False
+    acknowledgement = b"\x40\x02" + packet_id
+    if len(sessions) == 1 and _pass_alone(
+        client, sessions[0], plan.topic, data, topic_end, size - payload_at, now
+    ):
+        answer(core, client.outgoing, acknowledgement, 1)
+    elif takes_run(core, sessions, 1, size):
+        segment = (1, 0, size, topic_end, size - payload_at, plan.topic)
+        pass_run_on(client, sessions, data, [segment], 1, acknowledgement, now)
     else:
-        pass_on(client, sessions, data, 1, size, now)
+        return False
     core.counters.bytes_received += size
     return True
 
 
 def _pass_alone(
     client: FastClient,
-    core: FastCore,
     session: FastSession,
     topic: tuple[str, bytes],
     data: bytes,
@@ -126,6 +129,7 @@ def _pass_alone(
     Returns:
         False, and nothing has changed, where it is stored or may have to wait.
     """
+    core = client.core
     sender = session.sender
     inflight = session.inflight
     size = len(data)
@@ -138,11 +142,12 @@ def _pass_alone(
         and inflight.n_messages < sender.send_quota
         and size + inflight.n_bytes < sender.send_quota_bytes
         and (out_bytes := size + outgoing.out_bytes) < DIRECT_BYTES
-        and (packet_id := inflight.next_packet_id())
     ):
         return False
     publisher = client.session.known_as
-    inflight.start_lone((packet_id, payload_bytes, data, topic, publisher, core.arrived_at(now)))
+    packet_id = inflight.start_lone(data, payload_bytes, topic, publisher, core.arrived_at(now))
+    if not packet_id:
+        return False
     outgoing.out.append(
         data[:packet_id_at] + packet_id.to_bytes(2, "big") + data[packet_id_at + 2 :]
     )
@@ -165,11 +170,13 @@ def _tell_sent(core: FastCore, link: Link, packet_id: int, payload_bytes: int, n
     core.guard.tell_each(core.timing, lambda each: each.sent(link, packet_id, payload_bytes, now))
 
 
-def _take_puback(client: FastClient, data: bytes, start: int, now: float) -> bool:
+def _take_puback(client: FastClient, data: bytes, now: float) -> bool:
     """Take the PUBACK of the oldest message, where that went alone and nothing more is said."""
+    if len(data) != PACKET_BYTES or data[1] != PACKET_BYTES - 2:
+        return False
     session = client.session
-    packet_id = data[start] << 8 | data[start + 1]
-    if len(data) != PACKET_BYTES or not session.inflight.finish_alone(packet_id):
+    packet_id = data[2] << 8 | data[3]
+    if not session.inflight.finish_alone(packet_id):
         return False
     core = client.core
     counters = core.counters
@@ -183,10 +190,15 @@ def _take_puback(client: FastClient, data: bytes, start: int, now: float) -> boo
     return True
 
 
-_TAKE: Final[dict[int, Callable[[Any, bytes, int, float], bool]]] = {
-    _QOS_0: _take_publish,
-    _QOS_1: _take_publish,
+TAKE_SINGLE: Final[dict[int, Callable[[Any, bytes, float], bool]]] = {
+    0x30: _take_qos_0,
+    0x32: _take_qos_1,
     0x40: _take_puback,
 }
-"""First byte of a packet to what takes it: (client, packet, where its variable header begins,
-now)."""
+"""First byte of a packet to what takes a chunk that is one: a PUBLISH without DUP and RETAIN, or a
+PUBACK.
+
+Each takes (client, chunk, now). The client is open, with nothing received before that is not
+handled; the chunk has at least `LEAST_BYTES` and at most `JOIN_BELOW_BYTES`. It returns False, and
+nothing has changed, where the chunk is something else or not for this way.
+"""

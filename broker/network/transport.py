@@ -207,9 +207,11 @@ class MqttProtocol(asyncio.Protocol):
         if not self.is_reading:
             turn.touch(connection.outgoing)  # to be read from again, or to take another turn
         turn.is_running = False
-        has_backlog = bool(connection.client.backlog)  # it seldom has: most chunks save a call
-        is_more_to_come = bool(self._rest) or (has_backlog and connection.wants_turn)
-        driver.settle(now, is_more_to_come=is_more_to_come)
+        if self._rest or connection.client.backlog:
+            is_more_to_come = bool(self._rest) or connection.wants_turn
+            driver.settle(now, is_more_to_come=is_more_to_come)
+        else:
+            driver.settle(now)
 
     def take_turn(self, now: float) -> None:
         """Handle a bit of what was put off, if it may be, then do what the connection wants."""

@@ -122,9 +122,7 @@ def test_a_run_that_comes_round_stops_before_the_oldest() -> None:
 def lone(inflight: RunWindow, payload: bytes = b"xy") -> int:
     """Start a lone message; return its Packet Identifier."""
     packet = write_packet(Publish("t", payload, qos=1, packet_id=1), 4)
-    packet_id = inflight.next_packet_id()
-    inflight.start_lone((packet_id, len(payload), packet, ("t", b"t"), "p", 0.125))
-    return packet_id
+    return inflight.start_lone(packet, len(payload), ("t", b"t"), "p", 0.125)
 
 
 def test_lone_messages_and_runs_are_acknowledged_in_one_order() -> None:
@@ -172,6 +170,8 @@ def test_a_lone_message_gets_no_packet_id_that_is_in_use() -> None:
     inflight = RunWindow()
     inflight.restore(delivery(), 3, is_released=False)
     inflight.restore(delivery(), 2, is_released=False)
-    assert inflight.next_packet_id() == 0
+    assert lone(inflight) == 0
     inflight.restore(delivery(), MAX_PACKET_ID, is_released=False)
-    assert inflight.next_packet_id() == 0
+    assert lone(inflight) == 0
+    assert (len(inflight), inflight.n_bytes) == (3, 0)
+    inflight.check_invariants()

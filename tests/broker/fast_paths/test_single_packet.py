@@ -11,7 +11,7 @@ import pytest
 from penstock.broker.config.limits import Limits
 from penstock.broker.fast_paths.fast_connection import FastConnection
 from penstock.broker.fast_paths.fast_core import FastCore
-from penstock.broker.fast_paths.single_packet import take_single
+from penstock.broker.fast_paths.single_packet import TAKE_SINGLE
 from penstock.broker.mqtt.packets import PubAck, Publish
 from penstock.broker.mqtt.writer import write_packet
 from tests.helpers.durable import DurableBroker
@@ -31,7 +31,8 @@ def pair(broker: VirtualBroker, version: int = 4) -> tuple[VirtualClient, Virtua
 def is_taken(client: VirtualClient, packet: bytes) -> bool:
     """Hand a client's packet over, and say whether it was taken."""
     assert isinstance(client.connection, FastConnection)
-    taken = take_single(client.connection.client, packet, client.broker.now)
+    take = TAKE_SINGLE.get(packet[0])
+    taken = take is not None and take(client.connection.client, packet, client.broker.now)
     client.broker.settle()
     return taken
 
