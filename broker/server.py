@@ -404,15 +404,26 @@ class Server:
             await host.post_shutdown()
 
 
+SESSION_BLOCKS: Final = 35
+CONNECTION_BLOCKS: Final = 15
+"""Small memory blocks of CPython that a session takes, and its connection."""
+
+BLOCK_BYTES: Final = 100
+"""The mean size of a small block of a session, a subscription or a topic level."""
+
+
 def kept_by(core: Core) -> tuple[int, int]:
-    """Return roughly what retained and waiting messages take, and cached plans.
+    """Return roughly what sessions, subscriptions and messages take, and cached plans.
 
     Returns:
         (small blocks of CPython's, bytes of memory).
     """
-    retained, backlog = core.retained, core.outbox_rules.backlog
-    n_blocks = RETAINED_BLOCKS * len(retained) + PLAN_BLOCKS * len(core.tree.plans)
-    n_bytes = retained.n_bytes
+    retained, backlog, tree = core.retained, core.outbox_rules.backlog, core.tree
+    n_sessions, n_connected = len(core.sessions), core.counters.clients_connected
+    n_blocks = SESSION_BLOCKS * n_sessions + CONNECTION_BLOCKS * n_connected
+    n_blocks += RETAINED_BLOCKS * len(retained) + PLAN_BLOCKS * len(tree.plans)
+    n_blocks += (retained.level_bytes + tree.n_bytes) // BLOCK_BYTES
+    n_bytes = retained.n_bytes + tree.n_bytes + BLOCK_BYTES * SESSION_BLOCKS * n_sessions
     if backlog is not None:
         n_blocks += backlog.n_messages
         n_bytes += backlog.n_bytes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
+import sys
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -74,15 +75,19 @@ class Timers:
         self.next_at = heap[0][0] if heap else math.inf
         return heap[0][0] if heap else None
 
-    def run(self, now: float) -> None:
+    def run(self, now: float, most: int = sys.maxsize) -> None:
         """Call every action that is due; timers that actions set wait for the next call.
+
+        Args:
+            now: monotonic seconds.
+            most: the number of actions at most; the due ones after them run at the next call.
 
         Raises:
             Exception: an action's; the due actions after it run at the next call.
         """
         due: deque[Timer] = deque()
         heap = self._heap
-        while heap and heap[0][0] <= now:
+        while heap and heap[0][0] <= now and len(due) < most:
             due.append(heapq.heappop(heap)[2])
         try:
             while due:

@@ -13,10 +13,13 @@ a *turn* (`MqttProtocol.take_turn`) after those before it:
 *steps*, which
   are packets that go their own way and deliveries that are no mere copies;
 * the next part of an outbox that has more to send, `penstock.broker.sending.sender.PUMP_MESSAGES`
-  at a time.
+  at a time;
+* the end of a connection, where very many are lost at once.
 For `TURNS_SECONDS` the line is served from its head; then the loop looks at the network again. If
 what came from there took longer, the line's next time is as long: while very many publishers send,
 those who stand in it would starve else, and what they are to be sent would grow.
+
+Of deadlines that are due at once, `MOST_TURNS` are served before the loop looks at the network.
 
 Some writes are *postponed*. Subscribers beyond the first `MOST_TURNS` that one call has touched are
 written in the next rounds of the loop, at as many a time. Those who get little of a slice that is
@@ -68,6 +71,9 @@ reader would cost a write for each message, half of the broker's time."""
 WORTH_BYTES: Final = 65_536
 """So much for one subscriber is written without waiting for more."""
 
+ENDS_SECONDS: Final = 0.005
+"""In this time `MOST_TURNS` connections that are lost end at once, which takes some 1 ms."""
+
 FEW_LEAVING: Final = 16
 """No more than this number of clients that are gone, with input left to handle, is a crowd."""
 
@@ -115,7 +121,9 @@ class LoopScheduler:
         self._tasks: set[asyncio.Task[None]] = set()
         self.loop = loop or asyncio.get_running_loop()
         self.hangups = PeerHangups(self.loop)
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
+        self._ends_until = -math.inf
+        self._n_ended = 0
         self._timer_at = math.inf
         self._line: deque[MqttProtocol] = deque()
         self._postponed: dict[WriteQueue, None] = {}
@@ -258,11 +266,26 @@ class LoopScheduler:
         now = self.clock()
         self.core.turn.is_running = True
         try:
-            self.core.timers.run(now)
+            self.core.timers.run(now, MOST_TURNS)
         except Exception:  # one deadline's fault; the next ones come again
             self.logger.exception("a timer failed")
         self.core.turn.is_running = False
+        if self.core.timers.next_at <= now:  # such as of sessions that all lost their connection
+            self._timer_at = -math.inf  # nothing is due before
+            self._timer = self.loop.call_soon(self.timer_due)
         self.settle(now)
+
+    def may_end(self, now: float) -> bool:
+        """Say whether a connection that is lost may be ended now; if not, it has to take a turn.
+
+        When a network is cut, all its connections end in one round of the loop, in which nobody
+        else is served.
+        """
+        if now >= self._ends_until:
+            self._ends_until = now + ENDS_SECONDS
+            self._n_ended = 0
+        self._n_ended += 1
+        return self._n_ended <= MOST_TURNS
 
     def take_turn(self, call: Callable[[], None]) -> None:
         """Call into the core from outside of any connection, then do what that caused."""

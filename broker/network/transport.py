@@ -69,6 +69,7 @@ class MqttProtocol(asyncio.Protocol):
         "_close_timer",
         "_early",
         "_is_end_due",
+        "_is_gone",
         "_leftover_until",
         "_rest",
         "_rest_at",
@@ -104,6 +105,7 @@ class MqttProtocol(asyncio.Protocol):
         self._slice_bytes = LEAST_SLICE_BYTES
         self.is_reading = True
         self._is_end_due = False
+        self._is_gone = False
         self._leftover_until = math.inf
         self._running: Coroutine[Any, Any, None] | None = None
         self._close_timer: asyncio.TimerHandle | None = None
@@ -130,12 +132,12 @@ class MqttProtocol(asyncio.Protocol):
 
     @property
     def fileno(self) -> int:
-        """The socket's file descriptor, or -1 where there is none.
+        """The socket's file descriptor, or -1 where there is none, or it is no longer this one's.
 
         Looked up when it is wanted: uvloop makes a socket object for it, by system calls of its
         own, which most connections that come and go never need.
         """
-        sock = self.transport.get_extra_info("socket")
+        sock = None if self.is_closing else self.transport.get_extra_info("socket")
         return -1 if sock is None else int(sock.fileno())
 
     def new_pacer(self, on_yield: Callable[[], None]) -> LanePacer:
@@ -218,7 +220,9 @@ class MqttProtocol(asyncio.Protocol):
         connection = self.connection
         if connection is None:
             return
-        if self._is_end_due and (connection.client.is_closing or self._is_too_late(now)):
+        if self._is_gone:
+            self._end(now)
+        elif self._is_end_due and (connection.client.is_closing or self._is_too_late(now)):
             self._end(now)
         elif connection.wants_turn:
             self._go_on(connection, connection.go_on, now)
@@ -297,8 +301,14 @@ class MqttProtocol(asyncio.Protocol):
                 self._leftover_until = now + LEFTOVER_SECONDS
                 self.driver.leaves(now)
             self._line_up(connection)
-        if not self._is_end_due:
+        if self._is_end_due:
+            return
+        if connection is None or self.driver.may_end(now):
             self._end(now)
+        else:
+            self.arrival.end()  # its place is free for others
+            self._is_gone = True
+            self.driver.later(self)
 
     def _end(self, now: float) -> None:
         """Nothing more is to be done for this connection."""

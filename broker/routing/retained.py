@@ -82,6 +82,7 @@ class RetainedMessages:
         by_topic: Topic Name to message; read it, change it only through `set` and `remove`.
         n_limited: messages that count towards the limit.
         n_bytes: about what these take of the memory, with the levels of their topics.
+        level_bytes: the part of it that the levels take.
         on_change: called with the topic of each message that was set or removed, or None.
         expired_total: messages that left because their Message Expiry Interval had passed.
         most_removed: topics that `removed` has at most.
@@ -112,7 +113,7 @@ class RetainedMessages:
         self._max_bytes = max_bytes
         self.by_topic: dict[str, Message] = {}
         self.n_limited = 0
-        self.n_bytes = 0
+        self.n_bytes = self.level_bytes = 0
         self.on_change: Callable[[str], None] | None = None
         self.expired_total = 0
         self.most_removed = 0
@@ -170,7 +171,9 @@ class RetainedMessages:
             self._expiries[message.topic] = self._timers.at(
                 message.expires_at, lambda _now: self.expire(message.topic)
             )
-        self.n_bytes += self._bytes_of_new_levels(message.topic)
+        n_level_bytes = self._bytes_of_new_levels(message.topic)
+        self.n_bytes += n_level_bytes
+        self.level_bytes += n_level_bytes
         self.removed.pop(message.topic, None)
         self._n_sets += 1
         node = self._root
@@ -219,7 +222,9 @@ class RetainedMessages:
             del children[level]
             if not children and parent is not self._root:
                 parent.children = _NO_CHILDREN
-        self.n_bytes -= self._bytes_of_new_levels(topic)
+        n_level_bytes = self._bytes_of_new_levels(topic)
+        self.n_bytes -= n_level_bytes
+        self.level_bytes -= n_level_bytes
 
     def _bytes_of_new_levels(self, topic: str) -> int:
         """Return what the levels of a topic take that are not there; none under `$SYS` counts."""

@@ -26,7 +26,7 @@ from penstock.broker.mqtt.writer import write_packet
 from penstock.broker.network.listeners import ListenError
 from penstock.broker.plugin_loader import LoadedPlugins
 from penstock.broker.routing.retained import RETAINED_BLOCKS
-from penstock.broker.server import Server, kept_by
+from penstock.broker.server import CONNECTION_BLOCKS, SESSION_BLOCKS, Server, kept_by
 from penstock.plugins.queue.client import QueueClient
 from tests.broker.serving import make_server, port_of, serving, until
 from tests.helpers.certificates import Authority
@@ -366,8 +366,8 @@ def test_what_messages_take_is_known_while_they_are_there() -> None:
     """For the collector, which need not look at them; nothing is left when they are gone."""
     broker = VirtualBroker(Limits(total_queued_bytes=1_000_000))
     publisher, reader = broker.connect("publisher"), broker.connect("reader")
-    before = kept_by(broker.core)
     reader.subscribe("waits", qos=1)
+    before = kept_by(broker.core)
     reader.connection.pause_sending(broker.now)
     for n in range(5):
         publisher.publish(f"r/{n}", bytes(100), retain=True)
@@ -379,6 +379,28 @@ def test_what_messages_take_is_known_while_they_are_there() -> None:
         publisher.publish(f"r/{n}", b"", retain=True)
     reader.connection.resume_sending(broker.now)
     broker.settle()
+    broker.core.tree.void_plans()
+    assert kept_by(broker.core) == before
+
+
+def test_what_sessions_and_long_topics_take_is_known_too() -> None:
+    """A fleet that connects, or retained messages of deep topics, are no reason to look at all."""
+    broker = VirtualBroker()
+    publisher = broker.connect("publisher")
+    before = kept_by(broker.core)
+    client = broker.connect("c", 4)
+    client.subscribe("site/1/+")
+    n_blocks, n_bytes = kept_by(broker.core)
+    assert n_blocks >= before[0] + SESSION_BLOCKS + CONNECTION_BLOCKS + 3
+    assert n_bytes > before[1]
+    client.lose()
+    assert kept_by(broker.core) == before
+    publisher.publish("a", b"x", retain=True)
+    short = kept_by(broker.core)[0] - before[0]
+    publisher.publish("b/c/d/e/f/g", b"x", retain=True)
+    assert kept_by(broker.core)[0] - before[0] - short >= short + 5 * 2
+    for topic in ("a", "b/c/d/e/f/g"):
+        publisher.publish(topic, b"", retain=True)
     broker.core.tree.void_plans()
     assert kept_by(broker.core) == before
 

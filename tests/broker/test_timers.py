@@ -48,6 +48,19 @@ def test_a_timer_cancelled_by_one_of_the_same_run_does_not_run() -> None:
     timers.run(1.0)
 
 
+def test_no_more_actions_run_than_asked_for() -> None:
+    """The rest of what is due runs at the next call, in order."""
+    timers = Timers()
+    ran: list[str] = []
+    for name in "abc":
+        timers.at(1.0, lambda _now, name=name: ran.append(name))  # type: ignore[misc]
+    timers.run(1.0, 2)
+    assert ran == ["a", "b"]
+    assert timers.next_at == 1.0
+    timers.run(1.0, 2)
+    assert ran == ["a", "b", "c"]
+
+
 def test_a_timer_set_by_an_action_waits_for_the_next_run() -> None:
     """An action that sets a timer in the past cannot keep the run from ending."""
     timers = Timers()

@@ -165,3 +165,38 @@ async def test_clients_that_leave_are_a_crowd_after_a_time_without_few_of_them()
         assert driver.is_crowded(100.0 + CROWDED_SECONDS)
         driver.has_left()
         assert not driver.is_crowded(1000.0)
+
+
+async def test_connections_that_are_lost_together_end_in_turns() -> None:
+    """A network that is cut keeps nobody else waiting until all of its clients have ended."""
+    n_clients = 3 * MOST_TURNS
+    async with serving() as server, contextlib.AsyncExitStack() as stack:
+        for number in range(n_clients):
+            await stack.enter_async_context(await connected(port_of(server), f"c{number}"))
+        counters = server.core.counters
+        assert counters.clients_connected == n_clients
+        for protocol in list(driver_of(server).protocols):
+            protocol.abort()
+            protocol.connection_lost(None)
+        assert counters.clients_connected >= n_clients - 2 * MOST_TURNS
+        await until(lambda: not counters.clients_connected)
+        assert not driver_of(server).protocols
+
+
+async def test_deadlines_that_are_due_together_let_others_be_served_between() -> None:
+    """All sessions of a network that was cut may expire at once."""
+    ran: list[int] = []
+    between: list[int] = []
+    n_timers = 3 * MOST_TURNS
+    async with serving(sys_interval=0) as server:
+        driver = driver_of(server)
+        now = driver.clock()
+        for number in range(n_timers):
+            server.core.timers.at(now, lambda _now, number=number: ran.append(number))  # type: ignore[misc]
+        driver.timer_due()
+        while len(ran) < n_timers:
+            between.append(len(ran))
+            await asyncio.sleep(0)
+    assert ran == list(range(n_timers))
+    assert between[:1] == [MOST_TURNS]
+    assert MOST_TURNS * 2 in between
