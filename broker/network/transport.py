@@ -220,9 +220,8 @@ class MqttProtocol(asyncio.Protocol):
         connection = self.connection
         if connection is None:
             return
-        if self._is_gone:
-            self._end(now)
-        elif self._is_end_due and (connection.client.is_closing or self._is_too_late(now)):
+        is_over = connection.client.is_closing or self._is_too_late(now)
+        if self._is_gone or (self._is_end_due and is_over):
             self._end(now)
         elif connection.wants_turn:
             self._go_on(connection, connection.go_on, now)
