@@ -130,20 +130,23 @@ class RetainedMessages:
 
     def has_room(self, message: Message) -> bool:
         """Say whether `set` would keep a message, or remove one for its empty payload."""
-        if not message.payload_bytes:
-            return True
+        return not message.payload_bytes or self._fits(message, *self._growth(message))
+
+    def _growth(self, message: Message) -> tuple[int, int, int]:
+        """Return what `n_limited`, `n_bytes` and `level_bytes` grow by where a message is set."""
         n_messages, n_bytes = _cost(message)
-        if not n_messages:
-            return True
         last = self.by_topic.get(message.topic)
-        if last is not None:
-            n_messages, n_bytes = n_messages - 1, n_bytes - _cost(last)[1]
-        else:
-            n_bytes += self._bytes_of_new_levels(message.topic)
+        if last is None:
+            n_level_bytes = self._bytes_of_new_levels(message.topic)
+            return n_messages, n_bytes + n_level_bytes, n_level_bytes
+        n_messages_before, n_bytes_before = _cost(last)
+        return n_messages - n_messages_before, n_bytes - n_bytes_before, 0
+
+    def _fits(self, message: Message, n_messages: int, n_bytes: int, _: int) -> bool:
         return (
             self.n_limited + n_messages <= self._max_messages
             and self.n_bytes + n_bytes <= self._max_bytes
-        )
+        ) or _is_own(message)
 
     def set(self, message: Message, *, is_restored: bool = False) -> bool:
         """Keep a message in place of its topic's last one; an empty payload removes it.
@@ -158,23 +161,25 @@ class RetainedMessages:
         Returns:
             False where there was no room.
         """
-        has_room = is_restored or self.has_room(message)
-        if not message.payload_bytes or not has_room:
+        if not message.payload_bytes:
             self.remove(message.topic, by=message.publisher)
-            return has_room
-        last = self.by_topic.get(message.topic)
-        if last is not None:
-            self._count(last, -1)
+            return True
+        growth = self._growth(message)
+        if not (is_restored or self._fits(message, *growth)):
+            self.remove(message.topic, by=message.publisher)
+            return False
+        n_messages, n_bytes, n_level_bytes = growth
+        self.n_limited += n_messages
+        self.n_bytes += n_bytes
+        self.level_bytes += n_level_bytes
+        if self._expiries:
             self._stop_expiry(message.topic)
-        self._count(message, 1)
         if message.expires_at is not None:
             self._expiries[message.topic] = self._timers.at(
                 message.expires_at, lambda _now: self.expire(message.topic)
             )
-        n_level_bytes = self._bytes_of_new_levels(message.topic)
-        self.n_bytes += n_level_bytes
-        self.level_bytes += n_level_bytes
-        self.removed.pop(message.topic, None)
+        if self.removed:
+            self.removed.pop(message.topic, None)
         self._n_sets += 1
         node = self._root
         for level in message.topic.split("/"):
@@ -204,7 +209,9 @@ class RetainedMessages:
             self.removed[topic] = self._n_sets, message.publisher if by is None else by
             if len(self.removed) > self.most_removed:
                 del self.removed[next(iter(self.removed))]
-        self._count(message, -1)
+        n_messages, n_bytes = _cost(message)
+        self.n_limited -= n_messages
+        self.n_bytes -= n_bytes
         if self.on_change is not None:
             self.on_change(topic)
         self._stop_expiry(topic)
@@ -251,11 +258,6 @@ class RetainedMessages:
         timer = self._expiries.pop(topic, None)
         if timer is not None:
             timer.cancel()
-
-    def _count(self, message: Message, sign: int) -> None:
-        n_messages, n_bytes = _cost(message)
-        self.n_limited += sign * n_messages
-        self.n_bytes += sign * n_bytes
 
     def may_match(self, topic_filter: str) -> bool:
         """Say whether a walk is worth while: False where nothing that is retained matches.
@@ -461,9 +463,14 @@ class ShownWalk(RetainedWalk):
         return None
 
 
+def _is_own(message: Message) -> bool:
+    """Say whether a message is the broker's own, which no limit holds back."""
+    return not message.publisher and message.topic.startswith("$SYS")
+
+
 def _cost(message: Message) -> tuple[int, int]:
     """Return what a retained message counts towards the limits: messages and bytes."""
-    if message.topic.startswith("$SYS") and not message.publisher:
+    if _is_own(message):
         return 0, 0
     n_bytes = RETAINED_BYTES + message.memory_bytes + len(message.topic_bytes)
     return 1, n_bytes if message.expires_at is None else n_bytes + EXPIRY_BYTES
