@@ -110,6 +110,15 @@ _TABLES: Final[dict[str, tuple[str, type[Any], str]]] = {
 }
 """The table, the class of its rows and the table's columns, by the field of `Stored`."""
 
+_INSERTS: Final = {
+    name: (
+        f"INSERT OR REPLACE INTO {table} ({', '.join(kind._fields)}) VALUES ",  # noqa: S608 (names of ours)
+        f"({', '.join('?' * len(kind._fields))})",
+    )
+    for name, (table, kind, _) in _TABLES.items()
+}
+"""The beginning of the statement that writes rows of a table, and the place for one row."""
+
 FORMAT: Final = Format(
     application_id=0x50455353,
     version=1,
@@ -119,6 +128,7 @@ FORMAT: Final = Format(
     ),
 )
 
+_RELEASED: Final = "UPDATE delivery SET is_released = 1 WHERE row BETWEEN ? AND ?"
 _MOVED: Final = "UPDATE delivery SET session = ?, packet_id = ?, is_released = ? WHERE row = ?"
 
 _GONE: Final = (
@@ -136,6 +146,9 @@ _GONE_ROWS: Final = (
 )
 _SMALL: Final = frozenset({"deliveries"})
 """These fields of a batch may hold very many rows of few bytes each."""
+
+_OF_RUNS: Final = {"messages": "message_rows_of_runs", "deliveries": "delivery_rows_of_runs"}
+"""These fields have further rows, by a method of the batch; these are small, too."""
 
 ROWS_AT_A_TIME: Final = 100
 """So many rows of `_SMALL` go into one call of SQLite. Each call releases the interpreter's lock
@@ -366,28 +379,30 @@ class SessionDatabase(LockedDatabase):
                 keys = getattr(batch, name)
                 if keys:
                     connection.executemany(statement, keys)
-            for name, (table, kind, _) in _TABLES.items():
+            for name, (head, place) in _INSERTS.items():
                 rows = getattr(batch, name)
-                if rows:
-                    columns = ", ".join(kind._fields)
-                    head = f"INSERT OR REPLACE INTO {table} ({columns}) VALUES "  # noqa: S608 (names of ours)
-                    place = f"({', '.join('?' * len(kind._fields))})"
-                    n_done = _write_many(connection, head, place, rows) if name in _SMALL else 0
-                    connection.executemany(head + place, rows[n_done:])
+                if name in _OF_RUNS:
+                    _write_many(connection, head, place, list(getattr(batch, _OF_RUNS[name])()))
+                if name in _SMALL:
+                    _write_many(connection, head, place, rows)
+                elif rows:
+                    connection.executemany(head + place, rows)
+            connection.executemany(_RELEASED, batch.released)
             moved = iter(batch.moved_deliveries)
             connection.executemany(_MOVED, zip(moved, moved, moved, moved, strict=True))
 
 
 def _write_many(
     connection: sqlite3.Connection, head: str, place: str, rows: Sequence[Sequence[object]]
-) -> int:
-    """Write whole groups of `ROWS_AT_A_TIME` rows; return how many rows were written."""
+) -> None:
+    """Write rows, `ROWS_AT_A_TIME` in a statement."""
     n_done = len(rows) - len(rows) % ROWS_AT_A_TIME
     statement = head + ", ".join([place] * ROWS_AT_A_TIME)
     for first in range(0, n_done, ROWS_AT_A_TIME):
         values = chain.from_iterable(rows[first : first + ROWS_AT_A_TIME])
         connection.execute(statement, list(values))
-    return n_done
+    if n_done < len(rows):
+        connection.executemany(head + place, rows[n_done:])
 
 
 def _delete_many(connection: sqlite3.Connection, statement: str, keys: array[int]) -> None:

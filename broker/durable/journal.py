@@ -8,10 +8,13 @@ one commit. A message that came, was delivered and was acknowledged between two 
 never written. A path that moves deliveries between sessions needs no code here: a delivery is
 stored exactly while its outbox or its inflight window holds it. For a stored row that is to be
 deleted, only its number waits for the next commit, so the journal keeps no message alive that its
-clients have received.
+clients have received. Messages that came together are noted as one run
+(`penstock.broker.durable.session_journal`).
 
 What a client may learn only after the commit waits here: receipts of publishers (`settle_after`),
-and packets that connections hold back (`Sender.hold`). The driver seals a batch, writes it and
+and packets that connections hold back (`Sender.hold`). A receipt that waits for nothing but
+deliveries is settled as soon as all of them are acknowledged, as nothing of them is left to lose.
+The driver seals a batch, writes it and
 reports `committed`; one batch at a time is being written. A slow disk causes back-pressure: once
 half of the allowed amount waits, each publisher that adds to it is not read from until the next
 commit.
@@ -40,7 +43,7 @@ import sys
 from array import array
 from collections.abc import Callable
 from itertools import chain
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from penstock.broker.durable.records import (
     Batch,
@@ -51,11 +54,16 @@ from penstock.broker.durable.records import (
     SubscriptionRow,
     WillRow,
 )
-from penstock.broker.durable.session_journal import DeliveryJournal, SessionJournal, ShareJournal
+from penstock.broker.durable.session_journal import (
+    DeliveryJournal,
+    SessionJournal,
+    ShareJournal,
+    put_run,
+)
 from penstock.broker.message import ROWS_OF_A_BLOCK, Message, Storable
 from penstock.broker.mqtt.enums import PacketType
 from penstock.broker.mqtt.properties import WILL, write_properties
-from penstock.broker.outbox.delivery import Delivery
+from penstock.broker.outbox.delivery import Delivery, RunPart
 from penstock.broker.sending.core_context import Holding
 
 if TYPE_CHECKING:
@@ -86,7 +94,13 @@ that a client waits for, which takes some 20 ms."""
 
 
 class Waiting(Protocol):
-    """A receipt that needs the commit among its answers."""
+    """A receipt that needs the commit among its answers.
+
+    Attributes:
+        n_messages: how many it stands for.
+    """
+
+    n_messages: int
 
     def settle(self, reason_code: int) -> None:
         """Take the answer of the commit."""
@@ -144,7 +158,9 @@ class Journal:
         self._sessions: dict[SessionJournal, None] = {}
         self._subscriptions: dict[tuple[SessionJournal, str], None] = {}
         self._incoming: dict[tuple[SessionJournal, int], None] = {}
-        self._deliveries: dict[Delivery, DeliveryJournal] = {}
+        # A part that was unfolded since stands for its deliveries.
+        self._deliveries: dict[Delivery | RunPart, DeliveryJournal] = {}
+        self._n_in_runs = 0
         self._on_its_way = ShareJournal(self, None)
         self._gone_deliveries, self._gone_messages = array("q"), array("q")
         self._expired: dict[str, tuple[SessionJournal, list[Delivery]]] = {}
@@ -154,17 +170,21 @@ class Journal:
         self._stored_retained: dict[str, Message] = {}
         self._wills: dict[str, None] = {}
         self._stored_wills: set[str] = set()
-        self._receipts: list[Waiting] = []
+        self._receipts: dict[Waiting, int] = {}  # with the bytes of its payloads
+        self._awaited: dict[object, list[Any]] = {}
+        self._n_messages = 0
         self._connections: dict[Holding, None] = {}
         self._n_bytes = 0
         self._slowed: dict[Client, None] = {}
         self._limited: dict[Session, None] = {}
-        self._sealed_receipts: list[Waiting] = []
+        self._sealed_receipts: dict[Waiting, int] = {}
+        self._sealed_awaited: dict[object, list[Any]] = {}
+        self._n_sealed_messages = self._n_sealed_in_runs = 0
         self._sealed_connections: dict[Holding, None] = {}
         self._sealed_bytes = 0
         self._sealed_retained_bytes = 0  # of QoS 0: nobody waits for these
         # New in the sealed batch; None where they are not noted, as no session was limited.
-        self._unstored: dict[Delivery, DeliveryJournal] | None = {}
+        self._unstored: dict[Delivery | RunPart, DeliveryJournal] | None = {}
         core.journal = self
         core.retained.on_change = self.retained_changed
 
@@ -292,16 +312,32 @@ class Journal:
 
     # -- who waits ------------------------------------------------------------------------
 
-    def settle_after(self, receipt: Waiting, n_bytes: int, publisher: Client) -> None:
+    def settle_after(
+        self,
+        receipt: Waiting,
+        n_bytes: int,
+        publisher: Client,
+        published: object = None,
+        n_deliveries: int = 0,
+    ) -> None:
         """Settle a receipt once everything that has changed so far is committed.
 
+        Where there is nothing to be kept but deliveries, it is settled as soon as all of them are
+        acknowledged.
+
         Args:
-            receipt: the receipt of one publish.
-            n_bytes: the length of its payload in bytes.
+            receipt: the receipt of one publish, or of a run.
+            n_bytes: the length of its payloads in bytes.
             publisher: the client to stop reading from if too much waits already.
+            published: the message or the run, if only its deliveries are to be kept.
+            n_deliveries: how many noted changes it has caused, of which each delivery, or each part
+                of a run, is one.
         """
-        self._receipts.append(receipt)
+        self._receipts[receipt] = n_bytes
+        self._n_messages += receipt.n_messages
         self._n_bytes += n_bytes
+        if published is not None:
+            self._awaited[published] = [receipt, n_deliveries]
         self._be_awake()
         if self._is_pending(2) and not self.is_failing:
             self._slowed[publisher] = None
@@ -309,7 +345,7 @@ class Journal:
 
     def _is_pending(self, part: int) -> bool:
         """Say whether at least one `part`-th of what may wait for a commit waits."""
-        n_messages = len(self._receipts) + len(self._sealed_receipts)
+        n_messages = self._n_messages + self._n_sealed_messages
         n_bytes = self._n_bytes + self._sealed_bytes
         return (
             n_messages * part >= self._max_pending_messages
@@ -320,6 +356,33 @@ class Journal:
         slowed, self._slowed = self._slowed, {}
         for publisher in slowed:
             publisher.wait_for_disk(waits=False)
+
+    def _acknowledged(self, published: object) -> None:
+        """One of the deliveries of a message, or parts of a run, is acknowledged by its client."""
+        for awaited in (self._awaited, self._sealed_awaited):
+            found = awaited.get(published)
+            if found is not None:
+                found[1] -= 1
+                if not found[1]:
+                    del awaited[published]
+                    self._settle(found[0])
+                return
+
+    def _settle(self, receipt: Waiting) -> None:
+        """Settle a receipt that waits, as nothing has to be kept for it any more."""
+        n_bytes = self._receipts.pop(receipt, None)
+        if n_bytes is not None:
+            self._n_bytes -= n_bytes
+            self._n_messages -= receipt.n_messages
+        else:
+            n_bytes = self._sealed_receipts.pop(receipt, None)
+            if n_bytes is None:
+                return
+            self._sealed_bytes -= n_bytes
+            self._n_sealed_messages -= receipt.n_messages
+        if self._slowed and not self._is_pending(2):
+            self._let_slowed_go()
+        receipt.settle(0)
 
     def hold_for(self, connection: Holding) -> int:
         """Note that a connection holds a packet back; return the number of the commit it needs."""
@@ -349,18 +412,47 @@ class Journal:
             return True
         if self._room_bytes >= AMPLE_BYTES:
             return False
-        n_bytes = self._bytes_with(message)
+        n_bytes = self._bytes_with(len(message.payload))
         if n_bytes <= self._room_bytes:
             return False
         self._has_no_room(n_bytes)
         self._be_awake()
         return True
 
-    def _bytes_with(self, message: Message) -> int:
-        """Return what all that waits for its commit takes of the disk, and a message behind it."""
-        n_messages = len(self._receipts) + len(self._sealed_receipts) + 1
-        n_bytes = self._n_bytes + self._sealed_bytes + len(message.payload)
-        n_deliveries = len(self._deliveries)
+    def takes_run(self, n_messages: int, n_bytes: int, n_sessions: int) -> bool:
+        """Say whether messages for durable sessions can surely be committed in time.
+
+        Where not, each of them is asked about by itself (`must_refuse`).
+
+        Args:
+            n_messages: how many.
+            n_bytes: of their payloads, at most.
+            n_sessions: how many get each of them, at most.
+        """
+        if self.is_failing:
+            return False
+        n_waiting = self._n_messages + self._n_sealed_messages
+        if (
+            n_waiting + n_messages > self._max_pending_messages
+            or self._n_bytes + self._sealed_bytes + n_bytes > self._max_pending_bytes
+        ):
+            return False
+        if self._room_bytes >= AMPLE_BYTES:
+            return True
+        n_deliveries = n_messages * n_sessions
+        return self._bytes_with(n_bytes, n_messages, n_deliveries) <= self._room_bytes
+
+    def _bytes_with(self, n_bytes: int, n_messages: int = 1, n_deliveries: int = 0) -> int:
+        """Return what all that waits for its commit takes of the disk, and more behind it.
+
+        Args:
+            n_bytes: of the payloads of further messages.
+            n_messages: how many.
+            n_deliveries: of these.
+        """
+        n_messages += self._n_messages + self._n_sealed_messages
+        n_bytes += self._n_bytes + self._sealed_bytes
+        n_deliveries += len(self._deliveries) + self._n_in_runs + self._n_sealed_in_runs
         if self.sealed is not None:
             n_messages += len(self.sealed.retained)
             n_bytes += self._sealed_retained_bytes
@@ -453,6 +545,8 @@ class Journal:
             self._n_expired = 0
         elif self._expired:
             self.is_awake = True  # for a commit behind this one
+        if not self._deliveries:
+            self._n_in_runs = 0
         if not (self.is_dirty or self._receipts or self._connections):
             return None
         batch = self.sealed = Batch(number=self.number)
@@ -465,7 +559,9 @@ class Journal:
         batch.gone_deliveries, self._gone_deliveries = self._gone_deliveries, array("q")
         batch.gone_messages, self._gone_messages = self._gone_messages, array("q")
         # Who waits from now on waits for the next batch.
-        self._sealed_receipts, self._receipts = self._receipts, []
+        self._sealed_receipts, self._receipts = self._receipts, {}
+        self._sealed_awaited, self._awaited = self._awaited, {}
+        self._n_sealed_messages, self._n_messages = self._n_messages, 0
         self._sealed_connections, self._connections = self._connections, {}
         self._sealed_bytes, self._n_bytes = self._n_bytes, 0
         return batch
@@ -478,8 +574,10 @@ class Journal:
         self.sealed = None
         self._unstored = {}
         self.is_failing = False
-        receipts, self._sealed_receipts = self._sealed_receipts, []
+        receipts, self._sealed_receipts = self._sealed_receipts, {}
+        self._sealed_awaited = {}
         connections, self._sealed_connections = self._sealed_connections, {}
+        self._n_sealed_messages = self._n_sealed_in_runs = 0
         self._sealed_bytes = self._sealed_retained_bytes = 0
         for receipt in receipts:
             receipt.settle(0)
@@ -516,23 +614,25 @@ class Journal:
             return
         later = None
         if self._receipts and not (self._incoming or self._retained):
-            later = self._lost({d: own for d, own in self._deliveries.items() if not d.row_start})
+            later = self._lost({d: own for d, own in self._deliveries.items() if not d.row})
         lost = sealed | (later or set())
         if not lost:
             return
         for session in self._limited:
             if self.drops_for(session):
                 session.outbox.drop_unstored(lost)
-        receipts, self._sealed_receipts = self._sealed_receipts, []
-        self._sealed_bytes = 0
+        receipts, self._sealed_receipts = self._sealed_receipts, {}
+        self._sealed_awaited = {}
+        self._sealed_bytes = self._n_sealed_messages = 0
         if later is not None:
-            receipts += self._receipts
-            self._receipts = []
-            self._n_bytes = 0
+            receipts |= self._receipts
+            self._receipts = {}
+            self._awaited = {}
+            self._n_bytes = self._n_messages = 0
         for receipt in receipts:
             receipt.settle(0)
 
-    def _lost(self, unstored: dict[Delivery, DeliveryJournal]) -> set[Delivery] | None:
+    def _lost(self, unstored: dict[Delivery | RunPart, DeliveryJournal]) -> set[Delivery] | None:
         """Say which of the deliveries that are not on the disk limited sessions can lose.
 
         Args:
@@ -543,6 +643,12 @@ class Journal:
         """
         lost = set()
         for delivery, noted in unstored.items():
+            if not isinstance(delivery, Delivery):  # its client was there
+                if delivery in delivery.run.parts or any(
+                    noted.place_of(one) is not None for one in delivery.deliveries or ()
+                ):
+                    return None
+                continue
             own = self._deliveries.get(delivery, noted)  # it may have moved since
             if delivery.share:  # a member that got it since has a delivery of its own
                 return None
@@ -601,37 +707,60 @@ class Journal:
 
     def _put_deliveries(self, batch: Batch, epoch: float) -> None:
         gone: list[Delivery] = []
-        for delivery, own in self._deliveries.items():
-            place = own.place_of(delivery)
-            if place is None:
-                if delivery.row_start:
-                    gone.append(delivery)
+        for noted, own in self._deliveries.items():
+            if isinstance(noted, Delivery):
+                self._put_delivery(batch, noted, own, gone, epoch)
                 continue
-            packet_id, is_released = place
-            if delivery.row_start:
-                batch.moved_deliveries.extend((own.row, packet_id, is_released, delivery.row))
-                continue
-            message = delivery.message
-            self._refer(batch, message, epoch)
-            self._store_at(delivery, self._next_row)
-            if self._unstored is not None:
-                self._unstored[delivery] = own
-            batch.deliveries.append(
-                DeliveryRow(
-                    delivery.row,
-                    own.row,
-                    message.row,
-                    delivery.qos,
-                    delivery.retain,
-                    ",".join(map(str, delivery.subscription_ids)) or None,
-                    packet_id,
-                    is_released,
-                    delivery.share,
-                )
-            )
+            if not noted.row and noted.run.messages and noted.deliveries is None:
+                own.unfold()  # a message must have no two rows
+            if noted.deliveries is not None:
+                for delivery in noted.deliveries:
+                    self._put_delivery(batch, delivery, own, gone, epoch)
+            elif not noted.row:
+                put_run(self, batch, noted.run, epoch)
+            elif noted.n_released > noted.n_finished:
+                first, last = noted.row + noted.n_finished, noted.row + noted.n_released - 1
+                batch.released.append((first, last))
         self._deliveries.clear()
+        self._n_sealed_in_runs, self._n_in_runs = self._n_in_runs, 0
         for delivery in gone:  # last, so that a message with a new delivery keeps its row
             self._forget(delivery)
+
+    def _put_delivery(
+        self,
+        batch: Batch,
+        delivery: Delivery,
+        own: DeliveryJournal,
+        gone: list[Delivery],
+        epoch: float,
+    ) -> None:
+        place = own.place_of(delivery)
+        if place is None:
+            if delivery.row_start:
+                gone.append(delivery)
+            return
+        packet_id, is_released = place
+        if delivery.row_start:
+            batch.moved_deliveries.extend((own.row, packet_id, is_released, delivery.row))
+            return
+        message = delivery.message
+        self._refer(batch, message, epoch)
+        self._store_at(delivery, self._next_row)
+        if self._unstored is not None:
+            self._unstored[delivery] = own
+        batch.deliveries.append(
+            DeliveryRow(
+                delivery.row,
+                own.row,
+                message.row,
+                delivery.qos,
+                delivery.retain,
+                ",".join(map(str, delivery.subscription_ids)) or None,
+                packet_id,
+                is_released,
+                delivery.share,
+            )
+        )
 
     def _put_retained(self, batch: Batch, epoch: float) -> None:
         by_topic = self._core.retained.by_topic
@@ -665,7 +794,7 @@ class Journal:
         if message.qos or message.row_start:
             return True
         if before is None or n_payload > len(before.payload):
-            n_bytes = self._bytes_with(message)
+            n_bytes = self._bytes_with(n_payload)
             if n_bytes > self._room_bytes:
                 self._has_no_room(n_bytes)
                 return False

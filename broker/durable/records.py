@@ -7,10 +7,12 @@ clock. Row numbers only rise while a broker runs, so that their order is the ord
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
 from penstock.broker.message import SizeClass
+from penstock.broker.outbox.delivery import Run
 from penstock.broker.payload import Payload
 
 
@@ -116,6 +118,42 @@ class DeliveryRow(NamedTuple):
     share: str
 
 
+class RunRows(NamedTuple):
+    """The rows of the messages of a run, which are made when they are written.
+
+    Attributes:
+        run: the messages.
+        first: the place in the run of the first one that is stored.
+        epoch: seconds of the database's clock at which the monotonic clock was 0.
+    """
+
+    run: Run
+    first: int
+    epoch: float
+
+
+class RunDeliveryRows(NamedTuple):
+    """The rows of deliveries of a run to one session; their numbers follow each other.
+
+    Attributes:
+        row: the number of the first row.
+        session: row of the session.
+        message: row of the first message.
+        n_messages: how many.
+        qos: of all.
+        packet_id: Packet Identifier of the first.
+        n_released: of so many from the first on, the PUBREC has come.
+    """
+
+    row: int
+    session: int
+    message: int
+    n_messages: int
+    qos: int
+    packet_id: int
+    n_released: int
+
+
 class IncomingRow(NamedTuple):
     """The packet identifier of a QoS 2 message that was received and not released."""
 
@@ -170,6 +208,10 @@ class Batch(Stored):
 
     Attributes:
         number: the number of the commit; commits are written in order.
+        runs: messages beside those in `messages`.
+        run_deliveries: deliveries beside those in `deliveries`.
+        released: (first row, last row) of deliveries that are already stored, and whose PUBREC has
+            come.
         gone_sessions: rows of sessions, to delete with their subscriptions and packet identifiers.
         gone_subscriptions: (session, topic filter).
         moved_deliveries: (session, packet identifier, its PUBREC has come, row) of each delivery
@@ -182,6 +224,9 @@ class Batch(Stored):
     """
 
     number: int = 0
+    runs: list[RunRows] = field(default_factory=list)
+    run_deliveries: list[RunDeliveryRows] = field(default_factory=list)
+    released: list[tuple[int, int]] = field(default_factory=list)
     gone_sessions: list[tuple[int]] = field(default_factory=list)
     gone_subscriptions: list[tuple[int, str]] = field(default_factory=list)
     moved_deliveries: array[int] = field(default_factory=_numbers)
@@ -190,6 +235,27 @@ class Batch(Stored):
     gone_incoming: list[tuple[int, int]] = field(default_factory=list)
     gone_retained: list[tuple[str]] = field(default_factory=list)
     gone_wills: list[tuple[str]] = field(default_factory=list)
+
+    def message_rows_of_runs(self) -> Iterator[MessageRow]:
+        """Yield what `runs` stands for."""
+        for run, first, epoch in self.runs:
+            yield from map(MessageRow._make, run.rows(first, epoch))
+
+    def delivery_rows_of_runs(self) -> Iterator[DeliveryRow]:
+        """Yield what `run_deliveries` stands for."""
+        for row, session, message, n_messages, qos, packet_id, n_released in self.run_deliveries:
+            for i in range(n_messages):
+                yield DeliveryRow(
+                    row + i,
+                    session,
+                    message + i,
+                    qos,
+                    retain=False,
+                    subscription_ids=None,
+                    packet_id=packet_id + i,
+                    is_released=i < n_released,
+                    share="",
+                )
 
     def is_empty(self) -> bool:
         """Say whether there is nothing to write."""

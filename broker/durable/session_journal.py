@@ -7,6 +7,14 @@ must not be lost because it was given to a member whose session ends with the pr
 `ShareJournal` of that session stores what the session holds with no session's row; a restart gives
 it to the remaining members. A QoS 2 message that was sent to such a member is no longer stored, as
 no other client may get it [MQTT-4.8.2-5].
+
+Messages that came together and were sent at once are a *run*: one entry of the journal, where each
+of them would be one. If it has to be stored, its messages and, for each session, its deliveries get
+row numbers that follow each other, and the thread that writes makes the rows of the bytes that came
+(`RunRows`, `RunDeliveryRows`). The rows are those of single messages, so a restart knows no runs.
+While a session acknowledges in order, numbers alone are deleted. If its run is unfolded, each
+delivery gets the number of its row. A message of a run is in use by the sessions whose part of the
+run has not come to it, and once one of them was unfolded by as many as the message counts itself.
 """
 
 # A session's journal and the journal are two parts of one.
@@ -17,13 +25,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
-from penstock.broker.durable.records import SessionRow
+from penstock.broker.durable.records import RunDeliveryRows, RunRows, SessionRow
+from penstock.broker.outbox.delivery import Delivery
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from penstock.broker.durable.journal import Journal
-    from penstock.broker.outbox.delivery import Delivery
+    from penstock.broker.durable.records import Batch
+    from penstock.broker.outbox.delivery import Run, RunPart
     from penstock.broker.sessions.session import Session
 
 
@@ -58,15 +68,37 @@ class DeliveryJournal(ABC):
         if delivery.row_start:
             journal._forget(delivery)
             journal._note()
-        elif was_noted and not journal.is_dirty:
+        elif not was_noted:
+            return
+        journal._acknowledged(delivery.message)
+        if not journal.is_dirty:
             journal._hurry()
+
+    @abstractmethod
+    def run_sent(self, part: RunPart) -> None:
+        """A run was sent to the session."""
+
+    @abstractmethod
+    def run_released(self, part: RunPart) -> None:
+        """PUBRECs of a run have come."""
+
+    @abstractmethod
+    def run_finished(self, part: RunPart, n_before: int) -> None:
+        """Messages of a run were acknowledged, from this one of it on."""
+
+    @abstractmethod
+    def run_unfolded(self, part: RunPart) -> None:
+        """The rest of a run was made into deliveries."""
 
     def unstored(self) -> Collection[Delivery]:
         """Return what has come to any session since the last commit, in that order.
 
         What has changed since is among it as well.
         """
-        return self._journal._deliveries
+        found: list[Delivery] = []
+        for noted in self._journal._deliveries:
+            found += (noted,) if isinstance(noted, Delivery) else noted.deliveries or ()
+        return found
 
     @abstractmethod
     def place_of(self, delivery: Delivery) -> tuple[int, bool] | None:
@@ -76,6 +108,10 @@ class DeliveryJournal(ABC):
             (its packet identifier, 0 while it waits; whether its PUBREC has come); None for one
             that is not to be stored.
         """
+
+    @abstractmethod
+    def unfold(self) -> None:
+        """Make deliveries of all runs that the session has."""
 
     @abstractmethod
     def ended(self, *, has_expired: bool) -> None:
@@ -88,6 +124,7 @@ class DeliveryJournal(ABC):
     def _take_stored(self, session: Session) -> list[Delivery]:
         """Detach a session from the journal; return its deliveries that are stored."""
         deliveries = self._journal._deliveries
+        session.inflight.unfold()
         stored = []
         for delivery in (*session.outbox.waiting(), *session.inflight):
             deliveries.pop(delivery, None)
@@ -118,12 +155,52 @@ class SessionJournal(DeliveryJournal):
         """Have outbox and inflight window report to this journal from now on."""
         self.session.outbox.journal = self.session.inflight.journal = self
 
+    def unfold(self) -> None:
+        """Make deliveries of all runs that the session has."""
+        self.session.inflight.unfold()
+
     def place_of(self, delivery: Delivery) -> tuple[int, bool] | None:
         """Return the place of a delivery in the session."""
         inflight = self.session.inflight
         if inflight.holds(delivery):
             return delivery.packet_id, inflight.is_released(delivery.packet_id)
         return (0, False) if delivery.is_waiting else None
+
+    def run_sent(self, part: RunPart) -> None:
+        """A run was sent to the session."""
+        journal = self._journal
+        part.run.parts.append(part)
+        journal._deliveries[part] = self
+        journal._n_in_runs += part.run.n_messages
+        journal._note()
+
+    def run_released(self, part: RunPart) -> None:
+        """PUBRECs of a run have come."""
+        self._journal._deliveries[part] = self
+        self._journal._note()
+
+    def run_finished(self, part: RunPart, n_before: int) -> None:
+        """Messages of a run were acknowledged, from this one of it on."""
+        journal = self._journal
+        run = part.run
+        if part.row:
+            _forget_of_run(journal, part, n_before)
+            journal._note()
+        if part.n_finished == run.n_messages:
+            journal._deliveries.pop(part, None)
+            run.parts.remove(part)
+            journal._acknowledged(run)
+            if not journal.is_dirty:
+                journal._hurry()
+
+    def run_unfolded(self, part: RunPart) -> None:
+        """The rest of a run was made into deliveries.
+
+        Where the run is noted, it stands for them: they came before what is noted behind it.
+        """
+        part.run.parts.remove(part)
+        if part.row:
+            _unfold_rows(self._journal, part)
 
     def subscription_changed(self, topic_filter: str) -> None:
         """A subscription was made, replaced or removed, or all its retained messages were sent."""
@@ -209,6 +286,21 @@ class ShareJournal(DeliveryJournal):
             return 0, False
         return None
 
+    def run_sent(self, part: RunPart) -> None:
+        """A run was sent to the session: none of its messages is of a share."""
+
+    def run_released(self, part: RunPart) -> None:
+        """PUBRECs of a run have come."""
+
+    def run_finished(self, part: RunPart, n_before: int) -> None:
+        """Messages of a run were acknowledged."""
+
+    def run_unfolded(self, part: RunPart) -> None:
+        """The rest of a run was made into deliveries."""
+
+    def unfold(self) -> None:
+        """Make deliveries of all runs that the session has; none of them is noted."""
+
     def ended(self, *, has_expired: bool) -> None:  # noqa: ARG002 (the session has no row)
         """The session ends; its messages, still in outbox and inflight window, end with it.
 
@@ -219,3 +311,76 @@ class ShareJournal(DeliveryJournal):
             for delivery in self._take_stored(self._session):
                 self._journal._forget(delivery)
             self._journal._note()
+
+
+def put_run(journal: Journal, batch: Batch, run: Run, epoch: float) -> None:
+    """Store a run for all sessions that have any of it: they got it together.
+
+    Args:
+        journal: which has all parts of the run among what is noted.
+        batch: it is stored with this one.
+        run: not stored yet, and no message of it has a row.
+        epoch: seconds of the database's clock at which the monotonic clock was 0.
+    """
+    run.row = journal._next_row
+    journal._next_row += run.n_messages
+    batch.runs.append(RunRows(run, min(part.n_finished for part in run.parts), epoch))
+    for part in run.parts:
+        own = journal._deliveries[part]
+        n_finished = part.n_finished
+        part.row = journal._next_row
+        journal._next_row += run.n_messages
+        if journal._unstored is not None:
+            journal._unstored[part] = own
+        batch.run_deliveries.append(
+            RunDeliveryRows(
+                part.row + n_finished,
+                own.row,
+                run.row + n_finished,
+                run.n_messages - n_finished,
+                run.qos,
+                part.first_packet_id + n_finished,
+                max(0, part.n_released - n_finished),
+            )
+        )
+
+
+def _unfold_rows(journal: Journal, part: RunPart) -> None:
+    """Give the deliveries of a stored part, and their messages, the numbers of their rows."""
+    run = part.run
+    deliveries = part.deliveries or []
+    for index, delivery in enumerate(deliveries, part.n_finished):
+        journal._store_at(delivery, part.row + index)
+    for index, delivery in enumerate(deliveries, part.n_finished):
+        message = delivery.message
+        if not message.row_start:
+            journal._store_at(message, run.row + index)
+            others = sum(other.n_finished <= index for other in run.parts)
+            message.n_references = 1 + others
+
+
+def _forget_of_run(journal: Journal, part: RunPart, n_before: int) -> None:
+    """Delete the rows of deliveries of a stored part, and of messages without any more.
+
+    A message that was unfolded counts its references itself. Any other one is referred to by the
+    parts that have not come to it.
+
+    Args:
+        journal: of the broker.
+        part: as it is now.
+        n_before: how many were acknowledged before; their rows are gone.
+    """
+    run = part.run
+    stop = part.n_finished
+    journal._gone_deliveries.extend(range(part.row + n_before, part.row + stop))
+    others = [other.n_finished for other in run.parts if other is not part]
+    n_gone = min(others, default=stop)
+    if not run.messages:
+        journal._gone_messages.extend(range(run.row + n_before, run.row + min(stop, n_gone)))
+        return
+    for index in range(n_before, stop):
+        message = run.messages.get(index)
+        if message is not None and message.row_start:
+            journal._release(message)
+        elif index < n_gone:
+            journal._gone_messages.append(run.row + index)

@@ -20,7 +20,8 @@ What they have in common is in `fast_core` (which topics' messages may be copied
 `fast_connection` (which chunks are tried on them). Access control whose answers last is asked once,
 when a plan is made. No fast path is taken where other access control or a callback looks at single
 messages, where a message is large for its subscribers' gate, retained or a repeat, and where a
-sink, a shared subscription or the journal has to be told of each message.
+sink or a shared subscription has to be told of each message. The journal is told of a run as a
+whole (`penstock.broker.durable.session_journal`).
 
 What a client can observe does not depend on the way: the same bytes in the same order, the same
 counters, the same state. `tests/broker/fast_paths` plays random packets on twins, one broker with

@@ -7,10 +7,14 @@ are looked up once, their inflight windows share one `MessageRun`, each of them 
 bytes in which only the Packet Identifiers differ, and the publisher gets one string of
 acknowledgements. A run may be a single packet.
 
+A run for durable sessions is noted in the journal as one. Its acknowledgements then wait for the
+commit, or for earlier ones, in one `RunReceipt`, and where its bytes must not leave before the
+commit, as with QoS 2, they are held as one.
+
 Each function here returns 0 before it has changed anything, and leaves the packet to the plain way,
 in three cases:
-* A sink, a shared subscription or a journal has to be told of each packet, or the publisher is owed
-  an earlier acknowledgement (`FastCore.fast_plans` and the functions themselves).
+* A sink or a shared subscription has to be told of each packet, or the disk may not take all of
+  them (`FastCore.fast_plans` and the functions themselves).
 * The packet is not allowed, or repeats one.
 * The bytes that leave would differ from those that came: for another protocol version, QoS or Topic
   Alias.
@@ -31,6 +35,7 @@ from penstock.broker.fast_paths.message_run import MessageRun, Segment
 from penstock.broker.mqtt.enums import MQTT_5
 from penstock.broker.mqtt.properties import read_publish_properties
 from penstock.broker.mqtt.publish_head import read_publish_head
+from penstock.broker.mqtt.reason_codes import SUCCESS
 from penstock.broker.mqtt.receive_buffer import read_remaining_length
 from penstock.broker.mqtt.short_packets import (
     ALL_PUBREL,
@@ -44,13 +49,14 @@ from penstock.broker.payload import JOIN_BELOW_BYTES
 from penstock.broker.receiving.acknowledging import made_room, sample
 from penstock.broker.receiving.publishing import SMALL_PROPERTIES_BYTES
 from penstock.broker.routing.queue_capacity import MANY_SESSIONS
-from penstock.broker.sending.sender import ANSWER_MEMORY_BYTES
+from penstock.broker.sending.sender import PUMP_BYTES
+from penstock.broker.sessions.client import PublishReceipt
 from penstock.broker.sessions.session import DIRECT_BYTES
 
 if TYPE_CHECKING:
     from penstock.broker.fast_paths.fast_connection import FastClient
     from penstock.broker.fast_paths.fast_core import FastCore, FastSession
-    from penstock.broker.sending.sender import WriteQueue
+    from penstock.broker.sessions.session import Session
 
 _PUBACK: Final = 0x40
 _PUBREC: Final = 0x50
@@ -75,10 +81,8 @@ def _take_publishes(
     client: FastClient, data: bytes, position: int, start: int, stop: int, now: float
 ) -> int:
     """Take a run of QoS 1 or 2 PUBLISH packets."""
-    if client.receipts or client.sender.held:
-        return 0
     qos = (data[position] >> 1) & 3
-    if qos == 2 and (client.session.journal is not None or client.is_relay):
+    if client.awaiting or (qos == 2 and client.is_relay):
         return 0
     if not data[start - 1]:
         return 0  # a Remaining Length that is not in its shortest form [MQTT-1.5.5-1]
@@ -118,22 +122,26 @@ def pass_run_on(
     publisher = client.session.known_as
     run = MessageRun(data, segments, qos, client.version, publisher, arrived_at, now)
     n_messages = run.n_messages
+    journal = core.journal
+    n_changes = 0 if journal is None else journal.n_changes
     counters = core.counters
     counters.packets_received += n_messages
     counters.publish_received += n_messages
     n_bytes = len(data)
-    n_sent = 0
+    n_sent = n_held = 0
     for session in sessions:
         sender = session.sender
         inflight = session.inflight
         first = 0
+        is_held = qos == 2 and session.journal is not None
         if (  # `Session.sends_at_once`, for all of the run
             session.is_direct
             and sender is not None
             and run.largest_bytes <= (outgoing := session.outgoing).copy_maximum
             and n_messages + inflight.n_messages <= sender.send_quota
             and n_bytes + inflight.n_bytes < sender.send_quota_bytes
-            and (out_bytes := n_bytes + outgoing.out_bytes) < DIRECT_BYTES
+            and n_bytes + outgoing.out_bytes < DIRECT_BYTES
+            and (not is_held or n_bytes + sender.held_bytes < PUMP_BYTES)
         ):
             first = inflight.start_run(run)
         if not first:
@@ -142,26 +150,132 @@ def pass_run_on(
                 message = run.message(index)
                 session.deliver(message, run.qos, retain=False, subscription_ids=(), now=now)
             continue
-        outgoing.out.append(run.renumbered(first))
-        outgoing.out_bytes = out_bytes
-        if not outgoing.is_touched:
-            core.turn.write_soon(outgoing)
+        if is_held and sender is not None:
+            sender.hold_run(run.renumbered(first), n_messages)
+            n_held += n_messages
+        else:
+            outgoing.out.append(run.renumbered(first))
+            outgoing.out_bytes += n_bytes
+            if not outgoing.is_touched:
+                core.turn.write_soon(outgoing)
+            n_sent += n_messages
         session.ledger.matched += n_messages
-        n_sent += n_messages
         if core.timing and not (core.spares and now < session.link.quiet_until):
             _tell_sent(core, session, first, run, now)
     counters.packets_sent += n_sent
-    counters.publish_sent += n_sent
-    answer(core, client.outgoing, acknowledgements, n_messages)
+    counters.publish_sent += n_sent + n_held
+    if client.receipts or (
+        journal is not None
+        and (journal.n_changes != n_changes or (qos == 2 and client.session.journal is not None))
+    ):
+        _owe(client, run, acknowledgements, n_changes)
+    else:
+        client.sender.send_run(acknowledgements, n_messages, is_state=False)
     if core.turn.congested:
         client.throttle.wait_for_congested(now)
 
 
+def _owe(
+    client: FastClient, run: MessageRun, acknowledgements: bytes | bytearray, n_changes: int
+) -> None:
+    """Let acknowledgements wait for earlier ones, and for the commit as `settle_when_safe` does it.
+
+    Args:
+        client: they go to.
+        run: what they acknowledge.
+        acknowledgements: of all of it.
+        n_changes: changes in the journal before the run was passed on.
+    """
+    core = client.core
+    session = client.session
+    receipt = RunReceipt(client, run.qos, acknowledgements)
+    client.owe(receipt)
+    journal = core.journal
+    n_noted = 0 if journal is None else journal.n_changes - n_changes
+    if run.qos == 2:
+        packet_ids = receipt.packet_ids()
+        session.incoming.update(dict.fromkeys(packet_ids, receipt))
+        if session.journal is not None:
+            receipt.is_stored = True
+            for packet_id in packet_ids:
+                session.journal.incoming_changed(packet_id)
+    if journal is None or not (n_noted or receipt.is_stored):
+        receipt.settle(SUCCESS)
+    elif receipt.is_stored:
+        journal.settle_after(receipt, run.payload_bytes, client)
+    else:
+        journal.settle_after(receipt, run.payload_bytes, client, run, n_noted)
+    if not client.may_receive:
+        core.turn.touch(client.outgoing)
+
+
+class RunReceipt(PublishReceipt):
+    """The acknowledgements that a publisher is owed for a run of QoS 1 or 2 messages."""
+
+    __slots__ = ("_packets", "_singles")
+
+    def __init__(self, client: FastClient, qos: int, packets: bytes | bytearray) -> None:
+        """Owe some acknowledgements, for which one answer is missing.
+
+        Args:
+            client: they go to.
+            qos: 1 or 2.
+            packets: the acknowledgements.
+        """
+        super().__init__(client, 0, qos, 1)
+        self.n_messages = len(packets) // PACKET_BYTES
+        self.was_routed = True
+        self._packets = packets
+        self._singles: list[PublishReceipt] | None = None
+
+    def packet_ids(self) -> list[int]:
+        """Return the Packet Identifiers of the messages."""
+        ids = zip(self._packets[2::PACKET_BYTES], self._packets[3::PACKET_BYTES], strict=True)
+        return [high << 8 | low for high, low in ids]
+
+    def _settled(self) -> None:
+        if self._singles is None:
+            super()._settled()
+        for single in self._singles or ():
+            single.settle(SUCCESS)
+
+    def note_received(self, session: Session) -> None:
+        """Note that the messages were received."""
+        session.incoming.update(dict.fromkeys(self.packet_ids()))
+
+    def send(self) -> None:
+        """Send the acknowledgements."""
+        self.client.sender.send_run(self._packets, self.n_messages, is_state=False)
+
+    def singles(self) -> list[PublishReceipt]:
+        """Return a receipt for each message: they may come again one by one."""
+        incoming = self.client.session.incoming
+        self._singles = []
+        for packet_id in self.packet_ids():
+            single = PublishReceipt(self.client, packet_id, self.qos, 1)
+            single.is_settled, single.is_stored = self.is_settled, self.is_stored
+            single.was_routed = True
+            self._singles.append(single)
+            if self.qos == 2 and not self.is_settled:
+                incoming[packet_id] = single
+        return self._singles
+
+
 def takes_run(
-    core: FastCore, sessions: tuple[FastSession, ...], n_messages: int, n_bytes: int
+    client: FastClient,
+    sessions: tuple[FastSession, ...],
+    qos: int,
+    n_messages: int,
+    n_bytes: int,
 ) -> bool:
-    """Say whether messages for some sessions may go as a run: none is stored, all have room."""
-    if core.journal is not None and has_durable(sessions):
+    """Say whether messages may go as a run: all sessions have room, and so has the disk."""
+    core = client.core
+    journal = core.journal
+    if (
+        journal is not None
+        and (has_durable(sessions) or (qos == 2 and client.session.journal is not None))
+        and not journal.takes_run(n_messages, n_bytes, len(sessions))
+    ):
         return False
     room = core.room
     if room.over_half or (room.rejects and len(sessions) > MANY_SESSIONS):
@@ -217,8 +331,9 @@ def _find_run(
                 if not are_direct(sessions):
                     n_left = max(1, _MOST_DELIVERIES // len(sessions))
                 n_bytes = len(data) - position
+                n_left = min(n_left, quota_left(client, sessions, qos))
                 n_most = min(n_left, n_bytes // _LEAST_PUBLISH_BYTES)
-                if not takes_run(core, sessions, n_most, n_bytes):
+                if not n_left or not takes_run(client, sessions, qos, n_most, n_bytes):
                     break
             properties = data[properties_at:payload_at]
             if stop - payload_at > plan.threshold_s or (
@@ -301,18 +416,13 @@ def _note_incoming(client: FastClient, packet_ids: bytes | bytearray) -> bool:
     """Note the Packet Identifiers of new QoS 2 messages as received [MQTT-4.3.3-10].
 
     Returns:
-        False, and nothing is noted, where one of them is no new one, or they are more than the
-        client may have unacknowledged.
+        False, and nothing is noted, where one of them is no new one.
     """
     incoming = client.session.incoming
-    n_messages = len(packet_ids) // 2
-    is_over = len(incoming) + n_messages > client.receive_maximum
-    if is_over and not client.keeps_no_receive_maximum:
-        return False
     new = dict.fromkeys(
         high << 8 | low for high, low in zip(packet_ids[::2], packet_ids[1::2], strict=True)
     )
-    if len(new) != n_messages or not incoming.keys().isdisjoint(new):
+    if 2 * len(new) != len(packet_ids) or not incoming.keys().isdisjoint(new):
         return False
     incoming.update(new)
     return True
@@ -321,30 +431,30 @@ def _note_incoming(client: FastClient, packet_ids: bytes | bytearray) -> bool:
 def has_durable(sessions: tuple[FastSession, ...]) -> bool:
     """Say whether what is sent to any of them must be stored."""
     for session in sessions:  # noqa: SIM110 (hot: a generator costs more than most loops here)
-        if session.inflight.journal is not None:
+        if session.journal is not None:
             return True
     return False
 
 
-def answer(
-    core: FastCore, outgoing: WriteQueue, packets: bytes | bytearray, n_packets: int
-) -> None:
-    """Put acknowledgements of success into `out`.
+def quota_left(client: FastClient, sessions: tuple[FastSession, ...], qos: int) -> int:
+    """Return how many more messages a client may surely have unacknowledged, 0 at least.
+
+    Those behind them are counted as `check_receive_maximum` does it. That counts no QoS 1 message
+    that is acknowledged at once.
 
     Args:
-        core: the broker.
-        outgoing: to the client whose packets they answer.
-        packets: whole ones, without a reason code.
-        n_packets: how many.
+        client: the publisher's.
+        sessions: who gets the messages.
+        qos: of the messages.
     """
-    outgoing.out.append(packets)
-    outgoing.out_bytes += len(packets)
-    core.counters.packets_sent += n_packets
-    if outgoing.is_paused:
-        outgoing.unread_bytes += n_packets * ANSWER_MEMORY_BYTES
-        core.turn.touch(outgoing)  # it may be too much to read on
-    elif not outgoing.is_touched:
-        core.turn.write_soon(outgoing)
+    if client.keeps_no_receive_maximum:
+        return _MOST_PACKETS
+    receipts = client.receipts
+    if qos == 1 and not receipts and (client.core.journal is None or not has_durable(sessions)):
+        return _MOST_PACKETS
+    n_owed = len(client.session.incoming) + sum(r.n_messages for r in receipts if r.qos == 1)
+    least = 1 if qos == 1 and not receipts else 0
+    return max(least, client.receive_maximum - n_owed)
 
 
 def _take_last(
@@ -353,8 +463,6 @@ def _take_last(
     """Take a run of PUBACK or PUBCOMP packets, in the order of sending."""
     session = client.session
     inflight = session.inflight
-    if inflight.journal is not None:
-        return 0
     qos = 1 if data[position] == _PUBACK else 2
     first, n_packets = inflight.finish_run(qos, data, position)
     if not n_packets:
@@ -373,8 +481,6 @@ def _take_pubrecs(
 ) -> int:
     """Take a run of PUBREC packets, in the order of sending, and answer it [MQTT-4.3.3-4]."""
     session = client.session
-    if session.inflight.journal is not None or client.sender.held:
-        return 0
     first, n_packets = session.inflight.release_run(data, position)
     if not n_packets:
         return 0
@@ -382,7 +488,7 @@ def _take_pubrecs(
     core.counters.packets_received += n_packets
     if core.timing:
         sample(session, core, first, n_packets, now)
-    answer(core, client.outgoing, packets_from(ALL_PUBREL, first, n_packets), n_packets)
+    client.sender.send_run(packets_from(ALL_PUBREL, first, n_packets), n_packets, is_state=True)
     return position + n_packets * PACKET_BYTES
 
 
@@ -391,8 +497,6 @@ def _take_pubrels(
 ) -> int:
     """Take a run of PUBREL packets and answer it [MQTT-4.3.3-11]."""
     session = client.session
-    if session.journal is not None or client.sender.held:
-        return 0
     n_packets = min((len(data) - position) // PACKET_BYTES, _MOST_PACKETS)
     stop = position + n_packets * PACKET_BYTES
     heads = data[position:stop:PACKET_BYTES]
@@ -412,6 +516,8 @@ def _take_pubrels(
         if incoming.get(packet_id, _UNKNOWN) is not None:
             break
         del incoming[packet_id]
+        if session.journal is not None:
+            session.journal.incoming_changed(packet_id)
         n_known += 1
     if not n_known:
         return 0
@@ -419,7 +525,7 @@ def _take_pubrels(
     packet_ids = packet_ids_at(data, position + 2, stop, PACKET_BYTES)
     core = client.core
     core.counters.packets_received += n_known
-    answer(core, client.outgoing, answers(_PUBCOMP, packet_ids), n_known)
+    client.sender.send_run(answers(_PUBCOMP, packet_ids), n_known, is_state=True)
     return stop
 
 

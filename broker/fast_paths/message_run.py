@@ -7,13 +7,17 @@ not arrive in order. So does a lone message, which came by itself and went to on
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, TypeAlias
 
 from penstock.broker.message import Message
 from penstock.broker.mqtt.enums import MQTT_5
 from penstock.broker.mqtt.expiry import expiry_time
 from penstock.broker.mqtt.properties import read_publish_properties
 from penstock.broker.mqtt.short_packets import number_packets
+
+if TYPE_CHECKING:
+    from penstock.broker.outbox.delivery import RunPart
 
 Segment: TypeAlias = tuple[int, int, int, int, int, tuple[str, bytes]]
 """Packets of a run that follow each other and have one topic, one length and one form.
@@ -51,7 +55,7 @@ def read_lone(lone: LoneMessage) -> Message:
 class MessageRun:
     """QoS 1 or 2 messages of one publisher, none of them large, retained or a repeat.
 
-    Immutable by agreement, as messages are; sessions share it.
+    Immutable by agreement, as messages are, but for what the journal notes; sessions share it.
 
     Attributes:
         data: whole PUBLISH packets, one after the other, as they came.
@@ -60,19 +64,25 @@ class MessageRun:
         n_messages: how many.
         payload_bytes: of all.
         largest_bytes: of the largest packet.
+        messages: those of which a `Message` was made, by their place in the run; None for none.
+        row: owned by the journal: the number that the row of its first message has, or would have;
+            0 while it has none.
+        parts: owned by the journal: the parts of durable sessions that are not acknowledged.
     """
 
     __slots__ = (
         "_arrived_at",
-        "_messages",
         "_publisher",
         "_received_at",
         "_version",
         "data",
         "largest_bytes",
+        "messages",
         "n_messages",
+        "parts",
         "payload_bytes",
         "qos",
+        "row",
         "segments",
     )
 
@@ -104,7 +114,9 @@ class MessageRun:
         self._publisher = publisher
         self._arrived_at = arrived_at
         self._received_at = now
-        self._messages: dict[int, Message] | None = None
+        self.messages: dict[int, Message] | None = None
+        self.row = 0
+        self.parts: list[RunPart] = []
         n_messages, _, largest_bytes, _, n_bytes, _ = segments[0]
         payload_bytes = n_messages * n_bytes
         if len(segments) > 1:
@@ -156,9 +168,9 @@ class MessageRun:
         Args:
             index: from 0 on.
         """
-        messages = self._messages
+        messages = self.messages
         if messages is None:
-            messages = self._messages = {}
+            messages = self.messages = {}
         message = messages.get(index)
         if message is None:
             message = messages[index] = self._read(index)
@@ -188,3 +200,29 @@ class MessageRun:
             publisher=self._publisher,
             topic_bytes=topic_bytes,
         )
+
+    def rows(self, first: int, epoch: float) -> Iterator[tuple[object, ...]]:
+        """Yield the rows of the messages; see `penstock.broker.outbox.delivery.Run`."""
+        index = 0
+        for n_messages, start, packet_bytes, packet_id_at, payload_bytes, (
+            topic,
+            _,
+        ) in self.segments:
+            encoded = self.data[packet_id_at + 2 : start + packet_bytes - payload_bytes]
+            properties = expires_at = None
+            if len(encoded) > 1:
+                properties = encoded
+                expires_at = expiry_time(read_publish_properties(encoded, 0)[0], self._received_at)
+            alike = (
+                self.qos,
+                False,
+                self._arrived_at + epoch,
+                None if expires_at is None else expires_at + epoch,
+                properties,
+                self._publisher,
+            )
+            for place in range(max(first, index), index + n_messages):
+                stop = start + (place - index + 1) * packet_bytes
+                payload = self.data[stop - payload_bytes : stop]
+                yield self.row + place, topic, payload, *alike
+            index += n_messages

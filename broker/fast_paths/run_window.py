@@ -6,7 +6,8 @@ is kept as one `_Part`, of which two marks say how far it is received and acknow
 message is its own part. The acknowledgements that are due next are then known byte by byte: as many
 as are found at the beginning of a chunk are taken by one comparison, whatever their number. Whoever
 asks the window for anything else first *unfolds* all runs into one `Delivery` for each message, as
-if they had been sent one by one. So runs are always younger than what is in `_deliveries`, each
+if they had been sent one by one; a journal that has noted or stored the run then has them. So runs
+are always younger than what is in `_deliveries`, each
 message is unfolded at most once, and the identifiers of runs only go up: they begin anew with a
 single one.
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from penstock.broker.fast_paths.message_run import LoneMessage, MessageRun, read_lone
 from penstock.broker.mqtt.enums import MAX_PACKET_ID
@@ -25,8 +27,24 @@ from penstock.broker.mqtt.short_packets import (
     PACKET_BYTES,
     n_equal_packets,
 )
-from penstock.broker.outbox.delivery import NO_QUEUE, Delivery
+from penstock.broker.outbox.delivery import NO_QUEUE, Delivery, DeliveryWatcher, RunPart
 from penstock.broker.outbox.inflight import Inflight
+
+
+class RunWatcher(DeliveryWatcher, Protocol):
+    """Is told of the runs of one session: the journal, where they are stored."""
+
+    def run_sent(self, part: RunPart) -> None:
+        """Note that a run was sent."""
+
+    def run_released(self, part: RunPart) -> None:
+        """Note that PUBRECs of a run have come."""
+
+    def run_finished(self, part: RunPart, n_before: int) -> None:
+        """Note that messages of a run were acknowledged, from this one of it on."""
+
+    def run_unfolded(self, part: RunPart) -> None:
+        """Note that the rest of a run was made into deliveries."""
 
 
 @dataclass(eq=False, slots=True)
@@ -37,6 +55,8 @@ class _Part:
     first_packet_id: int
     n_released: int = field(default=0, init=False)
     n_finished: int = field(default=0, init=False)
+    row: int = field(default=0, init=False)
+    deliveries: list[Delivery] | None = field(default=None, init=False)
 
 
 class RunWindow(Inflight):
@@ -45,7 +65,12 @@ class RunWindow(Inflight):
     Invariant: a Packet Identifier is in `_deliveries` or in a part of `_parts` exactly while the
     subscriber owes an acknowledgement for it; those in `_released`, or before a part's mark, owe a
     PUBCOMP, the others a PUBACK or PUBREC. `_unreleased` holds the QoS 2 parts that owe a PUBREC.
+
+    Attributes:
+        journal: told of every change; None where nothing of it is stored.
     """
+
+    journal: RunWatcher | None
 
     __slots__ = ("_unreleased",)
 
@@ -84,7 +109,7 @@ class RunWindow(Inflight):
     def start_run(self, run: MessageRun) -> int:
         """Give a run the Packet Identifiers that come next, and return the first of them.
 
-        The caller makes sure that there is room for all of it, and no journal.
+        The caller makes sure that there is room for all of it.
 
         Returns:
             0 where they do not follow each other: they begin anew, or one is still in use.
@@ -107,6 +132,8 @@ class RunWindow(Inflight):
         self.n_messages += n_messages
         self._last_packet_id = last
         self.n_bytes += run.payload_bytes
+        if self.journal is not None:
+            self.journal.run_sent(part)
         return first
 
     def finish_run(self, qos: int, data: bytes, position: int) -> tuple[int, int]:
@@ -141,6 +168,8 @@ class RunWindow(Inflight):
             self._parts.popleft()
         self.n_messages -= n_messages
         self.n_bytes -= run.payload_bytes_of(n_before, n_finished)
+        if self.journal is not None and n_messages:
+            self.journal.run_finished(part, n_before)
         return first, n_messages
 
     def finish_alone(self, packet_id: int) -> bool:
@@ -155,7 +184,7 @@ class RunWindow(Inflight):
         part = parts[0]
         if isinstance(part, tuple):
             first, n_bytes = part[0], part[1]
-        else:  # it went to several subscribers
+        else:  # it went to several subscribers, or is stored
             first, n_bytes = part.first_packet_id, part.run.payload_bytes
             if part.run.n_messages != 1 or part.run.qos != 1:
                 return False
@@ -164,6 +193,9 @@ class RunWindow(Inflight):
         parts.popleft()
         self.n_messages -= 1
         self.n_bytes -= n_bytes
+        if self.journal is not None and not isinstance(part, tuple):
+            part.n_finished = 1
+            self.journal.run_finished(part, 0)
         return True
 
     def release_run(self, data: bytes, position: int) -> tuple[int, int]:
@@ -185,9 +217,11 @@ class RunWindow(Inflight):
         part.n_released += n_messages
         if n_messages == n_due:
             self._unreleased.popleft()
+        if self.journal is not None and n_messages:
+            self.journal.run_released(part)
         return first, n_messages
 
-    def _unfold(self) -> None:
+    def unfold(self) -> None:
         """Make a delivery of each message that is inflight as a part of a run."""
         for part in self._parts:
             if isinstance(part, tuple):
@@ -196,12 +230,16 @@ class RunWindow(Inflight):
                 delivery.packet_id = packet_id
                 continue
             run = part.run
+            part.deliveries = []
             for index in range(part.n_finished, run.n_messages):
                 packet_id = part.first_packet_id + index
                 delivery = self._deliveries[packet_id] = Delivery(run.message(index), run.qos)
                 delivery.packet_id = packet_id
+                part.deliveries.append(delivery)
                 if index < part.n_released:
                     self._released.add(packet_id)
+            if self.journal is not None:
+                self.journal.run_unfolded(part)
         self._forget_runs()
 
     def _forget_runs(self) -> None:

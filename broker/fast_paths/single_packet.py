@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.broker.fast_paths.acknowledged_runs import answer, pass_run_on, takes_run
+from penstock.broker.fast_paths.acknowledged_runs import pass_run_on, quota_left, takes_run
 from penstock.broker.fast_paths.copied_runs import pass_on
 from penstock.broker.mqtt.enums import MQTT_5
 from penstock.broker.mqtt.short_packets import PACKET_BYTES
@@ -94,17 +94,18 @@ def _take_qos_1(client: FastClient, data: bytes, now: float) -> bool:
         not 0 <= size - payload_at <= plan.threshold_s
         or not plan.least_qos
         or packet_id == b"\0\0"
-        or client.receipts
-        or client.sender.held
+        or client.awaiting
     ):
         return False
     sessions = plan.sessions
     acknowledgement = b"\x40\x02" + packet_id
-    if len(sessions) == 1 and _pass_alone(
-        client, sessions[0], plan.topic, data, topic_end, size - payload_at, now
+    if (
+        len(sessions) == 1
+        and not client.receipts
+        and _pass_alone(client, sessions[0], plan.topic, data, topic_end, size - payload_at, now)
     ):
-        answer(core, client.outgoing, acknowledgement, 1)
-    elif takes_run(core, sessions, 1, size):
+        client.sender.send_run(acknowledgement, 1, is_state=False)
+    elif quota_left(client, sessions, 1) and takes_run(client, sessions, 1, 1, size):
         segment = (1, 0, size, topic_end, size - payload_at, plan.topic)
         pass_run_on(client, sessions, data, [segment], 1, acknowledgement, now)
     else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, ClassVar, Final, Protocol
 
@@ -79,6 +79,56 @@ class Delivery(Storable):
     def tell_sent(self, sampler: LinkSampler, link: Link, now: float) -> None:
         """Tell a sampler that the delivery was handed to the connection, at QoS 1 or 2."""
         sampler.sent(link, self.packet_id, self.message.payload_bytes, now)
+
+
+class Run(Protocol):
+    """Messages of QoS 1 or 2 that came together: `penstock.broker.fast_paths.message_run`.
+
+    Attributes:
+        n_messages: how many.
+        qos: of all.
+        messages: those of which a `Message` was made, by their place in the run; None for none.
+        row: the number that the row of its first message has, or would have; 0 while it has none.
+        parts: those of its parts that a journal knows.
+    """
+
+    n_messages: int
+    qos: int
+    messages: dict[int, Message] | None
+    row: int
+    parts: list[RunPart]
+
+    def rows(self, first: int, epoch: float) -> Iterable[tuple[object, ...]]:
+        """Return the rows of its messages, as `penstock.broker.durable.records.MessageRow`.
+
+        Any thread may call this.
+
+        Args:
+            first: the place of the first message that is wanted.
+            epoch: seconds of the database's clock at which the monotonic clock was 0.
+        """
+
+
+class RunPart(Protocol):
+    """A run that was sent to one subscriber: `penstock.broker.fast_paths.run_window`.
+
+    Attributes:
+        first_packet_id: the Packet Identifier of the first one.
+        n_released: so many of them have their PUBREC.
+        n_finished: so many were acknowledged.
+        row: the number that the row of its first delivery has, or would have; 0 while it has none.
+        deliveries: what it was unfolded into, from `n_finished` on; None while it was not.
+    """
+
+    first_packet_id: int
+    n_released: int
+    n_finished: int
+    row: int
+    deliveries: list[Delivery] | None
+
+    @property
+    def run(self) -> Run:
+        """The messages."""
 
 
 class DeliveryWatcher(Protocol):

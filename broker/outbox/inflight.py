@@ -58,7 +58,7 @@ class Inflight:
 
     def __iter__(self) -> Iterator[Delivery]:
         if self._parts:
-            self._unfold()
+            self.unfold()
         return iter(self._deliveries.values())
 
     def park(self, backlog: Backlog) -> None:
@@ -80,7 +80,7 @@ class Inflight:
         The caller makes sure that fewer than 65,535 are inflight.
         """
         if self._parts:
-            self._unfold()
+            self.unfold()
         deliveries = self._deliveries
         packet_id = self._last_packet_id + 1
         if packet_id > MAX_PACKET_ID:
@@ -116,7 +116,7 @@ class Inflight:
             ProtocolError: one has, and something else is owed for it.
         """
         if self._parts:
-            self._unfold()
+            self.unfold()
         delivery = self._deliveries.get(packet_id)
         if delivery is None:
             return None
@@ -160,7 +160,7 @@ class Inflight:
             ProtocolError: one has, of QoS 1.
         """
         if self._parts:
-            self._unfold()
+            self.unfold()
         delivery = self._deliveries.get(packet_id)
         if delivery is None:
             return None
@@ -204,7 +204,7 @@ class Inflight:
     def is_released(self, packet_id: int) -> bool:
         """Say whether the PUBREC has come, so that PUBREL is what to send again."""
         if self._parts:
-            self._unfold()
+            self.unfold()
         return packet_id in self._released
 
     def clear(self) -> int:
@@ -218,7 +218,7 @@ class Inflight:
         self.n_bytes = 0
         return n_messages
 
-    def _unfold(self) -> None:
+    def unfold(self) -> None:
         """Make a delivery of each message that was sent in a run; see `RunWindow`."""
 
     def _forget_runs(self) -> None:

@@ -269,6 +269,7 @@ class LaneOrder(DeliveryWatcher):
         """Set one of two lanes to work; to be called for both, then `place_all`."""
         self.other = other
         self._numbers = numbers
+        self.inflight.unfold()
         self._journal, self.inflight.journal = self.inflight.journal, self
 
     def await_other(self) -> None:

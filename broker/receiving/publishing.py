@@ -518,9 +518,12 @@ def settle_when_safe(receipt: PublishReceipt, n_changes: int, plan: Plan, messag
     if receipt.qos == 2 and not plan.sinks and of_session is not None:
         receipt.is_stored = True
         of_session.incoming_changed(receipt.packet_id)
-    if journal.n_changes == n_changes:
+    n_noted = journal.n_changes - n_changes
+    if not n_noted:
         return receipt.settle(SUCCESS)
-    return journal.settle_after(receipt, message.payload_bytes, client)
+    if receipt.is_stored or message.retain:
+        return journal.settle_after(receipt, message.payload_bytes, client)
+    return journal.settle_after(receipt, message.payload_bytes, client, message, n_noted)
 
 
 def taken(client: Client, plan: Plan) -> int:
@@ -571,13 +574,13 @@ def check_receive_maximum(client: Client) -> None:
         ProtocolError: receive maximum exceeded.
     """
     incoming = client.session.incoming
-    if len(incoming) + len(client.receipts) < client.receive_maximum:
+    if len(incoming) + client.n_owed < client.receive_maximum:
         return  # whatever the receipts are for
     if client.keeps_no_receive_maximum:
         return
     # What is left of earlier connections is not of this one's quota (4.9).
     n_messages = sum(1 for packet_id in incoming if packet_id not in client.inherited)
-    n_messages += sum(1 for receipt in client.receipts if receipt.qos == 1)
+    n_messages += sum(receipt.n_messages for receipt in client.receipts if receipt.qos == 1)
     if n_messages >= client.receive_maximum:
         raise ProtocolError(
             f"{n_messages + 1} QoS 1 and 2 messages unacknowledged; "

@@ -326,7 +326,7 @@ class Sender:
             both at once.
         version: protocol version.
         is_open: CONNECT was accepted and the connection has not ended.
-        held: (commit, first byte, header, payload) of packets that wait for a commit.
+        held: (commit, first byte, header, payload, how many) of packets that wait for a commit.
         held_bytes: what they sum up to.
         send_maximum: bytes of the largest packet this client takes.
         aliases: Topic Aliases used towards this client, or None for none.
@@ -358,7 +358,7 @@ class Sender:
         self.outgoing = outgoing
         self.session: Recipient
         self.version = MQTT_5
-        self.held: deque[tuple[int, int, bytes, bytes | PayloadReader]] = NO_QUEUE
+        self.held: deque[tuple[int, int, Buffer, bytes | PayloadReader, int]] = NO_QUEUE
         self.held_bytes = 0
         self.send_maximum = MAX_REMAINING_LENGTH + 5
         self.aliases: OutgoingAliases | None = None
@@ -418,12 +418,15 @@ class Sender:
             if self.is_open:
                 self.session.is_direct = False
 
-    def _hold(self, first_byte: int, header: bytes, payload: bytes | PayloadReader) -> None:
+    def _hold(
+        self, first_byte: int, header: Buffer, payload: bytes | PayloadReader, n_packets: int = 1
+    ) -> None:
         journal = self.core.journal
         assert journal is not None  # noqa: S101 (nothing is held without one)
         if self.held is NO_QUEUE:
             self.held = deque()
-        self.held.append((journal.hold_for(self), first_byte, header, payload))
+        number = journal.hold_for(self)
+        self.held.append((number, first_byte, header, payload, n_packets))
         self.held_bytes += len(header) + len(payload)
         if self.held_bytes >= PUMP_BYTES and self.is_open:
             self.session.is_direct = False
@@ -453,9 +456,12 @@ class Sender:
         self.outgoing.want_pump()
 
     def _put_held(self) -> None:
-        _, first_byte, header, payload = self.held.popleft()
+        _, first_byte, header, payload, n_packets = self.held.popleft()
         self.held_bytes -= len(header) + len(payload)
-        self._put(first_byte, header, payload)
+        if n_packets == 1:
+            self._put(first_byte, cast("bytes", header), payload)
+        else:
+            self.put_run(header, n_packets)
 
     def drop_held(self) -> bool:
         """Forget what is held, for the connection ends; return whether CONNACK was among it.
@@ -486,6 +492,41 @@ class Sender:
             self._hold(first_byte, frame, b"")
         else:
             self._put(first_byte, frame, b"")
+
+    def send_run(self, packets: Buffer, n_packets: int, *, is_state: bool) -> None:
+        """Send packets of one kind that nobody looks at, together; or hold them together.
+
+        Args:
+            packets: whole ones, one after the other.
+            n_packets: how many.
+            is_state: they say what a durable session has just become, as PUBREL and PUBCOMP do:
+                they go out once that is safe.
+        """
+        if self.held:
+            self.hold_run(packets, n_packets)
+        elif not is_state or self._is_safe():
+            self.put_run(packets, n_packets)
+        else:
+            self.hold_run(packets, n_packets)
+            if self.is_open:
+                self.session.is_direct = False
+
+    def hold_run(self, packets: Buffer, n_packets: int) -> None:
+        """Put packets of one kind that nobody looks at into `out` after the next commit."""
+        self._hold(packets[0], packets, b"", n_packets)
+
+    def put_run(self, packets: Buffer, n_packets: int) -> None:
+        """Put packets of one kind that nobody looks at into `out`."""
+        core = self.core
+        outgoing = self.outgoing
+        outgoing.out.append(packets)
+        outgoing.out_bytes += len(packets)
+        core.counters.packets_sent += n_packets
+        if outgoing.is_paused:
+            outgoing.unread_bytes += n_packets * ANSWER_MEMORY_BYTES
+            core.turn.touch(outgoing)  # it may be too much to read on
+        elif not outgoing.is_touched:
+            core.turn.write_soon(outgoing)
 
     def send_qos0(
         self, message: Message, *, retain: bool, subscription_ids: tuple[int, ...], now: float

@@ -87,6 +87,7 @@ class PublishReceipt:
         is_repeat: the message may be the repeat of one that a sink has stored.
         sinks: that are to store the message.
         was_routed: subscribers have got the message, here or as it came before.
+        n_messages: how many it stands for.
     """
 
     __slots__ = (
@@ -95,6 +96,7 @@ class PublishReceipt:
         "is_repeat",
         "is_settled",
         "is_stored",
+        "n_messages",
         "packet_id",
         "qos",
         "reason",
@@ -114,6 +116,7 @@ class PublishReceipt:
         self.is_repeat = False
         self.sinks: tuple[MessageSink, ...] = ()
         self.was_routed = False
+        self.n_messages = 1
         self._n_waiting = n_answers
 
     @property
@@ -173,31 +176,44 @@ class PublishReceipt:
     def _acknowledge_in_order(self) -> None:
         """Send what is settled, in the order in which the messages came [MQTT-4.6.0-2]."""
         client = self.client
-        session = client.session
         if self.qos == 2:
-            if self.reason_code >= 0x80:
-                session.incoming.pop(self.packet_id, None)
-            else:
-                session.incoming[self.packet_id] = self.sinks or None
-                if session.journal is not None and not self.is_stored:
-                    session.journal.incoming_changed(self.packet_id)
+            self.note_received(client.session)
         if not client.is_open:
             return None
         receipts = client.receipts
-        n_before = len(receipts)
+        n_before = client.n_owed
         while receipts and receipts[0].is_settled:
-            first = receipts.popleft()
+            first = receipts[0]
             if first._stays_with_client():  # noqa: SLF001 (another of its class)
-                receipts.appendleft(first)
                 why = f"not stored by {', '.join(sink.name for sink in first.sinks)}"
                 return client.close(ReasonCode(first.reason_code), None, reason_string=why)
-            if not first.reason_code:
-                client.sender.send_receipt(0x40 if first.qos == 1 else 0x50, first.packet_id)
-            else:
-                client.sender.send_packet(first.acknowledgement())
-        if n_before >= client.receive_maximum > len(receipts):
+            receipts.popleft()
+            client.n_owed -= first.n_messages
+            first.send()
+        if n_before >= client.receive_maximum > client.n_owed:
             client.core.turn.touch(client.outgoing)
         return None
+
+    def note_received(self, session: Session) -> None:
+        """Note that a QoS 2 message was received, or may come again as it was refused."""
+        if self.reason_code >= 0x80:
+            session.incoming.pop(self.packet_id, None)
+        else:
+            session.incoming[self.packet_id] = self.sinks or None
+            if session.journal is not None and not self.is_stored:
+                session.journal.incoming_changed(self.packet_id)
+
+    def send(self) -> None:
+        """Send the acknowledgement, as the receipt is settled."""
+        sender = self.client.sender
+        if self.reason_code:
+            sender.send_packet(self.acknowledgement())
+        else:
+            sender.send_receipt(0x40 if self.qos == 1 else 0x50, self.packet_id)
+
+    def singles(self) -> Sequence[PublishReceipt]:
+        """Return a receipt for each message, as its connection ends without an answer."""
+        return (self,)
 
     def acknowledgement(self) -> PubAck | PubRec:
         """Return the packet that it stands for, once it is settled."""
@@ -230,6 +246,7 @@ class Client:
         inherited: packet identifiers of QoS 2 messages that earlier connections left unreleased.
         receive_maximum: QoS 1 and 2 messages the client may have unacknowledged.
         receipts: QoS 1 and 2 messages that are owed an acknowledgement, oldest first.
+        n_owed: how many these are; a receipt may stand for several.
         awaiting: the client's own messages that wait for room in the outboxes of subscribers,
             oldest first (`penstock.broker.routing.queue_capacity.Held`).
         awaiting_bytes: of these.
@@ -281,6 +298,7 @@ class Client:
         "listener",
         "maximum_packet_size",
         "n_filters_refused",
+        "n_owed",
         "outgoing",
         "receipts",
         "receive_maximum",
@@ -324,6 +342,7 @@ class Client:
         self.refusal = refusal
         self.holds: Callable[[], bool] | None = None
         self.receipts: deque[PublishReceipt] = NO_QUEUE
+        self.n_owed = 0
         self.awaiting: deque[Any] = NO_QUEUE
         self.awaiting_bytes = 0
         self.authentication: Authentication | None = None
@@ -366,7 +385,7 @@ class Client:
             self._waits_for_disk
             or self.throttle.blockers
             or self.outgoing.unread_bytes > UNREAD_BYTES
-            or (len(self.receipts) >= self.receive_maximum and self._sends_too_much)
+            or (self.n_owed >= self.receive_maximum and self._sends_too_much)
             or (self.awaiting_bytes and self._has_much_held())
         )
 
@@ -379,7 +398,7 @@ class Client:
         """
         if self.version != MQTT_5:
             return True
-        return self.is_local and len(self.receipts) > self.receive_maximum
+        return self.is_local and self.n_owed > self.receive_maximum
 
     @property
     def keeps_no_receive_maximum(self) -> bool:
@@ -419,6 +438,7 @@ class Client:
         if self.receipts is NO_QUEUE:
             self.receipts = deque()
         self.receipts.append(receipt)
+        self.n_owed += receipt.n_messages
 
     def forgetting(
         self, packet_id: int, sinks: Sequence[MessageSink], then: Callable[[], None]
@@ -587,7 +607,12 @@ class Client:
             if self.awaiting:
                 self.core.room.forget(self)
             self.session.unanswered = (
-                {owed.packet_id: owed for owed in self.receipts if owed.qos == 1 or owed.was_routed}
+                {
+                    owed.packet_id: owed
+                    for receipt in self.receipts
+                    for owed in receipt.singles()
+                    if owed.qos == 1 or owed.was_routed
+                }
                 if self.receipts
                 else NONE_UNANSWERED
             )

@@ -64,8 +64,18 @@ class Journal(Commits, Protocol):
     def arrived(self, delivery: Delivery) -> None:
         """Note that what `departed` was given to a member anew, or dropped."""
 
-    def settle_after(self, receipt: Any, n_bytes: int, publisher: Any) -> None:
-        """Settle a receipt once all that has changed until now is safe."""
+    def settle_after(
+        self,
+        receipt: Any,
+        n_bytes: int,
+        publisher: Any,
+        published: object = None,
+        n_deliveries: int = 0,
+    ) -> None:
+        """Settle a receipt once all that has changed until now is safe, or acknowledged."""
+
+    def takes_run(self, n_messages: int, n_bytes: int, n_sessions: int) -> bool:
+        """Say whether messages for durable sessions can surely be made safe in time."""
 
     def limited(self, session: Any) -> None:
         """Note that a session has limits of its own."""

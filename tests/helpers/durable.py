@@ -45,8 +45,13 @@ class MemoryDisk:
         """Do what a batch says."""
         self.sessions |= {(row.row,): row for row in batch.sessions}
         self.subscriptions |= {row[:2]: row for row in batch.subscriptions}
-        self.messages |= {(row.row,): row for row in batch.messages}
-        self.deliveries |= {(row.row,): row for row in batch.deliveries}
+        for messages in (batch.messages, batch.message_rows_of_runs()):
+            self.messages |= {(row.row,): row for row in messages}
+        for deliveries in (batch.deliveries, batch.delivery_rows_of_runs()):
+            self.deliveries |= {(row.row,): row for row in deliveries}
+        for first, last in batch.released:
+            for row in range(first, last + 1):
+                self.deliveries[row,] = self.deliveries[row,]._replace(is_released=True)
         moved = iter(batch.moved_deliveries)
         for session, packet_id, is_released, row in zip(moved, moved, moved, moved, strict=True):
             self.deliveries[row,] = self.deliveries[row,]._replace(

@@ -28,11 +28,16 @@ from penstock.broker.durable.records import (
     IncomingRow,
     MessageRow,
     RetainedRow,
+    RunDeliveryRows,
+    RunRows,
     SessionRow,
     Stored,
     SubscriptionRow,
     WillRow,
 )
+from penstock.broker.fast_paths.message_run import MessageRun
+from penstock.broker.mqtt.packets import Publish
+from penstock.broker.mqtt.writer import write_packet
 
 SESSION = SessionRow(1, "c", "user", "default", 5, 60.0, 1.5, b"origin")
 ROWS: dict[str, list[Any]] = {
@@ -66,6 +71,47 @@ def whole() -> Batch:
 def opened(path: Path) -> SessionDatabase:
     """Return a database, opened or made."""
     return SessionDatabase(str(path), is_flushed=False)
+
+
+@pytest.mark.parametrize("n_messages", [3, 250])
+def test_a_run_is_written_as_the_rows_of_its_messages(tmp_path: Path, n_messages: int) -> None:
+    """With the properties and the expiry that it came with; it is deleted by ranges."""
+    packets = b"".join(
+        write_packet(
+            Publish(
+                "t",
+                b"%03d" % number,
+                qos=2,
+                packet_id=number + 1,
+                properties={"message_expiry_interval": 7},
+            ),
+            5,
+        )
+        for number in range(n_messages)
+    )
+    size = len(packets) // n_messages
+    run = MessageRun(packets, [(n_messages, 0, size, 5, 3, ("t", b"t"))], 2, 5, "p", 10.0, 10.5)
+    run.row = 100
+    database = opened(tmp_path / "s.db")
+    batch = Batch()
+    batch.runs = [RunRows(run, 1, 1000.0)]
+    batch.run_deliveries = [RunDeliveryRows(401, 1, 101, n_messages - 1, 2, 11, 1)]
+    batch.released = [(402, 402)]
+    database.write(batch)
+    database.write(batch)
+    stored = database.read(bytes)
+    assert stored.messages[0] == MessageRow(
+        101, "t", b"001", 2, False, 1010.0, 1017.5, b"\5\2\0\0\0\7", "p"
+    )
+    assert [row.payload for row in stored.messages] == [b"%03d" % n for n in range(1, n_messages)]
+    assert stored.deliveries[0] == DeliveryRow(401, 1, 101, 2, False, None, 11, True, "")
+    assert [row.is_released for row in stored.deliveries] == [1, 1] + [0] * (n_messages - 3)
+    gone = Batch()
+    gone.gone_messages = array("q", range(101, 100 + n_messages))
+    gone.gone_deliveries = array("q", [*range(402, 400 + n_messages), 401])
+    database.write(gone)
+    assert database.read(bytes) == Stored()
+    database.close()
 
 
 @pytest.mark.parametrize("is_flushed", [False, True])

@@ -171,18 +171,20 @@ class Crashing(RuleBasedStateMachine):
         topic=st.sampled_from(TOPICS),
         qos=st.sampled_from([1, 2]),
         n_messages=st.integers(1, 3),
-        retain=st.booleans(),
+        retain=st.sampled_from([False, False, False, True]),
     )
     def publish(self, topic: str, qos: int, n_messages: int, *, retain: bool) -> None:
-        """Publish as far as five are under way."""
+        """Publish as far as five are under way, all in one chunk."""
         peer = self.publisher
         if not peer.is_connected:
             return
+        packets = []
         for _ in range(min(n_messages, 5 - len(peer.unacknowledged) - len(peer.released))):
             self.n_sent += 1
             sent = Publish(topic, b"%d" % self.n_sent, qos, retain, packet_id=peer.new_id())
             peer.unacknowledged[sent.packet_id] = sent
-            peer.send(sent)
+            packets.append(sent)
+        peer.send(*packets)
 
     @rule(topic_filter=st.sampled_from(["x", "y/+"]), is_wanted=st.booleans())
     def subscribe(self, topic_filter: str, *, is_wanted: bool) -> None:

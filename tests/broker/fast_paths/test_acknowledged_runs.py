@@ -13,7 +13,10 @@ from penstock.broker.config.limits import Limits
 from penstock.broker.fast_paths.fast_core import FastCore
 from penstock.broker.link import Link
 from penstock.broker.mqtt.packets import (
+    ConnAck,
+    Connect,
     PubAck,
+    PubComp,
     Publish,
     PubRec,
     PubRel,
@@ -86,6 +89,208 @@ def test_a_message_of_a_durable_publisher_comes_once_through_a_crash() -> None:
     again = broker.connect("p", clean_start=False)
     again.send_bytes(publishes(6, 2))
     assert subscriber.payloads() == [b"006"]
+
+
+DURABLE: Any = {"clean_start": False, "properties": {"session_expiry_interval": 600}}
+
+
+def messages(first: int, last: int) -> list[bytes]:
+    """Return the payloads of `publishes` with these Packet Identifiers."""
+    return [b"%03d" % number for number in range(first, last + 1)]
+
+
+def durable_pair() -> tuple[DurableBroker, VirtualClient, VirtualClient]:
+    """Return a broker that commits when it is asked to, a publisher, and a durable subscriber."""
+    broker = DurableBroker(core_class=FastCore)
+    publisher, subscriber = a_pair(broker, **DURABLE)
+    broker.commits_at_once = False
+    return broker, publisher, subscriber
+
+
+def acknowledge(subscriber: VirtualClient, n_messages: int) -> None:
+    """Let a subscriber acknowledge the first of the QoS 1 messages that it has, in one chunk."""
+    packets = [packet for packet in subscriber.inbox if isinstance(packet, Publish)][:n_messages]
+    for packet in packets:
+        subscriber.inbox.remove(packet)
+    subscriber.send(*(PubAck(packet.packet_id) for packet in packets))
+
+
+def test_a_run_that_is_acknowledged_before_its_commit_is_never_written() -> None:
+    """Its publisher need not wait for the disk, which others may keep busy."""
+    broker, publisher, subscriber = durable_pair()
+    broker.commits_at_once = True
+    broker.connect("away", **DURABLE).subscribe("away", 1)
+    broker.commits_at_once = False
+    other = broker.connect("other")
+    other.publish("away", qos=1)
+    publisher.send_bytes(publishes(5, 1))
+    acknowledge(subscriber, 3)
+    assert not publisher.inbox
+    acknowledge(subscriber, 2)
+    assert [packet.packet_id for packet in publisher.take_all(PubAck)] == [1, 2, 3, 4, 5]
+    assert not other.take_all(PubAck)
+    broker.commit()
+    assert len(broker.disk.messages) == 1
+    other.take(PubAck)
+
+
+def test_of_a_run_that_is_partly_acknowledged_the_rest_is_stored() -> None:
+    """Before its commit and behind it; in the end nothing is left."""
+    broker, publisher, subscriber = durable_pair()
+    publisher.send_bytes(publishes(5, 1))
+    acknowledge(subscriber, 2)
+    broker.commit()
+    assert [row.payload for row in broker.disk.messages.values()] == messages(3, 5)
+    assert len(publisher.take_all(PubAck)) == 5
+    acknowledge(subscriber, 1)
+    broker.commit()
+    broker = broker.crash()
+    again = broker.connect("s", **DURABLE)
+    assert again.acknowledge() == messages(4, 5)
+    assert not broker.disk.messages
+
+
+def test_a_run_that_is_acknowledged_while_it_is_written_is_not_waited_for() -> None:
+    """The rows are deleted by the next commit."""
+    broker, publisher, subscriber = durable_pair()
+    publisher.send_bytes(publishes(5, 1))
+    broker.seal()
+    broker.is_disk_full = True
+    assert not broker.write()
+    acknowledge(subscriber, 5)
+    assert len(publisher.take_all(PubAck)) == 5
+    broker.is_disk_full = False
+    broker.commit()
+    assert not broker.disk.messages
+    assert not publisher.inbox
+
+
+@pytest.mark.parametrize("is_stored", [True, False])
+def test_runs_of_several_durable_sessions_are_stored_once(*, is_stored: bool) -> None:
+    """One acknowledges in order, one in another order, one is gone: each misses nothing."""
+    broker, publisher, subscriber = durable_pair()
+    broker.commits_at_once = True
+    clients = [subscriber] + [broker.connect(name, **DURABLE) for name in ("s2", "s3")]
+    for client in clients[1:]:
+        client.subscribe("t", 1)
+    broker.commits_at_once = False
+    publisher.send_bytes(publishes(5, 1))
+    if is_stored:
+        broker.commit()
+        assert len(broker.disk.messages) == 5
+        assert len(broker.disk.deliveries) == 15
+    acknowledge(clients[0], 2)
+    ids = [packet.packet_id for packet in clients[1].take_all(Publish)]
+    clients[1].send(PubAck(ids[4]), PubAck(ids[0]))
+    clients[2].lose()
+    broker.commit()
+    assert len(publisher.take_all(PubAck)) == 5
+    assert len(broker.disk.messages) == 5
+    assert len(broker.disk.deliveries) == 3 + 3 + 5
+    acknowledge(clients[0], 3)
+    broker.commit()
+    assert len(broker.disk.deliveries) == 3 + 5
+    broker = broker.crash()
+    assert broker.connect("s", **DURABLE).payloads() == []
+    assert broker.connect("s2", **DURABLE).acknowledge() == messages(2, 4)
+    assert len(broker.disk.messages) == 5
+    assert broker.connect("s3", **DURABLE).acknowledge() == messages(1, 5)
+    assert not broker.disk.messages
+
+
+def test_rows_of_runs_keep_the_order_in_which_messages_came() -> None:
+    """[MQTT-4.6.0-1], also where a run is unfolded and a younger message waits."""
+    broker = DurableBroker(core_class=FastCore, limits=Limits(inflight_messages=6))
+    publisher, subscriber = a_pair(broker, **DURABLE)
+    broker.commits_at_once = False
+    publisher.publish("t", b"before", qos=1, packet_id=100, properties={"content_type": "x" * 2000})
+    publisher.send_bytes(publishes(5, 1))
+    publisher.publish("t", b"waits", qos=1, packet_id=101)
+    subscriber.send(PubAck(999))  # nothing has that identifier, so all runs are unfolded
+    broker.commit()
+    wanted = [b"before", *messages(1, 5), b"waits"]
+    for _ in range(3):
+        rows = [row for _, row in sorted(broker.disk.deliveries.items())]
+        assert [broker.disk.messages[row.message,].payload for row in rows] == wanted
+        broker = broker.crash()
+        again = broker.connect("s", **DURABLE)
+        assert again.payloads() == wanted[:6]
+        broker.commit()
+
+
+def test_a_run_of_qos_2_is_stored_before_it_leaves_and_at_each_step() -> None:
+    """Whenever the broker ends, each message comes once."""
+    broker, publisher, subscriber = durable_pair()
+    publisher.send_bytes(publishes(5, 2))
+    assert not subscriber.inbox
+    assert not publisher.inbox
+    broker.commit()
+    ids = [packet.packet_id for packet in subscriber.take_all(Publish)]
+    assert len(publisher.take_all(PubRec)) == 5
+    subscriber.send(*map(PubRec, ids[:3]))
+    assert not subscriber.inbox
+    broker.commit()
+    assert [packet.packet_id for packet in subscriber.take_all(PubRel)] == ids[:3]
+    subscriber.send(*map(PubComp, ids[:2]))
+    broker.commit()
+    broker = broker.crash()
+    again = broker.connect("s", **DURABLE)
+    assert [packet.packet_id for packet in again.take_all(PubRel)] == ids[2:3]
+    assert [packet.payload for packet in again.take_all(Publish)] == messages(4, 5)
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+def test_a_publisher_that_comes_back_repeats_what_waits_for_the_disk(qos: int) -> None:
+    """It is answered once the commit is there, and subscribers get nothing twice."""
+    broker = DurableBroker(core_class=FastCore)
+    broker.connect("s", **DURABLE).subscribe("t", 2)
+    broker.connect("p", **DURABLE).publish("t", b"first")
+    broker.session("s").client.close(0, None)  # type: ignore[union-attr, arg-type]
+    publisher = broker.connect("p", **DURABLE)
+    broker.commits_at_once = False
+    publisher.send_bytes(publishes(5, qos))
+    publisher.lose()
+    again = VirtualClient(broker)
+    again.send(Connect(client_id="p", keep_alive=0, **DURABLE))
+    repeats = bytearray(publishes(3, qos))
+    for start in range(0, len(repeats), len(repeats) // 3):
+        repeats[start] |= 0x08
+    broker.seal()
+    broker.write()
+    again.take(ConnAck)
+    again.send_bytes(bytes(repeats))
+    broker.commit()
+    answers = again.take_all(PubAck) if qos == 1 else again.take_all(PubRec)
+    assert [packet.packet_id for packet in answers] == [1, 2, 3]
+    broker.commits_at_once = True
+    got = broker.connect("s", **DURABLE).payloads()
+    assert got == messages(1, 5)
+
+
+def test_with_little_room_on_the_disk_each_message_is_asked_about() -> None:
+    """A run is refused message by message, as the disk takes them."""
+    broker, publisher, _ = durable_pair()
+    broker.journal.measured(5_000)
+    publisher.send_bytes(publishes(8, 1))
+    codes = [packet.reason_code for packet in publisher.take_all(PubAck)]
+    broker.commit()
+    codes += [packet.reason_code for packet in publisher.take_all(PubAck)]
+    assert 0 < codes.count(0) < 8
+    assert len(broker.disk.messages) == codes.count(0)
+
+
+def test_a_publisher_of_runs_keeps_its_receive_maximum() -> None:
+    """[MQTT-3.3.4-9]: messages that wait for the disk count, in a run too."""
+    broker = DurableBroker(core_class=FastCore, limits=Limits(receive_maximum=8))
+    publisher, _ = a_pair(broker, **DURABLE)
+    broker.commits_at_once = False
+    publisher.send_bytes(publishes(6, 1))
+    publisher.send_bytes(publishes(2, 1, 7))
+    assert not publisher.is_lost
+    publisher.send_bytes(publishes(1, 1, 9))
+    assert publisher.is_lost
+    broker.commit()
+    assert len(broker.disk.messages) == 8
 
 
 class SamplerOfRuns(NotingSampler):

@@ -60,6 +60,8 @@ class Mixture:
         qos: from which that of a message is drawn.
         manners: how the packets of a step are sent: in one chunk, in chunks that are cut somewhere,
             or each alone.
+        queued_messages: the limit of each outbox where there is a journal. Where runs meet a full
+            outbox, what is dropped or refused depends on how many packets a turn has handled.
         is_durable: there are a journal, a sink, and subscriptions that no packet can be copied to.
         is_judged: access control has a say in who may publish and receive what; its rules change.
     """
@@ -69,6 +71,7 @@ class Mixture:
     manners: tuple[str, ...]
     is_durable: bool = False
     is_judged: bool = False
+    queued_messages: int = 1000
 
 
 class Rules(Access):
@@ -87,11 +90,21 @@ MIXTURES = {
         (1, 1, 1, 2, 2, 0),
         ("whole", "whole", "cut", "alone"),
     ),
+    "durable_single_packet": Mixture(
+        ("t/0", "t/0", "t/1", "away"), (0, 1, 1, 1, 2), ("alone",), is_durable=True
+    ),
+    "durable_acknowledged_runs": Mixture(
+        ("t/0", "t/0", "t/0", "t/1", "t/long", "away", "nobody"),
+        (1, 1, 1, 2, 2, 2, 0),
+        ("whole", "whole", "whole", "cut"),
+        is_durable=True,
+    ),
     "unchecked_publish": Mixture(
-        ("t/0", "mixed", "mixed", "share", "sink", "away", "nobody"),
+        ("mixed", "mixed", "mixed", "share", "sink", "away", "nobody"),
         (0, 1, 1, 2, 2),
         ("whole", "cut", "alone"),
         is_durable=True,
+        queued_messages=8,
     ),
     "judged alone": Mixture(
         ("t/0", "t/0", "t/1", "t/long", "nobody"), (0, 1, 1, 2), ("alone",), is_judged=True
@@ -120,15 +133,19 @@ class SomeAreLarge(DeliveryGate):
 class Twins:
     """Two brokers that are sent the same: one has fast paths, the other has none."""
 
-    def __init__(self, version: int, *, is_durable: bool, is_judged: bool) -> None:
+    def __init__(self, version: int, mixture: Mixture) -> None:
         self.version = version
-        self.rules = (Rules(), Rules()) if is_judged else (None, None)
+        is_durable = mixture.is_durable
+        self.rules = (Rules(), Rules()) if mixture.is_judged else (None, None)
         self.samplers = NotingSampler(), NotingSampler()
         self.sinks = HoldingSink("sink"), HoldingSink("sink")
         limits = Limits(receive_maximum=20, inflight_messages=30, inflight_bytes=1500)
         if is_durable:
             limits = Limits(
-                receive_maximum=20, inflight_messages=5, queued_messages=8, queue_full="reject"
+                receive_maximum=20,
+                inflight_messages=5,
+                queued_messages=mixture.queued_messages,
+                queue_full="reject",
             )
         self.brokers: tuple[VirtualBroker, ...] = tuple(
             DurableBroker(
@@ -173,6 +190,16 @@ class Twins:
         """Subscribe a client of both."""
         request = SubscriptionRequest(topic_filter, qos, **options)
         self.send(name, write_packet(Subscribe(1, (request,)), self.clients[name][0].version))
+
+    def crash(self) -> None:
+        """End both brokers without a word; they start again on their disks, and all connect."""
+        for sink in self.sinks:
+            sink.receipts.clear()
+        self.brokers = tuple(
+            broker.crash() for broker in self.brokers if isinstance(broker, DurableBroker)
+        )
+        for name in self.clients:
+            self.connect(name)
 
     def send(self, name: str, data: bytes) -> None:
         """Let a client send the same to both."""
@@ -238,7 +265,10 @@ def _on_disk(broker: VirtualBroker) -> list[Any]:
     if not isinstance(broker, DurableBroker):
         return []
     disk = broker.disk
-    deliveries = [row for _, row in sorted(disk.deliveries.items())]
+    deliveries = [
+        (row._replace(row=0, message=0), disk.messages[row.message,]._replace(row=0))
+        for _, row in sorted(disk.deliveries.items(), key=lambda item: (item[1].session, item[0]))
+    ]
     return [deliveries, sorted(disk.incoming), len(disk.messages), len(disk.retained)]
 
 
@@ -311,7 +341,7 @@ def steps_of(mixture: Mixture) -> st.SearchStrategy[list[tuple[Any, ...]]]:
     """Return what happens to the twins."""
     other: st.SearchStrategy[tuple[Any, ...]] = OTHER
     if mixture.is_durable:
-        whom = st.sampled_from(("commit", "settle", "settle", "refuse"))
+        whom = st.sampled_from(("commit", "settle", "settle", "refuse", "crash"))
         other |= st.tuples(whom, st.just("publisher"))
     publish = published(mixture)
     if mixture.is_judged:
@@ -323,7 +353,7 @@ class Script:
     """Plays steps on twins, and answers as a client may."""
 
     def __init__(self, version: int, mixture: Mixture) -> None:
-        self.twins = Twins(version, is_durable=mixture.is_durable, is_judged=mixture.is_judged)
+        self.twins = Twins(version, mixture)
         self.version = version
         self.next_id = 250
         self.commits_at_once = True
@@ -352,6 +382,9 @@ class Script:
                 self._commit(at_once=not self.commits_at_once)
             case "rules":
                 self.twins.change_rules(step[2])
+            case "crash":
+                self.commits_at_once = True
+                self.twins.crash()
             case what:
                 for client in self.twins.clients[name]:
                     self._other(what, client)

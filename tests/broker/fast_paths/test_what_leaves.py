@@ -99,7 +99,6 @@ LEAVE: Final[dict[str, Case]] = {
         ALIKE,
     ),
     "a queue bound to the topic": lambda: (broker_with(sinks=[HoldingSink("t")]), ALIKE),
-    "a session that outlives the process": lambda: (_durable(), ALIKE),
     "RETAIN": lambda: (
         broker_with(),
         [Publish("t", b"x", qos=1, packet_id=number, retain=True) for number in (1, 2)],
@@ -125,6 +124,7 @@ LEAVE: Final[dict[str, Case]] = {
 
 STAY: Final[dict[str, Case]] = {
     "nothing": lambda: (broker_with(), ALIKE),
+    "a session that outlives the process": lambda: (_durable(), ALIKE),
     "access control whose answers last": lambda: (broker_with(access=_lasting()), ALIKE),
     "a plugin that is told of connections": lambda: (
         broker_with(callbacks=Callbacks(client_connected=(lambda _: None,))),
