@@ -1,7 +1,7 @@
 """The driver of the core on asyncio: it decides which connection is served when.
 
-Theory of operation. Each call into the core ends with `settle`. It serves every connection that the
-call has touched, in *rounds*: in each, a connection writes what it has to send, 640 KiB at most
+Theory of operation. Calls into the core are followed by `settle`. It serves every connection that
+they have touched, in *rounds*: in each, a connection writes what it has to send, 640 KiB at most
 (`penstock.broker.sending.sender.WRITE_BYTES`), until no connection has any more. Then it sets
 one timer, for the earliest of the core's deadlines.
 
@@ -21,11 +21,16 @@ those who stand in it would starve else, and what they are to be sent would grow
 
 Of deadlines that are due at once, `MOST_TURNS` are served before the loop looks at the network.
 
+What chunks have to be written is *gathered*, until the loop has looked at all that the network has,
+for `TURNS_SECONDS` or `MOST_TURNS` connections at most. Many clients may have something for one
+reader, which is then one write. And the processor has the code of the interpreter at hand while
+chunks are handled, and that of the kernel while they are written: with 50 pairs that have one QoS 1
+message under way, a message takes 4 us less of 30.
+
 Some writes are *postponed*. Subscribers beyond the first `MOST_TURNS` that one call has touched are
 written in the next rounds of the loop, at as many a time. Those who get little of a slice that is
 not the last of its chunk wait for `POSTPONED_SECONDS` at most: the next slices may have more for
-them, and a write costs as much as ten messages. Those who were written to just now wait until the
-loop has looked at all that the network has, as many senders may have something for them.
+them, and a write costs as much as ten messages.
 """
 
 from __future__ import annotations
@@ -62,11 +67,6 @@ POSTPONED_SECONDS: Final = 0.004
 """The messages of one slice of a flood wait so long for those of the next slices. With 100
 subscribers of 1,000 topics, half of the broker's time went into writes of four messages each. A
 message of another publisher to the same subscriber is written at once, together with these."""
-
-BUSY_SECONDS: Final = 0.0001
-"""A connection that was written to less than this time ago is written to at the end of this round
-of the loop, as other senders are likely to have more for it. Otherwise 500 clients that send to one
-reader would cost a write for each message, half of the broker's time."""
 
 WORTH_BYTES: Final = 65_536
 """So much for one subscriber is written without waiting for more."""
@@ -131,6 +131,7 @@ class LoopScheduler:
         self._has_turns = False
         self._seconds_elsewhere = 0.0
         self._is_woken = False
+        self._settles_by = math.inf
         self._n_leaving = 0
         self._crowded_since = math.inf
         self._none_left: asyncio.Future[None] | None = None
@@ -143,6 +144,26 @@ class LoopScheduler:
 
     def _woken(self) -> None:
         self._is_woken = False
+        self.settle(self.clock())
+
+    def settle_soon(self, now: float) -> None:
+        """Settle when the loop has looked at all that the network has, but not late.
+
+        Args:
+            now: monotonic seconds; something was touched.
+        """
+        if self._settles_by == math.inf:
+            self._settles_by = now + TURNS_SECONDS
+            self.loop.call_soon(self._settle_gathered)
+        elif now >= self._settles_by or len(self.core.turn.touched) >= MOST_TURNS:
+            self._settles_by = now + TURNS_SECONDS
+            self.settle(now)
+            return
+        if self._has_turns:
+            self._seconds_elsewhere += self.clock() - now
+
+    def _settle_gathered(self) -> None:
+        self._settles_by = math.inf
         self.settle(self.clock())
 
     def later(self, protocol: MqttProtocol) -> None:
@@ -169,7 +190,6 @@ class LoopScheduler:
         batch = list(itertools.islice(postponed, most))
         for outgoing in batch:
             del postponed[outgoing]
-            outgoing.served.written_at = -math.inf
         if not postponed:
             self._postponed_until = math.inf
         self._serve(batch, now)

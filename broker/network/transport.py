@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from penstock.broker.fast_paths.door import connection_class
 from penstock.broker.network.lane_pacer import LanePacer
 from penstock.broker.network.lingering_close import half_close
-from penstock.broker.network.loop_scheduler import BUSY_SECONDS, TURNS_SECONDS, WORTH_BYTES
+from penstock.broker.network.loop_scheduler import TURNS_SECONDS
 from penstock.broker.network.new_connection import CLOSE_TIMEOUT_SECONDS, AcceptedConnection
 from penstock.broker.network.peer_hangups import unheard_seconds
 
@@ -59,7 +59,6 @@ class MqttProtocol(asyncio.Protocol):
         transport: the transport, once there is one.
         is_in_line: it has a turn to come.
         is_reading: the transport reads from the client.
-        written_at: monotonic seconds of the last write of what was ready to be sent.
         judging: the task that answers its CONNECT, where that takes a wait; or None. A stranger
             that has left is not judged any further: it could make the broker work and remember for
             it as often as it connects.
@@ -82,7 +81,6 @@ class MqttProtocol(asyncio.Protocol):
         "is_reading",
         "judging",
         "transport",
-        "written_at",
     )
 
     def __init__(self, driver: LoopScheduler, arrival: AcceptedConnection) -> None:
@@ -97,7 +95,6 @@ class MqttProtocol(asyncio.Protocol):
         self.connection: Connection | None = None
         self.transport: asyncio.Transport
         self.is_in_line = False
-        self.written_at = -math.inf
         self.judging: asyncio.Task[None] | None = None
         self._early = b""
         self._rest = b""
@@ -212,6 +209,8 @@ class MqttProtocol(asyncio.Protocol):
         if self._rest or connection.client.backlog:
             is_more_to_come = bool(self._rest) or connection.wants_turn
             driver.settle(now, is_more_to_come=is_more_to_come)
+        elif turn.touched and not connection.outgoing.needs_look:
+            driver.settle_soon(now)
         else:
             driver.settle(now)
 
@@ -363,12 +362,8 @@ class MqttProtocol(asyncio.Protocol):
             return
         if outgoing.needs_look:
             connection.look(self, now)
-        elif now - self.written_at < BUSY_SECONDS and outgoing.out_bytes < WORTH_BYTES:
-            self.driver.postpone((outgoing,), now)
-        elif outgoing.out:
-            self.written_at = now
-            if outgoing.write_to(transport):
-                self.driver.core.turn.write_soon(outgoing)
+        elif outgoing.out and outgoing.write_to(transport):
+            self.driver.core.turn.write_soon(outgoing)
 
     def is_late(self, now: float) -> bool:
         """Say whether a call that began at `now` has taken what one turn may."""

@@ -161,7 +161,6 @@ class VirtualClient:
         unheard_since: the time since which no bytes have reached its socket, monotonic seconds;
             None if unknown.
         is_in_line: whether it waits for its turn.
-        written_at: unused, but present as in the driver's other connections.
     """
 
     def __init__(self, broker: VirtualBroker, version: int = 5) -> None:
@@ -174,7 +173,6 @@ class VirtualClient:
         self.is_lost = False
         self.is_reading = True
         self.is_in_line = False
-        self.written_at = 0.0
         self.unsent_bytes = 0
         self.room_bytes: int | None = None
         self.unheard_since: float | None = None

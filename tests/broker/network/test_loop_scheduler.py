@@ -9,10 +9,10 @@ import pytest
 from penstock.broker.mqtt.packets import Publish
 from penstock.broker.mqtt.writer import write_packet
 from penstock.broker.network.loop_scheduler import (
-    BUSY_SECONDS,
     CROWDED_SECONDS,
     FEW_LEAVING,
     MOST_TURNS,
+    TURNS_SECONDS,
 )
 from penstock.broker.network.transport import LEAST_SLICE_BYTES
 from tests.broker.serving import driver_of, port_of, protocol_of, serving, until
@@ -44,10 +44,9 @@ async def test_what_slices_have_for_a_subscriber_is_written_together_and_never_l
         flooding = protocol_of(server, "p")
         flooding.data_received(b"".join(map(numbered, range(MESSAGES))))
         assert connection.outgoing.out
-        driver = driver_of(server)
-        clock = driver.clock
-        driver.clock = lambda: clock() + BUSY_SECONDS
         protocol_of(server, "q").data_received(write_packet(Publish("t", b"other"), 4))
+        assert connection.outgoing.out
+        await asyncio.sleep(0)
         assert not connection.outgoing.out
         payloads = [(await subscriber.take(Publish)).payload[:4] for _ in range(MESSAGES + 2)]
         assert payloads.index(b"othe") < MESSAGES
@@ -57,7 +56,7 @@ async def test_what_slices_have_for_a_subscriber_is_written_together_and_never_l
 
 
 async def test_what_many_senders_have_for_a_reader_at_a_time_is_written_together() -> None:
-    """The first message goes at once, those right after it by one write, in their order."""
+    """By one write, in their order, as soon as the loop has looked at all that has come."""
     async with (
         serving() as server,
         await connected(port_of(server), "s", version=4) as subscriber,
@@ -68,16 +67,40 @@ async def test_what_many_senders_have_for_a_reader_at_a_time_is_written_together
         connection = protocol_of(server, "s").connection
         assert connection is not None
         driver = driver_of(server)
-        at = driver.clock() + BUSY_SECONDS
+        at = driver.clock()
         driver.clock = lambda: at
         payloads = [b"%d" % number for number in range(5)]
         left = []
         for payload in payloads:
             protocol_of(server, "p").data_received(write_packet(Publish("t", payload), 4))
             left.append(len(connection.outgoing.out))
-        assert left == [0, 1, 2, 3, 4]
+        assert left == [1, 2, 3, 4, 5]
+        await asyncio.sleep(0)
+        assert not connection.outgoing.out
         received = [(await subscriber.take(Publish)).payload for _ in range(6)]
         assert received == [b"known", *payloads]
+
+
+async def test_what_is_gathered_is_not_late() -> None:
+    """Chunks that never end do not keep it, and no more connections are written to at a time."""
+    async with (
+        serving() as server,
+        await connected(port_of(server), "s", version=4) as subscriber,
+        await connected(port_of(server), "p", version=4) as publisher,
+    ):
+        await subscriber.subscribe("t")
+        await publisher.publish("t", b"known")
+        connection = protocol_of(server, "s").connection
+        assert connection is not None
+        driver = driver_of(server)
+        at = driver.clock()
+        packet = write_packet(Publish("t", b"x"), 4)
+        left = []
+        for step in (0.0, 0.5, 1.0, 1.5, 2.5):
+            driver.clock = lambda: at + step * TURNS_SECONDS  # noqa: B023 (called at once)
+            protocol_of(server, "p").data_received(packet)
+            left.append(len(connection.outgoing.out))
+        assert left == [1, 2, 0, 1, 0]
 
 
 async def test_subscribers_who_must_wait_for_a_turn_get_their_message() -> None:
