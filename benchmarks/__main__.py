@@ -216,8 +216,8 @@ def bench(
     """Measure Penstock and its peers in one run on this machine.
 
     Progress goes to standard error, a Markdown table to standard output; its first line names the
-    rows that are missed. All rows and peers take some 40 minutes; with
-    --peers penstock,mosquitto some 15.
+    rows that are missed. All rows and peers take some two hours; with
+    --peers penstock,mosquitto one.
     """
     groups = {row.name: row.group for row in ROWS.values()}
     chosen_rows = choose("row", rows or (QUICK_ROWS if quick else "all"), ROWS, groups)
