@@ -12,6 +12,7 @@ import socket
 import ssl
 import stat
 from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.broker.config.listener_config import Listener, Tls, show_address
@@ -33,8 +34,10 @@ from penstock.broker.network.tcp_options import (
 from penstock.broker.network.tls import (
     TlsFilesError,
     TlsLayer,
+    key_algorithm,
     make_context,
     problem_of_certificate,
+    renewed,
     revocation_lists,
 )
 
@@ -128,6 +131,7 @@ class Listening:
         self._places = Places(listener.max_connections, waits=listener.when_full == "wait")
         self._revoked: list[RevocationList] = []
         self._context: ssl.SSLContext | None = None
+        self._certificate = ""
         self._websocket_layer: type[WebSocketLayer] | None = None
         self._inode = 0
         self._servers: list[asyncio.Server] = []
@@ -141,8 +145,8 @@ class Listening:
         listener = self.listener
         if listener.tls is not None:
             try:
-                self._context = self._new_context(listener.tls)
-            except TlsFilesError as error:
+                self._context, self._certificate = self._read_files(listener.tls)
+            except (TlsFilesError, OSError) as error:
                 raise ListenError(f"listener {listener.name}: {error}") from error
         elif listener.unused_certfile is not None:
             unused = listener.unused_certfile
@@ -216,6 +220,10 @@ class Listening:
         self.address = (path, 0)
         self._log(f"listening on unix:{path}", logging.INFO)
 
+    def _read_files(self, tls: Tls) -> tuple[ssl.SSLContext, str]:
+        """Return a context and the text of the certificate that it has."""
+        return self._new_context(tls), Path(tls.certfile).read_text("latin-1")
+
     def _new_context(self, tls: Tls) -> ssl.SSLContext:
         protocols = ALPN_WEBSOCKET if self.listener.is_websocket else ALPN_MQTT
         context = make_context(tls, protocols)
@@ -261,10 +269,16 @@ class Listening:
         if tls is None:
             return []
         try:
-            self._context = await asyncio.to_thread(self._new_context, tls)
+            newer, certificate = await asyncio.to_thread(self._read_files, tls)
+            before, after = await asyncio.to_thread(
+                lambda: [key_algorithm(text) for text in (self._certificate, certificate)]
+            )
         except (TlsFilesError, OSError) as error:  # a file may be deleted while it is read
             self._log(f"{error}; its old files stay in use", logging.ERROR)
             return None
+        if self._context is not None and before == after:
+            newer = renewed(self._context, newer, tls)
+        self._context, self._certificate = newer, certificate
         return tls.files()
 
     def close(self) -> None:

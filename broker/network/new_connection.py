@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import deque
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Final, Protocol, cast
@@ -38,6 +39,33 @@ class Speaker(Protocol):
         """
 
 
+class Turns:
+    """Long steps of many connections, one in each round of the loop.
+
+    Between two of them the loop serves everybody else.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._is_taken = False
+
+    def take(self, step: Callable[[], None]) -> None:
+        """Call a step now, if it is the first in this round; otherwise when its turn comes."""
+        if self._is_taken:
+            self._waiting.append(step)
+            return
+        self._is_taken = True
+        asyncio.get_running_loop().call_soon(self._next)
+        step()
+
+    def _next(self) -> None:
+        if not self._waiting:
+            self._is_taken = False
+            return
+        asyncio.get_running_loop().call_soon(self._next)
+        self._waiting.popleft()()
+
+
 @dataclass(eq=False, slots=True)
 class Reception:
     """The parts that the incoming connections of all listeners share.
@@ -49,6 +77,7 @@ class Reception:
         clock: returns monotonic seconds.
         timeout: seconds that the layers of a connection may take.
         in_layers: connections that do not speak MQTT yet.
+        handshakes: the turns of TLS handshakes.
         orphan_timeouts_ms: name of a listener to the argument of `tcp_options.set_give_up` for its
             connections as they are closed; other listeners have none.
     """
@@ -60,6 +89,7 @@ class Reception:
     clock: Callable[[], float]
     timeout: float
     in_layers: set[AcceptedConnection] = field(default_factory=set)
+    handshakes: Turns = field(default_factory=Turns)
     orphan_timeouts_ms: dict[str, int] = field(default_factory=dict)
 
     def cut_off(self, transport: asyncio.Transport) -> None:

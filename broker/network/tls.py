@@ -7,15 +7,21 @@ Here plaintext waits by reference until the transport below has room, and is enc
 large payload that waits for many stalled subscribers stays one payload, and the unsent bytes of a
 connection are known exactly. Bytes that the PROXY header's reader read ahead are simply passed to
 this layer.
+
+The server's signature is what a handshake costs, a millisecond with a key of RSA. So the first
+answers of handshakes take turns: one in each round of the loop, which serves all other connections
+in between. A client that comes back with a session ticket is spared the signature.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import ssl
 from collections import deque
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -36,6 +42,10 @@ _CONNECT_BYTE: Final = 0x10
 _EXPIRED: Final = 10
 _NOT_YET_VALID: Final = 9
 """OpenSSL's numbers for what is wrong with a certificate's dates."""
+
+_CERTIFICATE: Final = re.compile(
+    "-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL
+)
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -73,6 +83,39 @@ def make_context(tls: Tls, protocols: tuple[str, ...]) -> ssl.SSLContext:
             _load_revocation_lists(context, tls.crlfile)
         context.verify_mode = ssl.CERT_REQUIRED if tls.require_certificate else ssl.CERT_OPTIONAL
     return context
+
+
+def renewed(context: ssl.SSLContext, newer: ssl.SSLContext, tls: Tls) -> ssl.SSLContext:
+    """Return the context for connections after a reload of the files.
+
+    It is the one in use, with the new certificate: the session tickets of its clients hold, which
+    may come back by the thousand. Where clients show certificates it is the newer one, as no ticket
+    may outlive an authority or a revocation list.
+
+    Args:
+        context: the one in use, whose key is of the same algorithm: it would keep one of another.
+        newer: a new one, made from the same files.
+        tls: their names.
+    """
+    if context.verify_mode != ssl.CERT_NONE:
+        return newer
+    try:
+        _load_certificate(context, tls)
+    except (TlsFilesError, OSError):  # the files have just changed again
+        return newer
+    return context
+
+
+def key_algorithm(certificates: str) -> str:
+    """Return the algorithm of the key of the first certificate in a PEM text; "" for unknown."""
+    from asn1crypto.x509 import Certificate  # noqa: PLC0415 (few need it, and it takes 0.1 s)
+
+    found = _CERTIFICATE.search(certificates)
+    try:
+        der = ssl.PEM_cert_to_DER_cert(found[0]) if found else b""
+        return str(Certificate.load(der).public_key.algorithm)
+    except ValueError:
+        return ""
 
 
 def make_client_context(tls: Tls, *, is_verifying: bool = True) -> ssl.SSLContext:
@@ -231,6 +274,8 @@ class TlsLayer(Layer):
         self._unsent_bytes = 0
         self._is_above_paused = False
         self._is_closing = False
+        self._has_answered = False
+        self._is_waiting = False
 
     def begin(self) -> None:
         """Create OpenSSL's objects; a connection that is cut off at once does not pay for them."""
@@ -245,8 +290,22 @@ class TlsLayer(Layer):
         if self._is_closing or self.below.is_closing():
             return
         self._incoming.write(data)
-        if not self.is_open and not self._shake_hands(data):
-            return
+        if self.is_open:
+            self._decrypt()
+        elif self._has_answered:
+            self._shake_hands(data[0])
+        elif not self._is_waiting:
+            self._is_waiting = True
+            self.arrival.reception.handshakes.take(partial(self._answer, data[0]))
+
+    def _answer(self, first_byte: int) -> None:
+        """Take a turn of the handshake."""
+        self._is_waiting = False
+        if not (self._is_closing or self.below.is_closing()):
+            self._shake_hands(first_byte)
+
+    def _decrypt(self) -> None:
+        """Pass on what has come, as far as it is whole."""
         chunks: list[bytes] = []
         has_ended = False
         try:
@@ -269,28 +328,34 @@ class TlsLayer(Layer):
             self.arrival.end_in_time()
             self.close()
 
-    def _shake_hands(self, data: bytes) -> bool:
-        """Continue the handshake; return whether it is complete."""
+    def _shake_hands(self, first_byte: int) -> None:
+        """Continue the handshake; once it is complete, decrypt what came with its end.
+
+        Args:
+            first_byte: of the bytes that came last.
+        """
         try:
             self._ssl.do_handshake()
         except ssl.SSLWantReadError:
+            self._has_answered |= bool(self._outgoing.pending)
             self._write_below()
-            return False
+            return
         except ssl.SSLError as error:
             self._write_below()  # the alert
             self._is_closing = True
             reason = _reason(error)
-            if data[0] == _CONNECT_BYTE and reason == "wrong version number":
+            if first_byte == _CONNECT_BYTE and reason == "wrong version number":
                 reason = "MQTT without TLS"
             self.arrival.fail("tls", f"no TLS: {reason}")
-            return False
+            return
         arrival = self.arrival
         arrival.ssl_object = self._ssl
         if self._ssl.context.verify_mode != ssl.CERT_NONE:
             arrival.certificate_name = _common_name(self._ssl.getpeercert())
         self._write_below()
         self.open()
-        return not self._is_closing
+        if not self._is_closing:
+            self._decrypt()
 
     # -- writing ------------------------------------------------------------------------------
 

@@ -53,6 +53,7 @@ class Authority:
         common_name: str | None = None,
         file: str = "server",
         is_expired: bool = False,
+        key_type: trustme.KeyType = trustme.KeyType.ECDSA,
     ) -> CertificateFiles:
         """Issue a certificate; an equal `file` overwrites the previous one.
 
@@ -62,6 +63,7 @@ class Authority:
             common_name: the common name of the subject.
             file: the name of its files without their suffixes.
             is_expired: whether it expired yesterday.
+            key_type: the algorithm of its key.
         """
         now = dt.datetime.now(dt.UTC)
         issued = self._authority.issue_cert(
@@ -69,6 +71,7 @@ class Authority:
             common_name=common_name,
             not_before=now - dt.timedelta(days=2),
             not_after=now + dt.timedelta(days=-1 if is_expired else 30),
+            key_type=key_type,
         )
         files = CertificateFiles(
             str(self.folder / f"{self._name}-{file}.crt"),

@@ -13,9 +13,10 @@ import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
+from trustme import KeyType
 
 from penstock.broker.errors import PenstockError
 from penstock.broker.mqtt.packets import Connect
@@ -582,6 +583,78 @@ async def test_certificates_are_read_again_and_clients_stay(
     assert f"reloaded: {read} {keys['keyfile']}; {not_read}" in caplog.messages
     failed = "failed, and as before: listeners.default"
     assert f"reloaded: nothing; {failed}; {not_read}" in caplog.messages
+
+
+class Visit(NamedTuple):
+    """What a client has seen of one connection: a ticket for the next, and whether its own held."""
+
+    session: ssl.SSLSession | None
+    is_resumed: bool
+    certificate: bytes | None
+
+
+async def visit(
+    server: Server, context: ssl.SSLContext, session: ssl.SSLSession | None = None
+) -> Visit:
+    """Connect as a client that has a session of an earlier connection, or None, and leave."""
+
+    def shake_hands() -> Visit:
+        with (
+            socket.create_connection(("127.0.0.1", port_of(server))) as sock,
+            context.wrap_socket(sock, server_hostname="localhost", session=session) as tls,
+        ):
+            tls.sendall(write_packet(Connect(client_id="visitor"), 5))
+            assert tls.recv(1) == b"\x20"  # a ticket comes before it
+            return Visit(tls.session, bool(tls.session_reused), tls.getpeercert(binary_form=True))
+
+    return await asyncio.to_thread(shake_hands)
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+async def test_session_tickets_hold_over_a_reload(
+    authority: Authority, version: ssl.TLSVersion
+) -> None:
+    """A fleet that comes back after the certificate was renewed costs no signature for each."""
+    context = authority.client_context()
+    context.minimum_version = context.maximum_version = version
+    async with serving(listeners={"default": authority.listener_keys()}) as server:
+        first = await visit(server, context)
+        assert (await visit(server, context, first.session)).is_resumed
+        authority.issue()
+        await server.reload()
+        assert (await visit(server, context, first.session)).is_resumed
+        newcomer = await visit(server, context)
+        assert not newcomer.is_resumed
+        assert newcomer.certificate != first.certificate
+
+
+async def test_no_ticket_holds_where_clients_show_certificates(authority: Authority) -> None:
+    """It would let in whose certificate a new revocation list names."""
+    context = authority.client_context(authority.issue_client("visitor"))
+    keys = authority.listener_keys(cafile=authority.cafile, require_certificate=True)
+    async with serving(listeners={"default": keys}) as server:
+        first = await visit(server, context)
+        assert (await visit(server, context, first.session)).is_resumed
+        await server.reload()
+        assert not (await visit(server, context, first.session)).is_resumed
+
+
+async def test_certificate_of_another_kind_takes_the_place_of_the_old_one(
+    authority: Authority,
+) -> None:
+    """OpenSSL keeps one of each kind, and would go on to show the old one to some clients."""
+    context = authority.client_context()
+    async with serving(listeners={"default": authority.listener_keys()}) as server:
+        first = await visit(server, context)
+        authority.issue(key_type=KeyType.RSA)
+        await server.reload()
+        second = await visit(server, context, first.session)
+        assert not second.is_resumed
+        assert second.certificate != first.certificate
+        context.set_ciphers("ECDHE-ECDSA-AES128-GCM-SHA256")
+        context.maximum_version = ssl.TLSVersion.TLSv1_2
+        with pytest.raises(ssl.SSLError):  # no certificate for it is left
+            await visit(server, context)
 
 
 async def test_certificate_that_no_listener_shows_is_told(

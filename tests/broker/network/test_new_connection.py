@@ -19,7 +19,7 @@ from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.mqtt.writer import write_packet
 from penstock.broker.network import new_connection as arrival_module
 from penstock.broker.network.admission import Admission, Places
-from penstock.broker.network.new_connection import AcceptedConnection, Layer, Reception
+from penstock.broker.network.new_connection import AcceptedConnection, Layer, Reception, Turns
 from penstock.broker.network.open_files import FEWEST, RESERVE
 from penstock.broker.server import Server
 from tests.broker.serving import port_of, serving, until
@@ -304,3 +304,20 @@ def test_a_low_limit_keeps_half_for_everything_else() -> None:
     """The reserve for a fleet would leave nothing; a few are tried in any case."""
     assert most_connections(100, 200)[0] == 100
     assert most_connections(20, 20)[0] == FEWEST
+
+
+async def test_steps_that_come_together_have_a_round_of_the_loop_each() -> None:
+    """A thousand handshakes keep nobody else waiting for more than one of them."""
+    turns = Turns()
+    done: list[int] = []
+    others: list[int] = []
+    for number in range(3):
+        turns.take(lambda number=number: done.append(number))  # type: ignore[misc]
+    assert done == [0]
+    for number in range(1, 3):
+        asyncio.get_running_loop().call_soon(others.append, number)
+        await asyncio.sleep(0)
+        assert (done[-1], others[-1]) == (number, number)
+    await asyncio.sleep(0)
+    turns.take(lambda: done.append(3))
+    assert done == [0, 1, 2, 3]

@@ -80,6 +80,23 @@ async def test_messages_of_all_sizes_go_both_ways(
             assert PubAck in packets
 
 
+async def test_handshakes_that_begin_together_are_all_answered(authority: Authority) -> None:
+    """Also where the bytes of one come in two parts, and where a client has gone meanwhile."""
+    context = authority.client_context()
+    async with serving(listeners={"default": authority.listener_keys()}) as server:
+        gone = [await WireClient.dial(port_of(server)) for _ in range(5)]
+        for one in gone:
+            await one.send_bytes(b"\x16\x03\x01")
+        for one in gone:
+            one.close()
+        clients = await asyncio.gather(
+            *(StreamClient.dial_tls(port_of(server), context) for _ in range(20))
+        )
+        for number, client in enumerate(clients):
+            assert (await client.connect(f"c{number}")).reason_code == 0
+            client.close()
+
+
 async def test_handshake_may_come_byte_by_byte(authority: Authority) -> None:
     """However the network cuts it."""
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
