@@ -31,6 +31,7 @@ from penstock.broker.amqtt_host.handlers import (
     decides,
     event_handlers,
     handler_of,
+    run_now,
     share_counts,
     warn_of_unknown_events,
 )
@@ -155,6 +156,8 @@ class AmqttHost(AccessControl):
         self.answers_last = all(map(answers_last, self.manager.topic_plugins))
         self.has_sys_plugin = any(isinstance(plugin, BrokerSysPlugin) for plugin in plugins)
         self._handlers = event_handlers(plugins)
+        # Nobody sees a session where all that there is lets everybody in without a look at it.
+        self._is_open = bool(plugins) and all(map(_lets_in_unseen, plugins))
         self.callbacks = self._callbacks()
 
     def attach(self, core: Core) -> None:
@@ -186,6 +189,8 @@ class AmqttHost(AccessControl):
         False. If all answers are None, so is this. With no plugin, and nothing else that
         authenticates, only clients of this machine are served, and all of them are accepted.
         """
+        if self._is_open:
+            return True
         session = session_of_attempt(attempt, self._keep_alive_grace)
         known = self._sessions.get(attempt.client_id)
         if known is not None and not attempt.clean_start:
@@ -231,6 +236,8 @@ class AmqttHost(AccessControl):
 
     def _callbacks(self) -> Callbacks:
         """Return callbacks for connections and for the events that some plugin handles."""
+        if self._is_open:
+            return Callbacks()
         on = self._handlers
 
         def if_handled(event: str, callback: Any) -> tuple[Any, ...]:
@@ -374,6 +381,16 @@ class AmqttHost(AccessControl):
         closers = [handler_of(plugin, "close") for plugin in self.manager.plugins]
         await self._calls.fire_and_wait(closers, SHUTDOWN_SECONDS)
         self.manager.forget()
+
+
+def _lets_in_unseen(plugin: Any) -> bool:
+    """Say whether a plugin is aMQTT's own that accepts every client, and logs nothing of it."""
+    return (
+        type(plugin) is AnonymousAuthPlugin
+        and plugin._allow_anonymous  # noqa: SLF001
+        and not plugin.context.logger.isEnabledFor(logging.DEBUG)
+        and run_now(plugin.authenticate(session=HostedSession(""))) is True
+    )
 
 
 async def _all(answers: Awaitable[list[Any]]) -> bool:

@@ -10,11 +10,13 @@ from amqtt.contexts import Action
 from amqtt.plugins.authentication import AnonymousAuthPlugin
 from amqtt.plugins.base import BaseTopicPlugin
 from amqtt.plugins.sys.broker import BrokerSysPlugin
+from amqtt.session import Session
 from pwdlib import PasswordHash
 from pwdlib.hashers.argon2 import Argon2Hasher
 
 from penstock.broker.access_control import ConnectAttempt
 from penstock.broker.amqtt_host.host import AmqttHost
+from penstock.broker.amqtt_host.sessions import HostedSession
 from penstock.broker.config.policy import parse_policy
 from penstock.broker.events import Callbacks
 from penstock.broker.message import Message
@@ -32,6 +34,7 @@ from penstock.broker.mqtt.reason_codes import ReasonCode
 from tests.broker.amqtt_host.hosting import (
     ACL,
     ANONYMOUS,
+    EVENT_LOGGER,
     FILE,
     SYS,
     TABOO,
@@ -346,9 +349,39 @@ async def test_packets_are_told_in_the_shape_of_amqtt(version: int) -> None:
 
 async def test_events_that_no_plugin_handles_have_no_callback() -> None:
     """Hosting costs nothing for what no plugin wants to hear."""
-    told = Broker({ANONYMOUS: None}).host.callbacks
+    told = Broker({ANONYMOUS: None, EVENT_LOGGER: None}).host.callbacks
     kept = (told.client_connected, told.client_disconnected, told.session_ended)
+    assert all(kept)
     assert Callbacks(*kept) == told
+
+
+async def test_no_session_is_shown_where_everybody_is_let_in_unseen(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The answer is that of the plugin, which looks at nothing of a client."""
+    broker = Broker({ANONYMOUS: None})
+    assert broker.host.callbacks == Callbacks()
+    assert await broker.host.manager.plugins[0].authenticate(session=HostedSession("c"))
+    assert (
+        broker.host.authenticate(attempt("c")._replace(username="ada", password=b"wrong")) is True
+    )
+    assert Broker({ANONYMOUS: {"allow_anonymous": False}}).host.authenticate(attempt("c")) is False
+    with caplog.at_level(logging.DEBUG):  # it says whom it lets in, and why
+        assert Broker({ANONYMOUS: None}).host.callbacks != Callbacks()
+
+
+class LetsNobodyIn(AnonymousAuthPlugin):
+    """An operator's own plugin, by the name of what it is made from."""
+
+    async def authenticate(self, *, session: Session) -> bool:  # noqa: ARG002
+        """Refuse."""
+        return False
+
+
+async def test_a_plugin_made_from_the_one_for_everybody_is_asked() -> None:
+    """Its answers are its own."""
+    broker = Broker({named(LetsNobodyIn): None})
+    assert broker.host.authenticate(attempt("c")) is False
 
 
 async def test_stock_plugins_leave_the_broker_its_short_way() -> None:
@@ -439,7 +472,7 @@ async def test_takeover_ends_connected() -> None:
 
 async def test_sessions_that_have_ended_are_forgotten() -> None:
     """A stream of clients that come and go leaves nothing behind."""
-    broker = Broker({ANONYMOUS: None})
+    broker = Broker({ANONYMOUS: None, EVENT_LOGGER: None})
     for number in range(100):
         (await broker.connect(f"c{number}")).lose()
     assert len(broker.host._sessions) <= 20
@@ -447,7 +480,7 @@ async def test_sessions_that_have_ended_are_forgotten() -> None:
 
 async def test_clients_that_never_open_are_forgotten() -> None:
     """Attempts that were allowed and broke off do not pile up."""
-    broker = Broker({ANONYMOUS: None})
+    broker = Broker({ANONYMOUS: None, EVENT_LOGGER: None})
     for number in range(1_100):
         assert broker.host.authenticate(attempt(f"c{number}"))
     assert len(broker.host._admitted) == 1_000
