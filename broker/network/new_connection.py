@@ -310,7 +310,10 @@ class Layer(asyncio.Protocol, asyncio.Transport):
 
     def eof_received(self) -> None:
         """The peer has closed its direction; the transport closes."""
-        self.arrival.end_in_time()
+        if self.is_open:
+            self.above.eof_received()
+        else:
+            self.arrival.end_in_time()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Pass the end on to the protocol above, if it knows of the connection."""

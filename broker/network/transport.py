@@ -284,7 +284,8 @@ class MqttProtocol(asyncio.Protocol):
             self.connection.resume_sending(self.driver.clock())
 
     def eof_received(self) -> None:
-        """The client sends nothing more: the transport closes."""
+        """The client sends nothing more: the transport closes, behind what is to be written."""
+        self.driver.settle(self.driver.clock())
         self.arrival.end_in_time()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 (asyncio's)

@@ -40,6 +40,7 @@ from tests.broker.serving import (
     without_collector,
 )
 from tests.helpers.shelf import Shelf
+from tests.helpers.streams import WebSocketClient
 from tests.helpers.wire import WireClient, connected
 
 
@@ -582,3 +583,21 @@ async def test_stop_ends_those_who_wait() -> None:
         assert await first.rest() == [Disconnect(ReasonCode.SERVER_SHUTTING_DOWN)]
         assert await second.rest() == []
         second.close()
+
+
+@pytest.mark.parametrize("kind", ["tcp", "ws"])
+async def test_what_came_right_before_the_end_is_answered(kind: str) -> None:
+    """A client that only sends nothing more still reads, whatever layers there are."""
+    async with serving(listeners={"default": {"bind": "127.0.0.1:0", "type": kind}}) as server:
+        dial = WireClient.dial if kind == "tcp" else WebSocketClient.dial_websocket
+        client = await dial(port_of(server))
+        await client.send(Connect(client_id="c"))
+        await client.take(ConnAck)
+        protocol = protocol_of(server, "c")
+        assert protocol.connection is not None
+        outgoing = protocol.connection.outgoing
+        protocol.data_received(write_packet(Publish("t", b"x", qos=1, packet_id=7), 5))
+        below: Any = protocol if kind == "tcp" else protocol.transport
+        below.eof_received()
+        assert not outgoing.out
+        client.close()
