@@ -361,7 +361,7 @@ async def test_no_session_is_shown_where_everybody_is_let_in_unseen(
     """The answer is that of the plugin, which looks at nothing of a client."""
     broker = Broker({ANONYMOUS: None})
     assert broker.host.callbacks == Callbacks()
-    assert await broker.host.manager.plugins[0].authenticate(session=HostedSession("c"))
+    assert await broker.plugin(AnonymousAuthPlugin).authenticate(session=HostedSession("c"))
     assert (
         broker.host.authenticate(attempt("c")._replace(username="ada", password=b"wrong")) is True
     )
