@@ -399,8 +399,8 @@ def may_go_on(client: FastClient, encoded: bytes) -> bool:
         return True
     core = client.core
     limits = core.limits
-    if len(encoded) > min(SMALL_PROPERTIES_BYTES, limits.properties_bytes):
-        return False
+    if client.is_relay or len(encoded) > min(SMALL_PROPERTIES_BYTES, limits.properties_bytes):
+        return False  # those of a relay say which QoS its message has
     properties, _ = read_publish_properties(encoded, 0, limits.properties)
     if "topic_alias" in properties or "subscription_identifier" in properties:
         return False

@@ -37,7 +37,8 @@ class FastPlan:
             has to check the message.
         sessions: the sessions that get each message, all in the publisher's form of PUBLISH; plans
             with the same sessions share one tuple object.
-        least_qos: the least QoS that was granted to any of them; 0 for none.
+        least_qos: the least QoS that was granted to any of them, and that the broker offers; 0 for
+            none.
         topic: Topic Name, as text and in UTF-8.
         allowed: the plan of the topic with those targets alone that access control lets receive
             its messages; None where it has to be asked about each message, or refuses the
@@ -116,9 +117,11 @@ class FastCore(Core):
         self._audiences: dict[tuple[FastSession, ...], tuple[FastSession, ...]] = {}
         self._judged: list[dict[bytes, FastPlan]] = []
         self._n_judged = 0
+        self._n_drops = 0
         self.tree.on_plans_void = self._drop_fast_plans
 
     def _drop_fast_plans(self) -> None:
+        self._n_drops += 1
         self._audiences.clear()
         for plans in self.fast_plans.values():
             plans.clear()
@@ -145,10 +148,14 @@ class FastCore(Core):
         """
         plans = self.fast_plans[client.version]
         plan = plans.get(topic_bytes) or self._new_fast_plan(topic_bytes, client.version)
-        if not self._asks_publishers or not plan.topic[1]:
+        topic, topic_bytes = plan.topic  # the bytes of the plan, not a copy for each publisher
+        if not self._asks_publishers or not topic_bytes:
             return plan
-        if self._may(client.session, plan.topic[0], PUBLISH) is not True:
+        n_drops = self._n_drops
+        if self._may(client.session, topic, PUBLISH) is not True:
             plan = NOT_FAST
+        if n_drops != self._n_drops:  # the rules changed while access control was asked
+            return NOT_FAST
         if self._n_judged >= MOST_JUDGED:
             self._drop_judged()
         judged = client.fast_plans
@@ -179,7 +186,11 @@ class FastCore(Core):
             if self.limits.topic_problem(topic):
                 return NOT_FAST
             plan = self.tree.plan(topic, topic_bytes)
-        fast = self.fast_plans[version][topic_bytes] = self._fast_plan_of(plan, version)
+        n_drops = self._n_drops
+        fast = self._fast_plan_of(plan, version)
+        if n_drops != self._n_drops:  # the rules changed while access control was asked
+            return NOT_FAST
+        self.fast_plans[version][plan.topic_bytes] = fast
         return fast
 
     def _fast_plan_of(self, plan: Plan, version: int) -> FastPlan:
@@ -189,10 +200,12 @@ class FastCore(Core):
         if allowed is None or not _are_copies(allowed, version):
             return FastPlan(-1, (), 0, topic, allowed)
         sessions = tuple(cast("FastSession", target.session) for target in allowed.targets)
+        least_qos = min((target.qos for target in allowed.targets), default=0)
+        # A restored session may have been granted more than is offered now.
         return FastPlan(
             min(plan.threshold_s, plan.most_bytes),
             self._audiences.setdefault(sessions, sessions),
-            min((target.qos for target in allowed.targets), default=0),
+            min(least_qos, self.options.maximum_qos),
             topic,
             allowed,
         )
