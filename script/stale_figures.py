@@ -39,6 +39,7 @@ MEASURED: Final = {
     "penstock plan withholding": ("models/papers/withholding", *_WITHHOLDING),
     "penstock plan links": ("models/papers/withholding", "models/kernels", *_WITHHOLDING),
     "python -m benchmarks.fabric_faults": (*_QUEUE, "models/papers/fabric", "benchmarks"),
+    "python -m benchmarks.option_costs": (*_BROKER, "plugins", "benchmarks"),
     "python -m benchmarks.queue_strategies": (*_QUEUE, "benchmarks/queue_strategies.py"),
     "python -m benchmarks.redis_store": (*_QUEUE, "benchmarks/redis_store.py"),
     "python -m benchmarks.spark_ingest": (*_QUEUE, "spark_bridge", "benchmarks/spark_ingest.py"),

@@ -298,7 +298,7 @@ def _rows_table(by_name: Mapping[str, Mapping[str, Result]], peers: Sequence[str
             [
                 f"`{name}`",
                 row.group,
-                f"{row.title}, {row.unit}",
+                f"{row.title}, {'µs' if row.unit == 'us' else row.unit}",
                 *(
                     format_value(of_peers[peer].median) if peer in of_peers else ""
                     for peer in peers
