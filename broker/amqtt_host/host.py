@@ -267,11 +267,9 @@ class AmqttHost(AccessControl):
                 self._sessions.pop(client_id, None)
             hosted = self.hosted(event.session)
         else:
-            hosted = known
+            hosted = self.hosted(event.session)
             hosted.parent = 1
             if newer is not None:
-                if hosted.username != newer.username:
-                    self.rules_changed()
                 hosted.take_over(newer)
         if isinstance(event.session, Session) and event.session.will is not None:
             hosted.will_message = event.session.will.payload
@@ -343,8 +341,11 @@ class AmqttHost(AccessControl):
         if hosted is None or not (hosted.session is None or hosted.session is session):
             hosted = self._sessions[session.client_id] = HostedSession(session.client_id)
             hosted.username = session.username
+        elif hosted.session is not None and hosted.connected_as != session.username:
+            hosted.username = session.username  # another user takes up the session
         if isinstance(session, Session):
             hosted.session = session
+            hosted.connected_as = session.username
         return hosted
 
     def hosted_publisher(self, message: Message) -> HostedSession | None:

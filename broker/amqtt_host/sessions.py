@@ -78,9 +78,12 @@ class HostedSession(AmqttSession):
 
     Attributes:
         session: the broker's session; None while a client is authenticated.
+        connected_as: the user name that the broker's session had when it was last looked at; a
+            plugin may give the client another one.
     """
 
     session: Session | None = None
+    connected_as: str | None = None
 
     ssl_object: Any
 
@@ -103,6 +106,17 @@ class HostedSession(AmqttSession):
         """Leave out what cannot be pickled and what belongs to the broker."""
         left_out = {"session", "ssl_object", *_MADE_WHEN_ASKED}
         return {key: value for key, value in self.__dict__.items() if key not in left_out}
+
+    @property
+    def username(self) -> str | None:
+        """The user name by which topic plugins judge the client."""
+        return self.__dict__.get("username")
+
+    @username.setter
+    def username(self, name: str | None) -> None:
+        if self.session is not None and name != self.username:
+            self.session.core.tree.void_plans()  # what was answered before was of another user
+        self.__dict__["username"] = name
 
     @property
     def inflight_in_count(self) -> int:
@@ -136,7 +150,7 @@ class HostedSession(AmqttSession):
 
 
 for _name, _value in _INITIAL.items():
-    if _name not in _MADE_WHEN_ASKED:
+    if _name not in _MADE_WHEN_ASKED and _name != "username":
         setattr(HostedSession, _name, _value)
 
 

@@ -544,3 +544,39 @@ async def test_sys_topics_of_amqtt() -> None:
     assert figures["$SYS/broker/messages/subscriptions/count"] == b"1"
     assert figures["$SYS/broker/messages/retained/count"] == b"1"
     await broker.host.pre_shutdown()
+
+
+# -- another user's session ---------------------------------------------------------------------
+
+
+async def test_who_takes_up_a_session_is_judged_by_its_own_name() -> None:
+    """Neither a subscription nor a waiting message of its earlier user is for the next one."""
+    broker = Broker({ANONYMOUS: None, TABOO: None})
+    publisher = await broker.connect("p", username="admin")
+    keys: dict[str, Any] = {"clean_start": False, "username": "admin"}
+    admin = await broker.connect("c", **keys)
+    requests = SubscriptionRequest("prohibited", 1), SubscriptionRequest("open", 1)
+    await admin.send(Subscribe(1, requests))
+    admin.lose()
+    for topic in ("prohibited", "open"):
+        await publisher.send(Publish(topic, b"1", qos=1, packet_id=1))
+    user = await broker.connect("c", **keys | {"username": "user"})
+    for topic in ("prohibited", "open"):
+        await publisher.send(Publish(topic, b"2"))
+    assert user.published() == [("open", b"1"), ("open", b"2")]
+
+
+@pytest.mark.parametrize("last", ["admin", "user"])
+async def test_a_name_that_a_plugin_gives_holds_from_then_on(last: str) -> None:
+    """For what is published, and for what is received, whatever was answered before."""
+    broker = Broker({ANONYMOUS: None, TABOO: None})
+    publisher = await broker.connect("p", username="admin")
+    first = "user" if last == "admin" else "admin"
+    client = await broker.connect("c", username=first)
+    session = broker.host.hosted(client.connection.client.session)
+    await client.send(Subscribe(1, (SubscriptionRequest("#"),)))
+    for name in (first, last):
+        session.username = name
+        for one in (client, publisher):
+            await one.send(Publish("prohibited", name.encode()))
+        assert client.published() == [("prohibited", name.encode())] * (2 * (name == "admin"))
