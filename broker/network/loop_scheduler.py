@@ -22,10 +22,10 @@ those who stand in it would starve else, and what they are to be sent would grow
 Of deadlines that are due at once, `MOST_TURNS` are served before the loop looks at the network.
 
 What chunks have to be written is *gathered*, until the loop has looked at all that the network has,
-for `TURNS_SECONDS` or `MOST_TURNS` connections at most. Many clients may have something for one
-reader, which is then one write. And the processor has the code of the interpreter at hand while
-chunks are handled, and that of the kernel while they are written: with 50 pairs that have one QoS 1
-message under way, a message takes 4 us less of 30.
+for `GATHER_SECONDS` at most. Many clients may have something for one reader, which is then one
+write. And the processor has the code of the interpreter at hand while chunks are handled, and that
+of the kernel while they are written: with 50 pairs that have one QoS 1 message under way, a message
+takes 4 us less of 30.
 
 Some writes are *postponed*. Subscribers beyond the first `MOST_TURNS` that one call has touched are
 written in the next rounds of the loop, at as many a time. Those who get little of a slice that is
@@ -63,6 +63,10 @@ MOST_TURNS: Final = 32
 """At most so many connections are served in that time. uvloop writes small amounts only afterwards,
 by a system call of 5 to 10 us each: again some 0.2 ms, which no clock here sees."""
 
+GATHER_SECONDS: Final = 0.0001
+"""What chunks have to be written waits for so long at most: for some 16 small ones, which have
+something for as many connections as are served at a time."""
+
 POSTPONED_SECONDS: Final = 0.004
 """The messages of one slice of a flood wait so long for those of the next slices. With 100
 subscribers of 1,000 topics, half of the broker's time went into writes of four messages each. A
@@ -95,6 +99,7 @@ class LoopScheduler:
         loop: the event loop.
         protocols: the network connections there are.
         hangups: connections that are not read from.
+        gathers_until: monotonic seconds before which `settle_soon` has nothing to do.
     """
 
     def __init__(
@@ -131,7 +136,8 @@ class LoopScheduler:
         self._has_turns = False
         self._seconds_elsewhere = 0.0
         self._is_woken = False
-        self._settles_by = math.inf
+        self._is_gathering = False
+        self.gathers_until = -math.inf
         self._n_leaving = 0
         self._crowded_since = math.inf
         self._none_left: asyncio.Future[None] | None = None
@@ -152,19 +158,22 @@ class LoopScheduler:
         Args:
             now: monotonic seconds; something was touched.
         """
-        if self._settles_by == math.inf:
-            self._settles_by = now + TURNS_SECONDS
-            self.loop.call_soon(self._settle_gathered)
-        elif now >= self._settles_by or len(self.core.turn.touched) >= MOST_TURNS:
-            self._settles_by = now + TURNS_SECONDS
-            self.settle(now)
-            return
-        if self._has_turns:
-            self._seconds_elsewhere += self.clock() - now
+        if self._is_gathering:
+            self._settle_gathered(now)
+        else:
+            self._is_gathering = True
+            self.loop.call_soon(self._end_gathering)
+        self.gathers_until = now + GATHER_SECONDS
 
-    def _settle_gathered(self) -> None:
-        self._settles_by = math.inf
-        self.settle(self.clock())
+    def _end_gathering(self) -> None:
+        self._is_gathering = False
+        self._settle_gathered(self.clock())
+        self.gathers_until = -math.inf
+
+    def _settle_gathered(self, now: float) -> None:
+        if self._has_turns:  # the chunks took this time
+            self._seconds_elsewhere += now - (self.gathers_until - GATHER_SECONDS)
+        self.settle(now)
 
     def later(self, protocol: MqttProtocol) -> None:
         """Let a connection take a turn when those before it in the line have had theirs."""

@@ -210,7 +210,8 @@ class MqttProtocol(asyncio.Protocol):
             is_more_to_come = bool(self._rest) or connection.wants_turn
             driver.settle(now, is_more_to_come=is_more_to_come)
         elif turn.touched and not connection.outgoing.needs_look:
-            driver.settle_soon(now)
+            if now >= driver.gathers_until:  # or what is gathered goes in a moment
+                driver.settle_soon(now)
         else:
             driver.settle(now)
 

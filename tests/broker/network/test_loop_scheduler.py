@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import math
 
 import pytest
 
@@ -12,8 +11,8 @@ from penstock.broker.mqtt.writer import write_packet
 from penstock.broker.network.loop_scheduler import (
     CROWDED_SECONDS,
     FEW_LEAVING,
+    GATHER_SECONDS,
     MOST_TURNS,
-    TURNS_SECONDS,
     LoopScheduler,
 )
 from penstock.broker.network.transport import LEAST_SLICE_BYTES
@@ -33,7 +32,7 @@ def numbered(number: int) -> bytes:
 
 def is_gathering(driver: LoopScheduler) -> bool:
     """Say whether something waits until the loop has looked at all that the network has."""
-    return driver._settles_by < math.inf
+    return driver._is_gathering
 
 
 async def test_what_slices_have_for_a_subscriber_is_written_together_and_never_late() -> None:
@@ -105,7 +104,7 @@ async def test_what_is_gathered_is_not_late() -> None:
         packet = write_packet(Publish("t", b"x"), 4)
         left = []
         for step in (0.0, 0.5, 1.0, 1.5, 2.5):
-            driver.clock = lambda: at + step * TURNS_SECONDS  # noqa: B023 (called at once)
+            driver.clock = lambda: at + step * GATHER_SECONDS  # noqa: B023 (called at once)
             protocol_of(server, "p").data_received(packet)
             left.append(len(connection.outgoing.out))
         assert left == [1, 2, 0, 1, 0]
