@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+import urllib.error
 import urllib.request
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -26,6 +27,9 @@ from benchmarks.rows.row import Figure, Measurement, Row, Scale, Target
 
 MILLISECOND: Final = 1e-3
 MEGABYTE: Final = 1_000_000
+METRICS: Final = ("/withholding", "/clients?limit=1000")
+"""What is read of Penstock's console: the counters of large messages, and all clients' state."""
+
 SCRAPE_SECONDS: Final = 5.0
 LEAD_SECONDS: Final = 0.5
 LONGEST_END_SECONDS: Final = 120.0
@@ -36,7 +40,7 @@ class Scraper:
     """Reads the metrics of a broker: Penstock's over HTTP, and $SYS of all.
 
     Attributes:
-        count: the number of times that metrics came over HTTP.
+        count: the number of answers over HTTP.
         rss_bytes: the resident set at each look.
     """
 
@@ -55,12 +59,14 @@ class Scraper:
         with contextlib.suppress(TimeoutError):
             while self._sock.recv(1 << 16):
                 pass
-        url = f"http://127.0.0.1:{self._peer.metrics_port}/metrics"
-        with (
-            contextlib.suppress(ConnectionRefusedError, urllib.error.URLError),
-            urllib.request.urlopen(url, timeout=SCRAPE_SECONDS) as answer,
-        ):
-            self.count += bool(answer.read())
+        try:
+            for path in METRICS:
+                url = f"http://127.0.0.1:{self._peer.metrics_port}{path}"
+                with urllib.request.urlopen(url, timeout=SCRAPE_SECONDS) as answer:
+                    self.count += bool(answer.read())
+        except urllib.error.URLError as error:
+            if not isinstance(error.reason, ConnectionRefusedError):  # a broker without HTTP
+                raise
 
 
 def measure_day(peer: RunningPeer, scale: Scale) -> Measurement:

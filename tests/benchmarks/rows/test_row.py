@@ -68,7 +68,7 @@ def test_each_row_measures(
 ) -> None:
     """Each row runs to its end on a real broker, tells all of its figures and loses nothing."""
     monkeypatch.setattr(latency, "FAIRNESS_ROUNDS", 1)  # each floods both processors
-    check(row, row.measure(started(name, row), TINY))
+    check(row, name, row.measure(started(name, row), TINY))
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_each_row_that_tells_payload_stores_apart_measures_them(
     row: Row, name: str, started: Start
 ) -> None:
     """With each store everything arrives, and there are targets for one that has a limit."""
-    check(row, row.measure(started(name, row), TINY))
+    check(row, name, row.measure(started(name, row), TINY))
 
 
 @pytest.mark.parametrize(
@@ -87,12 +87,14 @@ def test_each_row_that_tells_payload_stores_apart_measures_them(
 )
 def test_each_ceiling_is_measured(row: Row, started: Start) -> None:
     """The load's own limit can be had wherever a row says so."""
-    check(row, row.measure(started("ceiling", row), TINY))
+    check(row, "ceiling", row.measure(started("ceiling", row), TINY))
 
 
-def check(row: Row, measurement: Measurement) -> None:
+def check(row: Row, name: str, measurement: Measurement) -> None:
     """Assert what holds of any answer."""
     # Memory may not grow at all where little is sent to a process that has some to spare.
     assert measurement.value > 0 or row.group == "memory"
     assert measurement.lost == 0
+    if row.options.has_metrics and name == "penstock":
+        assert measurement.details["scrapes"] > 0
     assert {figure.name for figure in row.figures} <= measurement.details.keys()
