@@ -63,8 +63,8 @@ MOST_TURNS: Final = 32
 """At most so many connections are served in that time. uvloop writes small amounts only afterwards,
 by a system call of 5 to 10 us each: again some 0.2 ms, which no clock here sees."""
 
-GATHER_SECONDS: Final = 0.0001
-"""What chunks have to be written waits for so long at most: for some 16 small ones, which have
+GATHER_SECONDS: Final = 0.0002
+"""What chunks have to be written waits for so long at most: for some 32 small ones, which have
 something for as many connections as are served at a time."""
 
 POSTPONED_SECONDS: Final = 0.004
