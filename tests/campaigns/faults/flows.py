@@ -24,6 +24,9 @@ RECONNECT_SECONDS: Final = 0.2
 
 KEEP_ALIVE_SECONDS: Final = 60
 REST_SECONDS: Final = 0.5
+ALIKE_MESSAGES: Final = 8
+"""So many messages of one QoS follow each other, so that the broker may take them as a run."""
+
 MOST_WAITING: Final = 100
 """The number of messages that a publisher gives to paho before it waits for acknowledgements."""
 
@@ -108,7 +111,7 @@ class Flow:
 
 
 class Publisher(Flow):
-    """A publisher of numbered messages at QoS 1 and 2 in turn, until it is told to stop.
+    """A publisher of numbered messages, some at QoS 1 and some at QoS 2 in turn, until told to stop.
 
     A payload is ``PUBLISHER QOS NUMBER``; messages of each QoS have a topic of their own. It
     publishes on a connection when all that paho sends again there is acknowledged: paho would send
@@ -194,7 +197,7 @@ class Publisher(Flow):
         while True:
             if self._pause_seconds:
                 time.sleep(self._pause_seconds)
-            qos = 1 + self._n_published % 2
+            qos = 1 + self._n_published // ALIKE_MESSAGES % 2
             payload = f"{self._name} {qos} {self._n_published}".encode()
             with self.changed:
                 self.changed.wait_for(self._may_publish)

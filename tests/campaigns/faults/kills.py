@@ -24,6 +24,21 @@ POLICY: Final = {
     "limits": {"queued_messages": 10_000_000},
     "sys_interval": 2,
 }
+SUBSCRIBERS: Final = (
+    ("s0", V311, "load/#"),
+    ("s1", V5, "load/#"),
+    ("s2", V311, "alike/3/#"),
+    ("s3", V5, "alike/5/#"),
+)
+PUBLISHERS: Final = (
+    ("p0", V311, "load"),
+    ("p1", V5, "load"),
+    ("p2", V311, "alike/3"),
+    ("p3", V5, "alike/5"),
+)
+"""Name, version, and what is subscribed or the prefix of topics. Messages for subscribers of their
+own version go on as they came, in runs."""
+
 LINES: Final = (
     "persistence true",
     "autosave_interval 1",  # it stores every second, the most often that it can
@@ -38,15 +53,15 @@ def inflict(broker: Subject, rng: random.Random, effort: Effort) -> Sequence[Fin
     n_kills = effort.count(N_KILLS, least=2)
     with ExitStack() as stack:
         subscribers = [
-            stack.enter_context(Subscriber(broker.port, f"s{n}", version, "load/#"))
-            for n, version in enumerate((V311, V5))
+            stack.enter_context(Subscriber(broker.port, name, version, topic_filter))
+            for name, version, topic_filter in SUBSCRIBERS
         ]
         for subscriber in subscribers:
             if not subscriber.wait(lambda s=subscriber: s.is_subscribed, SETTLE_SECONDS):  # type: ignore[misc]
                 raise BenchmarkError(f"{broker.name}: no SUBACK")
         publishers = [
-            stack.enter_context(Publisher(broker.port, f"p{n}", version, "load"))
-            for n, version in enumerate((V311, V5))
+            stack.enter_context(Publisher(broker.port, name, version, topic))
+            for name, version, topic in PUBLISHERS
         ]
         flows = (*subscribers, *publishers)
         for number in range(n_kills):
@@ -59,8 +74,9 @@ def inflict(broker: Subject, rng: random.Random, effort: Effort) -> Sequence[Fin
         for publisher in publishers:
             publisher.end(SETTLE_SECONDS)
         promised = set().union(*(publisher.acknowledged for publisher in publishers))
-        for subscriber in subscribers:
-            subscriber.wait_for(promised, IDLE_SECONDS)
+        wanted = [_promised(publishers, topic_filter) for _, _, topic_filter in SUBSCRIBERS]
+        for subscriber, payloads in zip(subscribers, wanted, strict=True):
+            subscriber.wait_for(payloads, IDLE_SECONDS)
         difference = ledger_difference(broker.port, SETTLE_SECONDS) if broker.is_ours else None
     without_dup = set().union(*(subscriber.without_dup for subscriber in subscribers))
     without_dup.difference_update(*(publisher.repeated for publisher in publishers))
@@ -70,7 +86,7 @@ def inflict(broker: Subject, rng: random.Random, effort: Effort) -> Sequence[Fin
         Finding("messages acknowledged to their publishers", len(promised)),
         Finding(
             "acknowledged messages lost",
-            sum(len(promised - subscriber.got.keys()) for subscriber in subscribers),
+            sum(len(w - s.got.keys()) for s, w in zip(subscribers, wanted, strict=True)),
             most=0,
         ),
         Finding(
@@ -86,9 +102,16 @@ def inflict(broker: Subject, rng: random.Random, effort: Effort) -> Sequence[Fin
     return findings
 
 
+def _promised(publishers: Sequence[Publisher], topic_filter: str) -> set[bytes]:
+    """Return the messages that were acknowledged to those of `PUBLISHERS` whom a filter matches."""
+    pairs = zip(publishers, PUBLISHERS, strict=True)
+    found = [each.acknowledged for each, (_, _, topic) in pairs if f"{topic}/#" == topic_filter]
+    return set[bytes]().union(*found)
+
+
 KILLS: Final = Fault(
     "kills",
-    "the broker is killed (`kill -9`) at random moments while two clients publish at QoS 1 and 2 "
-    "to two sessions that are kept; `durability: normal`, mosquitto with `autosave_interval 1`",
+    "the broker is killed (`kill -9`) at random moments while four clients publish at QoS 1 and 2 "
+    "to four sessions that are kept; `durability: normal`, mosquitto with `autosave_interval 1`",
     inflict,
 )
