@@ -474,16 +474,15 @@ class Sender:
         return has_connack
 
     def send_short(self, first_byte: int, packet_id: int) -> None:
-        """Send a PUBREL or PUBCOMP of success once what it says is safe."""
+        """Send a PUBREL or PUBCOMP of success once what it says is safe.
+
+        A PUBLISH may overtake it: only among themselves they keep their order [MQTT-4.6.0-4].
+        """
         frame = _SHORT_PACKET(first_byte, 2, packet_id)
-        if self.held:
+        if self.held or not self._is_safe():
             self._hold(first_byte, frame, b"")
-        elif self._is_safe():
-            self._put(first_byte, frame, b"")
         else:
-            self._hold(first_byte, frame, b"")
-            if self.is_open:
-                self.session.is_direct = False
+            self._put(first_byte, frame, b"")
 
     def send_receipt(self, first_byte: int, packet_id: int) -> None:
         """Send the PUBACK or PUBREC of a message that was accepted."""
@@ -502,14 +501,10 @@ class Sender:
             is_state: they say what a durable session has just become, as PUBREL and PUBCOMP do:
                 they go out once that is safe.
         """
-        if self.held:
+        if self.held or (is_state and not self._is_safe()):
             self.hold_run(packets, n_packets)
-        elif not is_state or self._is_safe():
-            self.put_run(packets, n_packets)
         else:
-            self.hold_run(packets, n_packets)
-            if self.is_open:
-                self.session.is_direct = False
+            self.put_run(packets, n_packets)
 
     def hold_run(self, packets: Buffer, n_packets: int) -> None:
         """Put packets of one kind that nobody looks at into `out` after the next commit."""

@@ -111,7 +111,7 @@ class Flow:
 
 
 class Publisher(Flow):
-    """A publisher of numbered messages, some at QoS 1 and some at QoS 2 in turn, until told to stop.
+    """A publisher of numbered messages, some at QoS 1 and some at QoS 2, until told to stop.
 
     A payload is ``PUBLISHER QOS NUMBER``; messages of each QoS have a topic of their own. It
     publishes on a connection when all that paho sends again there is acknowledged: paho would send
