@@ -205,9 +205,11 @@ class LoopScheduler:
         self.settle(now)
 
     def _turns(self) -> None:
-        """Serve from the head of the line, each at most once."""
+        """Serve from the head of the line, each at most once, after what is gathered."""
         line = self._line
         now = self.clock()
+        if self._is_gathering:
+            self._settle_gathered(now)
         seconds = max(TURNS_SECONDS, self._seconds_elsewhere)
         end = now + seconds
         try:

@@ -15,7 +15,7 @@ from penstock.broker.network.loop_scheduler import (
     MOST_TURNS,
     LoopScheduler,
 )
-from penstock.broker.network.transport import LEAST_SLICE_BYTES
+from penstock.broker.network.transport import LEAST_SLICE_BYTES, MqttProtocol
 from tests.broker.serving import driver_of, port_of, protocol_of, serving, until
 from tests.helpers.wire import connected
 
@@ -51,8 +51,6 @@ async def test_what_slices_have_for_a_subscriber_is_written_together_and_never_l
         flooding.data_received(b"".join(map(numbered, range(MESSAGES))))
         assert connection.outgoing.out
         protocol_of(server, "q").data_received(write_packet(Publish("t", b"other"), 4))
-        await asyncio.sleep(0)
-        assert not connection.outgoing.out
         payloads = [(await subscriber.take(Publish)).payload[:4] for _ in range(MESSAGES + 2)]
         assert payloads.index(b"othe") < MESSAGES
         payloads.remove(b"othe")
@@ -81,8 +79,6 @@ async def test_what_many_senders_have_for_a_reader_at_a_time_is_written_together
             protocol_of(server, "p").data_received(write_packet(Publish("t", payload), 4))
             left.append(len(connection.outgoing.out))
         assert left == [1, 2, 3, 4, 5]
-        await asyncio.sleep(0)
-        assert not connection.outgoing.out
         received = [(await subscriber.take(Publish)).payload for _ in range(6)]
         assert received == [b"known", *payloads]
 
@@ -108,6 +104,32 @@ async def test_what_is_gathered_is_not_late() -> None:
             protocol_of(server, "p").data_received(packet)
             left.append(len(connection.outgoing.out))
         assert left == [1, 2, 0, 1, 0]
+
+
+async def test_what_is_gathered_is_written_before_anybody_in_line_has_a_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else a flood would make a small message late by a slice."""
+    async with (
+        serving() as server,
+        await connected(port_of(server), "s", version=4) as subscriber,
+        await connected(port_of(server), "p", version=4) as publisher,
+    ):
+        await subscriber.subscribe("t")
+        await publisher.publish("t", b"known")
+        connection = protocol_of(server, "s").connection
+        assert connection is not None
+        driver = driver_of(server)
+        await until(lambda: not is_gathering(driver))
+        at_turn: list[list[object]] = []
+        flooding = protocol_of(server, "p")
+        out_of = connection.outgoing
+        monkeypatch.setattr(MqttProtocol, "take_turn", lambda *_: at_turn.append([*out_of.out]))
+        driver.later(flooding)
+        flooding.data_received(write_packet(Publish("t", b"x"), 4))
+        assert connection.outgoing.out
+        await until(lambda: at_turn)
+        assert at_turn == [[]]
 
 
 async def test_subscribers_who_must_wait_for_a_turn_get_their_message() -> None:
