@@ -119,9 +119,10 @@ def verdict(said: Admittance) -> bool | None:
 
 
 @asynccontextmanager
-async def serving(**keys: Any) -> AsyncIterator[Server]:
-    """Run a broker whose only plugin this is."""
-    policy = {"listeners": {"default": {"bind": "127.0.0.1:0"}}, "plugins": {"access": keys}}
+async def serving(others: dict[str, Any] | None = None, **keys: Any) -> AsyncIterator[Server]:
+    """Run a broker with this plugin, and with no others unless they are named."""
+    plugins = {"access": keys, **(others or {})}
+    policy = {"listeners": {"default": {"bind": "127.0.0.1:0"}}, "plugins": plugins}
     server = Server(parse_policy(policy, "policy.yaml"))
     await server.start()
     try:
@@ -450,6 +451,37 @@ async def test_a_reload_holds_for_clients_that_are_connected(
         assert f"reloaded: {', '.join(keys_read)}; {not_read}" in caplog.messages
         assert (await echo(client, "new", b"2")) == b"2"
         await (await connected(port_of(server), username="eve", password=b"e")).send(Disconnect())
+
+
+@pytest.mark.parametrize("has_others", [False, True])
+@pytest.mark.parametrize("revoked", ["write", "read"])
+async def test_what_a_reload_takes_away_is_refused_from_then_on(
+    files: Files, tmp_path: Path, revoked: str, *, has_others: bool
+) -> None:
+    """Though it was allowed before, and whatever other plugins have a say."""
+    others: dict[str, Any] = {
+        "parts": {"spool": str(tmp_path / "spool")},
+        "amqtt.plugins.topic_checking.TopicTabooPlugin": None,
+    }
+    keys = {"password_file": str(files.passwords), "acl_file": str(files.acl)}
+    rules = "user ann\ntopic write t\ntopic write kept\nuser bob\ntopic read t\ntopic read kept\n"
+    files.acl.write_text(rules)
+    async with (
+        serving(**keys, others=others if has_others else {}) as server,
+        await connected(port_of(server), "a", username="ann", password=b"a") as ann,
+        await connected(port_of(server), "b", username="bob", password=b"b") as bob,
+    ):
+        await bob.subscribe("#", 1)
+        await ann.send(Publish("t", b"0"))
+        assert (await ann.publish("t", b"1")).reason_code == 0
+        assert [(await bob.take(Publish)).payload for _ in range(2)] == [b"0", b"1"]
+        files.acl.write_text(rules.replace(f"topic {revoked} t\n", ""))
+        await server.reload()
+        await ann.send(Publish("t", b"2"))
+        code = (await ann.publish("t", b"3")).reason_code
+        assert code == (REFUSED if revoked == "write" else 0)
+        await ann.publish("kept", b"4")
+        assert (await bob.take(Publish)).payload == b"4"
 
 
 @pytest.mark.parametrize("version", [4, 5])
