@@ -11,6 +11,7 @@ from penstock.broker.access_control import PUBLISH, RECEIVE, Action, SessionView
 from penstock.broker.config.mqtt_options import MqttOptions
 from penstock.broker.extensions import QOS_PROPERTY, RELAY_CLIENT_PREFIX
 from penstock.broker.fast_paths.fast_core import FastCore
+from penstock.broker.message import LANE_PROPERTY, SIZE_PROPERTY
 from penstock.broker.mqtt.packets import Connect, Disconnect, Publish
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.routing.topic_tree import Subscription
@@ -44,6 +45,16 @@ class ReadsAgain(Access):
         return answer
 
 
+class UserIds(Access):
+    """Access control by which each client may receive what is below its own name."""
+
+    answers_last = True
+
+    def authorize(self, session: SessionView, topic: str, action: Action) -> bool:
+        """Answer for a topic."""
+        return action is not RECEIVE or topic == f"of/{session.known_as}"
+
+
 @CORES
 @pytest.mark.parametrize("asked", [PUBLISH, RECEIVE])
 @pytest.mark.parametrize("refused", ["publish", "receive"])
@@ -61,6 +72,26 @@ def test_rules_that_change_while_they_are_asked(
     reader.acknowledge()
     publisher.publish("t", b"2", qos=qos)
     assert b"2" not in reader.payloads()
+
+
+@CORES
+def test_a_lane_is_judged_as_the_client_that_it_names(made_of: type[Core]) -> None:
+    """From the CONNECT on that names it, whatever was answered before."""
+    access = UserIds()
+    broker = VirtualBroker(core_class=made_of, access=access)
+    publisher = broker.connect("p")
+    keep: dict[str, Any] = {"session_expiry_interval": 60}
+    broker.connect("first", properties=keep)
+    reader = broker.connect("lane", properties=keep)
+    reader.subscribe("of/#")
+    lanes = [(LANE_PROPERTY, "first"), (SIZE_PROPERTY, "large")]
+    for names, own in (([], "lane"), (lanes, "first"), ([], "lane")):
+        reader = broker.connect(
+            "lane", clean_start=False, properties=keep | {"user_property": names}
+        )
+        for topic in ("of/lane", "of/first"):
+            publisher.publish(topic)
+        assert [packet.topic for packet in reader.take_all(Publish)] == [f"of/{own}"]
 
 
 def test_a_long_topic_is_remembered_once() -> None:

@@ -119,9 +119,9 @@ def verdict(said: Admittance) -> bool | None:
 
 
 @asynccontextmanager
-async def serving(others: dict[str, Any] | None = None, **keys: Any) -> AsyncIterator[Server]:
+async def serving(**keys: Any) -> AsyncIterator[Server]:
     """Run a broker with this plugin, and with no others unless they are named."""
-    plugins = {"access": keys, **(others or {})}
+    plugins = keys.pop("others", {}) | {"access": keys}
     policy = {"listeners": {"default": {"bind": "127.0.0.1:0"}}, "plugins": plugins}
     server = Server(parse_policy(policy, "policy.yaml"))
     await server.start()
