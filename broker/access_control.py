@@ -152,7 +152,10 @@ class AccessControl:
         self._on_change = on_change
 
     def rules_changed(self) -> None:
-        """Have the broker forget the answers that it remembers; for `answers_last`."""
+        """Have the broker forget the answers that it remembers; for `answers_last`.
+
+        Call it on the event loop's thread.
+        """
         if self._on_change is not None:
             self._on_change()
 

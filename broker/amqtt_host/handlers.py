@@ -147,7 +147,7 @@ def decides(plugin: Any, action: Action) -> bool:
 
 
 def answers_last(plugin: Any) -> bool:
-    """Say whether a topic plugin's answer is always the same of one user, topic and action.
+    """Say whether a topic plugin's answer is always the same of one client, user, topic and action.
 
     aMQTT's own two plugins compare these with the policy file alone. Another plugin may say so by
     the attribute ``answers_last``, if it awaits nothing.

@@ -66,7 +66,8 @@ NOT_FAST: Final = FastPlan(-1, (), 0, ("", b""), None)
 """The plan of a topic whose messages take the plain way: no message is small enough for it."""
 
 MOST_JUDGED: Final = 65_536
-"""So many topics of all publishers together are remembered as judged, of some 100 bytes each."""
+"""So many topics of all publishers together are remembered as judged, of some 100 bytes each, or
+250 where each publisher has one. The tables of publishers that are gone are among them."""
 
 
 def are_direct(sessions: Sequence[FastSession]) -> bool:
