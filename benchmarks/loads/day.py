@@ -412,10 +412,11 @@ class Sleeper:
                 pass
             sock.sendall(wire.DISCONNECT)
 
-    def take_the_rest(self) -> None:
-        """Take the commands that still wait."""
+    def take_the_rest(self, deadline: float) -> None:
+        """Take the commands that still wait, until a moment of the monotonic clock."""
         with self._lock, self._open() as sock, contextlib.suppress(TimeoutError):
             while self.commands < self._day.commands(self._device):
+                sock.settimeout(max(0.1, deadline - time.monotonic()))
                 self._receive(sock)
             sock.sendall(wire.DISCONNECT)
 
@@ -457,7 +458,8 @@ def sleep(access: Access, day: Day) -> Steps:
         for future in futures:
             future.result()
         sleep_until(start + day.seconds)
-        list(pool.map(Sleeper.take_the_rest, sleepers.values()))
+        deadline = time.monotonic() + IDLE_SECONDS
+        list(pool.map(lambda each: each.take_the_rest(deadline), sleepers.values()))
     connected = sorted(value for each in sleepers.values() for value in each.connected)
     expected = sum(map(day.commands, sleepers))
     yield {
