@@ -260,6 +260,8 @@ class AmqttHost(AccessControl):
         client_id = event.session.client_id
         known = self._sessions.get(client_id)
         newer = self._admitted.pop(client_id, None)
+        if newer is not None and newer.connected_as != event.session.username:
+            newer = None  # of another user, who did not get in
         if known is None or known.session is not event.session:
             if newer is not None:
                 self._sessions[client_id] = newer

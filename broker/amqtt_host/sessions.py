@@ -78,8 +78,8 @@ class HostedSession(AmqttSession):
 
     Attributes:
         session: the broker's session; None while a client is authenticated.
-        connected_as: the user name that the broker's session had when it was last looked at; a
-            plugin may give the client another one.
+        connected_as: the user name of the CONNECT, then the one that the broker's session had when
+            it was last looked at; a plugin may give the client another one.
     """
 
     session: Session | None = None
@@ -163,7 +163,7 @@ def session_of_attempt(attempt: ConnectAttempt, keep_alive_grace: int) -> Hosted
     """
     session = HostedSession(attempt.client_id)
     session.clean_session = attempt.clean_start
-    session.username = attempt.username
+    session.username = session.connected_as = attempt.username
     session.password = None if attempt.password is None else _as_text(attempt.password)
     session.remote_address = attempt.remote_address
     session.remote_port = attempt.remote_port

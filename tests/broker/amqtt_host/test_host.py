@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from amqtt.contexts import Action
 from amqtt.plugins.authentication import AnonymousAuthPlugin
-from amqtt.plugins.base import BaseTopicPlugin
+from amqtt.plugins.base import BaseAuthPlugin, BaseTopicPlugin
 from amqtt.plugins.sys.broker import BrokerSysPlugin
 from amqtt.session import Session
 from pwdlib import PasswordHash
 from pwdlib.hashers.argon2 import Argon2Hasher
 
-from penstock.broker.access_control import ConnectAttempt
+from penstock.broker.access_control import Accepted, ConnectAttempt
 from penstock.broker.amqtt_host.host import AmqttHost
 from penstock.broker.amqtt_host.sessions import HostedSession
 from penstock.broker.config.policy import parse_policy
@@ -31,6 +31,7 @@ from penstock.broker.mqtt.packets import (
     Will,
 )
 from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.sessions.access import SeveralSources
 from tests.broker.amqtt_host.hosting import (
     ACL,
     ANONYMOUS,
@@ -42,6 +43,7 @@ from tests.broker.amqtt_host.hosting import (
     Broken,
     BrokenLater,
     Broker,
+    Client,
     PacketRecorder,
     Raises,
     Recorder,
@@ -49,6 +51,7 @@ from tests.broker.amqtt_host.hosting import (
     SaysNone,
     named,
 )
+from tests.helpers.access import Access
 
 
 class AsksForTopics(BaseTopicPlugin):
@@ -580,3 +583,40 @@ async def test_a_name_that_a_plugin_gives_holds_from_then_on(last: str) -> None:
         for one in (client, publisher):
             await one.send(Publish("prohibited", name.encode()))
         assert client.published() == [("prohibited", name.encode())] * (2 * (name == "admin"))
+
+
+class KnowsAdmin(BaseAuthPlugin):
+    """Lets admin in, and knows nobody else."""
+
+    async def authenticate(self, *, session: Any) -> bool | None:
+        """Answer for one user name."""
+        return True if session.username == "admin" else None
+
+
+async def test_a_client_that_did_not_get_in_gives_its_name_to_nobody() -> None:
+    """Not to a user whom another source lets in, with the same Client Identifier."""
+    broker = Broker({named(KnowsAdmin): None, TABOO: None})
+    others = Access(publish=False, subscribe=False, receive=False)
+    broker.core.access = SeveralSources([broker.host, others])
+    others.is_open = False
+    assert not (await broker.connect("c", username="admin")).is_connected
+    others.is_open = True
+    user = await broker.connect("c", username="user")
+    await user.send(Subscribe(1, (SubscriptionRequest("prohibited"),)))
+    assert refusals(user) == [(0x80,)]
+
+
+async def test_a_client_that_gets_another_name_is_judged_by_that() -> None:
+    """As by that of its certificate; CONNECT may claim any."""
+    broker = Broker({ANONYMOUS: None, TABOO: None})
+    others = Access(publish=False, subscribe=False, receive=False)
+    broker.core.access = SeveralSources([broker.host, others])
+    others.answer = Accepted("user")
+    user = await broker.connect("c", username="admin")
+    await user.send(Subscribe(1, (SubscriptionRequest("prohibited"),)))
+    assert refusals(user) == [(0x80,)]
+
+
+def refusals(client: Client) -> list[tuple[int, ...]]:
+    """Return the reason codes of each SUBACK that has come."""
+    return [packet.reason_codes for packet in client.received() if isinstance(packet, SubAck)]
