@@ -21,11 +21,13 @@ those who stand in it would starve else, and what they are to be sent would grow
 
 Of deadlines that are due at once, `MOST_TURNS` are served before the loop looks at the network.
 
-What chunks have to be written is *gathered*, until the loop has looked at all that the network has,
-for `GATHER_SECONDS` at most. Many clients may have something for one reader, which is then one
-write. And the processor has the code of the interpreter at hand while chunks are handled, and that
-of the kernel while they are written: with 50 pairs that have one QoS 1 message under way, a message
-takes 4 us less of 30.
+*Small* chunks of plain connections are gathered (`LoopScheduler.gather`): they are handled when the
+loop has looked at all that the network has, `MOST_TURNS` at a time, and what they have caused is
+written after them. Many clients may have something for one reader, which is then one write. And the
+processor has the code of the interpreter at hand while they are handled, and that of the kernel
+while they are written: with 50 pairs that have one QoS 1 message under way, a message takes 5 us
+less of 30. What other chunks have to be written waits in the same way, for `GATHER_SECONDS` at
+most.
 
 Some writes are *postponed*. Subscribers beyond the first `MOST_TURNS` that one call has touched are
 written in the next rounds of the loop, at as many a time. Those who get little of a slice that is
@@ -136,6 +138,7 @@ class LoopScheduler:
         self._has_turns = False
         self._seconds_elsewhere = 0.0
         self._is_woken = False
+        self._received: deque[tuple[MqttProtocol, bytes]] = deque()
         self._is_gathering = False
         self.gathers_until = -math.inf
         self._n_leaving = 0
@@ -151,6 +154,39 @@ class LoopScheduler:
     def _woken(self) -> None:
         self._is_woken = False
         self.settle(self.clock())
+
+    def gather(self, protocol: MqttProtocol, data: bytes) -> None:
+        """Handle a small chunk when the loop has looked at all that the network has.
+
+        `MOST_TURNS` of them are handled at once. With 5 pairs that have one QoS 1 message under
+        way, a message takes 2 us less of 34 for it.
+        """
+        received = self._received
+        received.append((protocol, data))
+        if len(received) == 1:
+            self.loop.call_soon(self.take_received)
+        elif len(received) >= MOST_TURNS:
+            self.take_received()
+
+    def take_received(self) -> None:
+        """Handle the chunks that were gathered, in their order, and do what they have caused."""
+        received = self._received
+        if not received:
+            return
+        now = self.clock()
+        gathers_until, self.gathers_until = self.gathers_until, math.inf  # it is settled below
+        try:
+            for _ in range(len(received)):
+                protocol, data = received.popleft()
+                protocol.receive_gathered(data, now)
+                if not received:  # a client in this process may have caused a call of its own
+                    break
+        finally:
+            self.core.turn.is_running = False
+            self.gathers_until = gathers_until
+            if received:
+                self.loop.call_soon(self.take_received)
+        self.settle(now)
 
     def settle_soon(self, now: float) -> None:
         """Settle when the loop has looked at all that the network has, but not late.
@@ -207,6 +243,7 @@ class LoopScheduler:
     def _turns(self) -> None:
         """Serve from the head of the line, each at most once, after what is gathered."""
         line = self._line
+        self.take_received()
         now = self.clock()
         if self._is_gathering:
             self._settle_gathered(now)

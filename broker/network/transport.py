@@ -42,6 +42,10 @@ second."""
 MOST_SLICE_BYTES: Final = 65_536
 """The size of the cheapest slices: the next one may be a hundred times as expensive."""
 
+GATHERED_BYTES: Final = 1_024
+"""A chunk as small as this may wait for those that come with it: `LoopScheduler.gather`. All that
+wait at a time are no more than one chunk that is handed over whole."""
+
 LEFTOVER_SECONDS: Final = 1.0
 """A client's input is handled in any case for so long after it has gone. Later input is dropped
 while many such clients are in line (`LoopScheduler.is_crowded`). Otherwise it would grow while
@@ -67,6 +71,7 @@ class MqttProtocol(asyncio.Protocol):
     __slots__ = (
         "_close_timer",
         "_early",
+        "_is_bare",
         "_is_end_due",
         "_is_gone",
         "_leftover_until",
@@ -101,6 +106,7 @@ class MqttProtocol(asyncio.Protocol):
         self._rest_at = 0
         self._slice_bytes = LEAST_SLICE_BYTES
         self.is_reading = True
+        self._is_bare = False
         self._is_end_due = False
         self._is_gone = False
         self._leftover_until = math.inf
@@ -116,7 +122,8 @@ class MqttProtocol(asyncio.Protocol):
         driver.protocols.add(self)
         if arrival.place is None and not arrival.accept(transport):
             return
-        if transport is not arrival.transport:
+        self._is_bare = transport is arrival.transport
+        if not self._is_bare:
             arrival.leave_layers()
         limits = driver.limits
         transport.set_write_buffer_limits(limits.write_high_bytes, limits.write_low_bytes)
@@ -181,6 +188,7 @@ class MqttProtocol(asyncio.Protocol):
             self.transport.pause_reading()
             return
         if self._rest or not self.is_reading:  # a layer had more than it was asked for
+            driver.take_received()
             self._rest = self._rest[self._rest_at :] + data
             self._rest_at = 0
             self._line_up(connection)
@@ -189,20 +197,45 @@ class MqttProtocol(asyncio.Protocol):
             and len(data) > connection.missing_bytes
             and not connection.client.is_closing
         ):
+            driver.take_received()
             self._rest = data
             self._pause_reading()
             self._take_slice(connection, driver.clock())
+        elif len(data) <= GATHERED_BYTES and self._is_bare and connection.client.is_open:
+            driver.gather(self, data)
         else:
+            driver.take_received()
             self._receive(connection, data, driver.clock())
 
+    def receive_gathered(self, data: bytes, now: float) -> None:
+        """Hand a small chunk to the core; the caller settles, and ends `turn.is_running`."""
+        connection = self.connection
+        if connection is None:
+            return
+        if not self.is_reading:  # it has been put off meanwhile
+            self._rest = self._rest[self._rest_at :] + data
+            self._rest_at = 0
+            self._line_up(connection)
+            return
+        self._hand_over(connection, data, now)
+        if connection.outgoing.needs_look or connection.client.backlog:  # else nothing is left
+            self._see_to(connection, now)
+
     def _receive(self, connection: Connection, data: bytes, now: float) -> None:
-        driver = self.driver
-        turn = driver.core.turn
-        turn.is_running = True
+        self._hand_over(connection, data, now)
+        self._see_to(connection, now)
+
+    def _hand_over(self, connection: Connection, data: bytes, now: float) -> None:
+        self.driver.core.turn.is_running = True
         try:
             connection.receive_data(data, now)
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 (see `_failed`)
             self._failed(connection, error, now)
+
+    def _see_to(self, connection: Connection, now: float) -> None:
+        """Settle, or let it be settled soon, after a chunk was handed over."""
+        driver = self.driver
+        turn = driver.core.turn
         if not self.is_reading:
             turn.touch(connection.outgoing)  # to be read from again, or to take another turn
         turn.is_running = False
@@ -286,11 +319,13 @@ class MqttProtocol(asyncio.Protocol):
 
     def eof_received(self) -> None:
         """The client sends nothing more: the transport closes, behind what is to be written."""
+        self.driver.take_received()
         self.driver.settle(self.driver.clock())
         self.arrival.end_in_time()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 (asyncio's)
         """The network connection is gone; what has come by it still counts."""
+        self.driver.take_received()
         self.arrival.leave_to_kernel()
         connection = self.connection
         now = self.driver.clock()

@@ -15,7 +15,8 @@ from penstock.broker.network.loop_scheduler import (
     MOST_TURNS,
     LoopScheduler,
 )
-from penstock.broker.network.transport import LEAST_SLICE_BYTES, MqttProtocol
+from penstock.broker.network.transport import GATHERED_BYTES, LEAST_SLICE_BYTES, MqttProtocol
+from penstock.broker.sending.sender import Outlet, WriteQueue
 from tests.broker.serving import driver_of, port_of, protocol_of, serving, until
 from tests.helpers.wire import connected
 
@@ -58,8 +59,24 @@ async def test_what_slices_have_for_a_subscriber_is_written_together_and_never_l
         assert (await other.publish("t", b"last")).reason_code == 0
 
 
-async def test_what_many_senders_have_for_a_reader_at_a_time_is_written_together() -> None:
-    """By one write, in their order, as soon as the loop has looked at all that has come."""
+def note_writes(monkeypatch: pytest.MonkeyPatch, outgoing: WriteQueue) -> list[int]:
+    """Return a list of how many pieces each write of a connection has."""
+    written: list[int] = []
+    write_to = WriteQueue.write_to
+
+    def noting(self: WriteQueue, transport: Outlet) -> bool:
+        if self is outgoing:
+            written.append(len(self.out))
+        return write_to(self, transport)
+
+    monkeypatch.setattr(WriteQueue, "write_to", noting)
+    return written
+
+
+async def test_what_many_senders_have_for_a_reader_at_a_time_is_written_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In their order, as soon as the loop has looked at all that has come, or there is much."""
     async with (
         serving() as server,
         await connected(port_of(server), "s", version=4) as subscriber,
@@ -71,16 +88,14 @@ async def test_what_many_senders_have_for_a_reader_at_a_time_is_written_together
         assert connection is not None
         driver = driver_of(server)
         await until(lambda: not is_gathering(driver))
-        at = driver.clock()
-        driver.clock = lambda: at
-        payloads = [b"%d" % number for number in range(5)]
-        left = []
+        written = note_writes(monkeypatch, connection.outgoing)
+        payloads = [b"%d" % number for number in range(2 * MOST_TURNS + 5)]
         for payload in payloads:
             protocol_of(server, "p").data_received(write_packet(Publish("t", payload), 4))
-            left.append(len(connection.outgoing.out))
-        assert left == [1, 2, 3, 4, 5]
-        received = [(await subscriber.take(Publish)).payload for _ in range(6)]
+        assert written == [MOST_TURNS, MOST_TURNS]
+        received = [(await subscriber.take(Publish)).payload for _ in range(len(payloads) + 1)]
         assert received == [b"known", *payloads]
+        assert written == [MOST_TURNS, MOST_TURNS, 5]
 
 
 async def test_what_is_gathered_is_not_late() -> None:
@@ -97,7 +112,7 @@ async def test_what_is_gathered_is_not_late() -> None:
         driver = driver_of(server)
         await until(lambda: not is_gathering(driver))
         at = driver.clock()
-        packet = write_packet(Publish("t", b"x"), 4)
+        packet = write_packet(Publish("t", bytes(GATHERED_BYTES)), 4)  # it is handled at once
         left = []
         for step in (0.0, 0.5, 1.0, 1.5, 2.5):
             driver.clock = lambda: at + step * GATHER_SECONDS  # noqa: B023 (called at once)
@@ -106,8 +121,9 @@ async def test_what_is_gathered_is_not_late() -> None:
         assert left == [1, 2, 0, 1, 0]
 
 
+@pytest.mark.parametrize("n_bytes", [1, GATHERED_BYTES])
 async def test_what_is_gathered_is_written_before_anybody_in_line_has_a_turn(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, n_bytes: int
 ) -> None:
     """Else a flood would make a small message late by a slice."""
     async with (
@@ -126,10 +142,11 @@ async def test_what_is_gathered_is_written_before_anybody_in_line_has_a_turn(
         out_of = connection.outgoing
         monkeypatch.setattr(MqttProtocol, "take_turn", lambda *_: at_turn.append([*out_of.out]))
         driver.later(flooding)
-        flooding.data_received(write_packet(Publish("t", b"x"), 4))
-        assert connection.outgoing.out
+        flooding.data_received(write_packet(Publish("t", bytes(n_bytes)), 4))
         await until(lambda: at_turn)
         assert at_turn == [[]]
+        assert (await subscriber.take(Publish)).payload == b"known"
+        assert (await subscriber.take(Publish)).payload == bytes(n_bytes)
 
 
 async def test_subscribers_who_must_wait_for_a_turn_get_their_message() -> None:

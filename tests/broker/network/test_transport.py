@@ -26,7 +26,7 @@ from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.mqtt.writer import write_packet
 from penstock.broker.network import transport as transport_module
 from penstock.broker.network.new_connection import CLOSE_TIMEOUT_SECONDS
-from penstock.broker.network.transport import LEAST_SLICE_BYTES
+from penstock.broker.network.transport import GATHERED_BYTES, LEAST_SLICE_BYTES
 from penstock.broker.payload import PIECE_BYTES
 from penstock.broker.receiving.connection import Connection
 from penstock.broker.sending.sender import WRITE_BYTES
@@ -595,9 +595,43 @@ async def test_what_came_right_before_the_end_is_answered(kind: str) -> None:
         await client.take(ConnAck)
         protocol = protocol_of(server, "c")
         assert protocol.connection is not None
-        outgoing = protocol.connection.outgoing
         protocol.data_received(write_packet(Publish("t", b"x", qos=1, packet_id=7), 5))
         below: Any = protocol if kind == "tcp" else protocol.transport
         below.eof_received()
-        assert not outgoing.out
+        assert server.core.counters.publish_received == 1
+        assert not protocol.connection.outgoing.out
         client.close()
+
+
+async def test_chunks_of_all_sizes_are_handled_in_their_order() -> None:
+    """Small ones may wait for each other; a large one comes behind them, and so does the end."""
+    async with (
+        serving() as server,
+        await connected(port_of(server), "s", version=4) as subscriber,
+        await connected(port_of(server), "p", version=4) as publisher,
+    ):
+        await subscriber.subscribe("t", 1)
+        protocol = protocol_of(server, "p")
+        sizes = (1, 2, GATHERED_BYTES, 3, 3 * LEAST_SLICE_BYTES, 4)
+        for size in sizes:
+            protocol.data_received(write_packet(Publish("t", bytes(size)), 4))
+        protocol.connection_lost(None)
+        assert [len((await subscriber.take(Publish)).payload) for _ in sizes] == list(sizes)
+        publisher.close()
+
+
+async def test_a_chunk_that_was_gathered_waits_while_its_client_is_not_read_from() -> None:
+    """What came before it may have caused that."""
+    async with (
+        serving() as server,
+        await connected(port_of(server), "c", version=4) as client,
+    ):
+        protocol = protocol_of(server, "c")
+        assert protocol.connection is not None
+        protocol.data_received(write_packet(PingReq(), 4))
+        protocol.is_reading = False
+        await asyncio.sleep(0)
+        driver_of(server).take_received()
+        protocol.is_reading = True
+        protocol.see_to_reading(protocol.connection)
+        await client.take(PingResp)
