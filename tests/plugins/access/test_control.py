@@ -17,7 +17,16 @@ from penstock.broker.config.checked_yaml import validate_config
 from penstock.broker.config.policy import parse_policy
 from penstock.broker.errors import ConfigError
 from penstock.broker.extensions import PluginContext
-from penstock.broker.mqtt.packets import Auth, ConnAck, Connect, Disconnect, PubAck, Publish
+from penstock.broker.mqtt.packets import (
+    Auth,
+    ConnAck,
+    Connect,
+    Disconnect,
+    PingReq,
+    PingResp,
+    PubAck,
+    Publish,
+)
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.receiving.connecting import close_if_revoked
 from penstock.broker.server import Server
@@ -482,6 +491,71 @@ async def test_what_a_reload_takes_away_is_refused_from_then_on(
         assert code == (REFUSED if revoked == "write" else 0)
         await ann.publish("kept", b"4")
         assert (await bob.take(Publish)).payload == b"4"
+
+
+@pytest.mark.parametrize("qos", [0, 1])
+@pytest.mark.parametrize("revoked", ["write", "read"])
+async def test_rules_that_change_while_runs_are_under_way(
+    files: Files, revoked: str, qos: int
+) -> None:
+    """There is one message from which on none gets through; other topics miss none."""
+    rules = "user ann\ntopic write t\ntopic write kept\nuser bob\ntopic read t\ntopic read kept\n"
+    files.acl.write_text(rules)
+    got: dict[str, list[int]] = {"t": [], "kept": []}
+    codes: list[int] = []
+    n_chunks = 0
+
+    async def receive(bob: WireClient) -> None:
+        while True:
+            packet = await bob.take(Publish)
+            if not packet.payload:
+                return
+            got[packet.topic].append(int(packet.payload))
+            if qos:
+                await bob.send(PubAck(packet.packet_id))
+
+    async def publish(ann: WireClient, chunk: int) -> None:
+        numbers = range(20 * chunk, 20 * chunk + 20)
+        topics = ["t"] * 19 + ["kept"]
+        await ann.send(
+            *(
+                Publish(topic, b"%d" % number, qos=qos, packet_id=qos * (number % 20 + 1))
+                for topic, number in zip(topics, numbers, strict=True)
+            ),
+            PingReq(),
+        )
+        answers = [await ann.take(PubAck) for _ in range(20 * qos)]
+        codes.extend(answer.reason_code for answer in answers[:-1])
+        await ann.take(PingResp)
+
+    async with (
+        serving(password_file=str(files.passwords), acl_file=str(files.acl)) as server,
+        await connected(port_of(server), "a", username="ann", password=b"a") as ann,
+        await connected(port_of(server), "b", username="bob", password=b"b") as bob,
+        asyncio.timeout(60),
+    ):
+        await bob.subscribe("#", qos)
+        reading = asyncio.create_task(receive(bob))
+        for n_chunks in range(100):
+            await publish(ann, n_chunks)
+        files.acl.write_text(rules.replace(f"topic {revoked} t\n", ""))
+        reloading = asyncio.create_task(server.reload())
+        while not reloading.done():
+            n_chunks += 1
+            await publish(ann, n_chunks)
+        n_before = 20 * (n_chunks + 1)
+        for _ in range(100):
+            n_chunks += 1
+            await publish(ann, n_chunks)
+        await ann.send(Publish("kept", b""))
+        await reading
+    assert got["kept"] == list(range(19, 20 * (n_chunks + 1), 20))
+    sent = [number for number in range(20 * (n_chunks + 1)) if number % 20 != 19]
+    assert got["t"] == sent[: len(got["t"])]
+    assert 19 * 100 <= len(got["t"]) <= n_before
+    if qos:
+        n_allowed = len(got["t"]) if revoked == "write" else len(sent)
+        assert codes == [0] * n_allowed + [REFUSED] * (len(sent) - n_allowed)
 
 
 @pytest.mark.parametrize("version", [4, 5])
