@@ -152,6 +152,8 @@ class DeliveryGate:
     def connected(self, link: Link, user_properties: Sequence[tuple[str, str]]) -> str:  # noqa: ARG002
         """Take note of a subscriber that has connected; its link has its names and its listener.
 
+        Of a client whose CONNECT has no user properties it is told when the client subscribes.
+
         Args:
             link: the link of the subscriber.
             user_properties: those of its CONNECT, in their order; none before MQTT 5.0.
@@ -256,7 +258,10 @@ class LinkSampler:
         """Take note of a probe handed to the connection; `sent` is not called for it."""
 
     def connected(self, link: Link, now: float) -> None:
-        """Take note of a new network connection of the subscriber: what was outstanding is void."""
+        """Take note of a new network connection of the subscriber: what was outstanding is void.
+
+        Of a new client it is told when the client subscribes, as `DeliveryGate.connected` is.
+        """
 
     def forget(self, link: Link) -> None:
         """Drop whatever is kept for this subscriber: its session has ended."""

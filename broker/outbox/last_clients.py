@@ -5,7 +5,8 @@ An operator asks after a client has failed, and its session may have ended by th
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
 
 from penstock.broker.extensions import Decision
 from penstock.broker.link import Link
@@ -55,7 +56,7 @@ class LastClients:
 
     def __init__(self) -> None:
         self._held: dict[str, LastClient] = {}
-        self._others: dict[str, LastClient] = {}
+        self._others: dict[str, LastClient | Callable[[], LastClient]] = {}
 
     def add(self, client: LastClient) -> None:
         """Remember a client that has gone; nothing else changes what it refers to."""
@@ -72,13 +73,33 @@ class LastClients:
             others[client.client_id] = client
         if outbox.last_decision is not None:
             outbox.last_decision = _shortened(outbox.last_decision)
-        if len(held) + len(others) > MAX_CLIENTS:
-            evicted = others or held
+        self._evict()
+
+    def add_unused(
+        self, client_id: str, username: str | None, make: Callable[[], LastClient]
+    ) -> None:
+        """Remember a client that nothing was sent to.
+
+        Args:
+            client_id: Client Identifier.
+            username: of its last connection, or None.
+            make: returns the rest, if anybody asks.
+        """
+        if len(client_id) + len(username or "") <= MAX_NAME_CHARACTERS:
+            self._held.pop(client_id, None)
+            self._others.pop(client_id, None)
+            self._others[client_id] = make
+            self._evict()
+
+    def _evict(self) -> None:
+        if len(self._held) + len(self._others) > MAX_CLIENTS:
+            evicted: dict[str, Any] = self._others or self._held
             del evicted[next(iter(evicted))]
 
     def get(self, client_id: str) -> LastClient | None:
         """Return the last client of that name that has gone; None where none is remembered."""
-        return self._held.get(client_id) or self._others.get(client_id)
+        found = self._held.get(client_id) or self._others.get(client_id)
+        return found() if callable(found) else found
 
 
 def _shortened(decision: Decision) -> Decision:

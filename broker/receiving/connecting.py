@@ -267,14 +267,16 @@ async def let_in(
         journal is not None
         and not journal.is_failing
         # The inflight messages that are sent again after it must be committed, too.
-        and (journal.n_changes != n_changes or (session.inflight and not journal.is_settled))
+        and (
+            journal.n_changes != n_changes
+            or (session_present and session.inflight and not journal.is_settled)
+        )
     ):
         client.sender.hold(connack)
     else:
         client.sender.send_packet(connack)
-    if core.samplers:
-        # Before the gate's next decision: estimates of the old connection are void.
-        core.guard.tell_each(core.samplers, lambda sampler: sampler.connected(session.link, now))
+    if not session.is_unused:
+        core.connected(session.link, now)
     client.open(
         session,
         keep_alive=keep_alive,
@@ -402,8 +404,8 @@ def _set_up(
     core = client.core
     before = session.version, session.username, session.listener, session.known_as
     session.version = packet.protocol_version
-    session.username = session.link.username = username
-    session.listener = session.link.listener = client.listener
+    session.username = username
+    session.listener = client.listener
     session.known_as = known_as
     if session.subscriptions and before != (
         session.version,
@@ -415,10 +417,13 @@ def _set_up(
     told = packet.properties.get("user_property", ())
     if told and _says_yes(core, session.client_id, told, WAITS_PROPERTY):
         client.is_patient = True
-    ignored = core.guard.call(core.gate, core.gate.connected, session.link, told, otherwise="")
-    if ignored:
-        core.counters.user_properties_ignored += 1
-        core.logger.info("client %s: CONNECT: %s; ignored", session.client_id, ignored)
+    if told or not session.is_unused:
+        link = session.link
+        link.username, link.listener = username, client.listener
+        ignored = core.guard.call(core.gate, core.gate.connected, link, told, otherwise="")
+        if ignored:
+            core.counters.user_properties_ignored += 1
+            core.logger.info("client %s: CONNECT: %s; ignored", session.client_id, ignored)
     if packet.will is not session.will:
         core.sessions.set_will(session, packet.will)
     if core.journal is not None:

@@ -54,21 +54,21 @@ class ClientLog:
                 client.remote_port,
                 client.listener,
             )
-        if session.ledger.dropped:
+        if not session.is_unused and session.ledger.dropped:
             self._tell_drops(session, "while it was away")
 
     def _disconnected(self, event: ClientDisconnected) -> None:
         session = cast(Session, event.session)
         if self._is_debug:
             self._logger.debug("client %s: disconnected", session.client_id)
-        if session.ledger.dropped:
+        if not session.is_unused and session.ledger.dropped:
             self._tell_drops(session, "while it was connected")
 
     def _ended(self, event: SessionEnded) -> None:
         session = cast(Session, event.session)
         if self._is_debug:
             self._logger.debug("client %s: session ended", session.client_id)
-        if session.ledger.dropped:
+        if not session.is_unused and session.ledger.dropped:
             self._tell_drops(session, "with its session")
             self._told.pop(session.client_id, None)
 

@@ -70,6 +70,8 @@ class Sampling:
             session = waiting.pop()
             client = session.client
             # The path to a client that only publishes needs no samples.
+            if session.is_unused:
+                continue
             if client is not None and (session.subscriptions or session.outbox.n_messages):
                 n_sampled += 1
                 self._sample(session, client, now)

@@ -144,6 +144,13 @@ class CoreContext:
         """Ask the gate above how many payload bytes a topic's messages are large; None: none is."""
         return self.guard.call(self.gate, self.gate.threshold_s, topic, otherwise=None)
 
+    def connected(self, link: Link, now: float) -> None:
+        """Tell the samplers of a subscriber's new connection: estimates of its last one are void.
+
+        Do it before the gate's next decision.
+        """
+        self.guard.tell_each(self.samplers, lambda sampler: sampler.connected(link, now))
+
     def forget(self, link: Link) -> None:
         """Let gate and samplers drop what they keep for a session that has ended."""
         self.guard.call(self.gate, self.gate.forget, link, otherwise=None)

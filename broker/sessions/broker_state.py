@@ -220,7 +220,8 @@ class Core(CoreContext):
         total = Ledger()
         total.add(self.ended)
         for session in self.sessions:
-            total.add(session.settle_direct())
+            if not session.is_unused:
+                total.add(session.settle_direct())
         return total
 
 

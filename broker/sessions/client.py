@@ -512,8 +512,9 @@ class Client:
         session.client = self
         session.sender = sender
         session.outgoing = self.outgoing
-        session.resend = deque(session.inflight) if session.inflight else NO_QUEUE
-        session.outbox.link_changed()
+        if not session.is_unused:
+            session.resend = deque(session.inflight) if session.inflight else NO_QUEUE
+            session.outbox.link_changed()
         core.counters.clients_connected += 1
         if session.shares:
             redelivery.member_came(session)

@@ -273,7 +273,7 @@ class Lanes:
 
     def connection_lost(self, session: LaneSession, now: float) -> None:
         """Take note of a client that has gone."""
-        if session.outbox.order is not None:
+        if self._has_lanes and session.outbox.order is not None:
             self._look(session, now)
 
     def ended(self, session: LaneSession) -> None:

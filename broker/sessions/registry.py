@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from penstock.broker.events import ClientDisconnected, ClientUnsubscribed, SessionEnded
+from penstock.broker.link import Link
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.outbox.last_clients import LastClient
+from penstock.broker.outbox.message_counts import Ledger
+from penstock.broker.outbox.priority_outbox import make_outbox
 from penstock.broker.sessions import redelivery, retained_delivery
-from penstock.broker.sessions.session import Session
+from penstock.broker.sessions.session import Session, UnusedSession
 from penstock.broker.sessions.session_quota import SessionQuota
 from penstock.broker.sessions.wills import send_will, will_bytes, will_delay
 
 if TYPE_CHECKING:
     from penstock.broker.mqtt.packets import Will
+    from penstock.broker.outbox.outbox_limits import OutboxLimits
     from penstock.broker.sessions.broker_state import Core
     from penstock.broker.sessions.client import Client
 
@@ -141,7 +146,7 @@ class SessionRegistry:
 
     def create(self, client_id: str) -> Session:
         """Make a session for a client that has none, and return it."""
-        session = self._sessions[client_id] = Session(client_id, self._core)
+        session = self._sessions[client_id] = UnusedSession(client_id, self._core)
         return session
 
     def set_will(self, session: Session, will: Will | None) -> None:
@@ -220,7 +225,8 @@ class SessionRegistry:
             redelivery.connection_lost(session, now)
         if core.consuming is not None:
             core.consuming.connection_lost(session)
-        session.outbox.connection_lost(now)
+        if not session.is_unused:
+            session.outbox.connection_lost(now)
         if session.retained_due:
             retained_delivery.connection_lost(session)
         if core.callbacks.client_disconnected:
@@ -296,6 +302,23 @@ class SessionRegistry:
             session.subscriptions.clear()
         if core.consuming is not None:
             core.consuming.forget(session)
+        core.room.session_ended(session.client_id)
+        if session.is_unused:
+            names = session.client_id, session.username, session.listener
+            core.last_clients.add_unused(
+                *names[:2], partial(_last_unused, *names, core.outbox_rules, now)
+            )
+        else:
+            self._drop_messages(session, now, has_expired=has_expired)
+            core.last_clients.add(_last_client(session, now))
+        if session.will is not None:
+            send_will(core, session, now)
+        if core.callbacks.session_ended:
+            core.guard.tell(core.callbacks.session_ended, SessionEnded(session))
+
+    def _drop_messages(self, session: Session, now: float, *, has_expired: bool) -> None:
+        """End all that a session has been sent, or was to be."""
+        core = self._core
         if core.tree.shares:
             redelivery.session_ended(session, now)
         core.lanes.ended(session)
@@ -309,19 +332,25 @@ class SessionRegistry:
         if session.settle_direct().matched:
             core.ended.add(session.ledger)
         core.forget(session.link)
-        core.room.session_ended(session.client_id)
-        core.last_clients.add(
-            LastClient(
-                session.client_id,
-                session.username,
-                session.listener,
-                session.link,
-                session.outbox,
-                session.ledger,
-                now,
-            )
-        )
-        if session.will is not None:
-            send_will(core, session, now)
-        if core.callbacks.session_ended:
-            core.guard.tell(core.callbacks.session_ended, SessionEnded(session))
+
+
+def _last_client(session: Session, now: float) -> LastClient:
+    """Return what is remembered of a client whose session has ended."""
+    return LastClient(
+        session.client_id,
+        session.username,
+        session.listener,
+        session.link,
+        session.outbox,
+        session.ledger,
+        now,
+    )
+
+
+def _last_unused(
+    client_id: str, username: str | None, listener: str, rules: OutboxLimits, now: float
+) -> LastClient:
+    """Return the same of a client that nothing was sent to; nothing keeps its session."""
+    link, ledger = Link(client_id, username, listener), Ledger()
+    outbox = make_outbox(link, ledger, rules)
+    return LastClient(client_id, username, listener, link, outbox, ledger, now)

@@ -12,7 +12,7 @@ from collections import OrderedDict, deque
 from collections.abc import Mapping
 from hashlib import blake2b
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from penstock.broker.link import Link
 from penstock.broker.message import Message
@@ -36,6 +36,8 @@ from penstock.broker.timers import Timer
 
 if TYPE_CHECKING:
     from penstock.broker.extensions import MessageSink
+    from penstock.broker.outbox.inflight import Inflight
+    from penstock.broker.outbox.outbox import Outbox
     from penstock.broker.routing.shared_subscriptions import SharedSubscription
     from penstock.broker.sending.sender import Sender, WriteQueue
     from penstock.broker.sessions.broker_state import Core
@@ -79,6 +81,7 @@ class Session:
         version: protocol version of the newest connection.
         client: the connected client, or None.
         sender: the client's, or None.
+        is_unused: whether it is an `UnusedSession`.
         outgoing: the client's; only while it is connected.
         is_direct: a small message may be written at once, with nothing to overtake.
         subscriptions: by topic filter.
@@ -150,6 +153,8 @@ class Session:
         "will_timer",
     )
 
+    is_unused: ClassVar = False
+
     def __init__(self, client_id: str, core: Core) -> None:
         self.client_id = self.known_as = client_id
         self.core = core
@@ -165,12 +170,12 @@ class Session:
         self.subscription_bytes = 0
         self.retained_due: OrderedDict[str, RetainedDue] = OrderedDict()
         self.shares: tuple[SharedSubscription, ...] = ()
-        self.ledger = Ledger()
+        self.ledger: Ledger
         self.n_direct = 0
         self.n_refused = 0
-        self.link = Link(client_id)
-        self.outbox = make_outbox(self.link, self.ledger, core.outbox_rules)
-        self.inflight = core.new_inflight()
+        self.link: Link
+        self.outbox: Outbox
+        self.inflight: Inflight
         self.resend: deque[Delivery] = NO_QUEUE
         self.incoming: dict[
             int, PublishReceipt | DeduplicationRelease | tuple[MessageSink, ...] | None
@@ -376,6 +381,45 @@ class Session:
             assert not self.retained_due, "direct"  # noqa: S101
 
 
+class UnusedSession(Session):
+    """A session that nothing was sent to, nor subscribed for: many clients come, publish and go.
+
+    It has no link, ledger, outbox and inflight window. Who asks for one of them makes all four, and
+    from then on it is a `Session` like others.
+    """
+
+    __slots__ = ()
+
+    is_unused: ClassVar = True
+
+    def __getattr__(self, name: str) -> Any:
+        """Make what is missing; called for that alone."""
+        if name not in _MADE_WHEN_USED:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        self.use()
+        return getattr(self, name)
+
+    def use(self) -> None:
+        """Make what it lacks, and tell gate and samplers of the connection that it has, if any."""
+        core = self.core
+        self.__class__ = Session  # type: ignore[assignment]  # of the same slots
+        self.ledger = Ledger()
+        self.link = link = Link(self.client_id, self.username, self.listener)
+        self.outbox = make_outbox(link, self.ledger, core.outbox_rules)
+        self.inflight = core.new_inflight()
+        client = self.client
+        if client is None:
+            return
+        core.guard.call(core.gate, core.gate.connected, link, (), otherwise="")
+        core.connected(link, client.last_received)
+        self.outbox.link_changed()
+        self.is_direct = not (self.outgoing.is_paused or client.sender.held)
+        self.outgoing.want_pump()
+
+
+_MADE_WHEN_USED: Final = frozenset({"inflight", "ledger", "link", "outbox"})
+
+
 def pump(client: Client, unsent_bytes: int, now: float) -> None:
     """Move from the outbox into `out` what may be sent now.
 
@@ -396,7 +440,7 @@ def pump(client: Client, unsent_bytes: int, now: float) -> None:
     if not client.is_open or outgoing.is_paused or (sender.held and not sender.is_disk_failing()):
         return
     session = client.session
-    if session.client is not client:  # its peer is gone
+    if session.is_unused or session.client is not client:  # nothing waits, or its peer is gone
         return
     is_refilled = False
     n_left = PUMP_MESSAGES

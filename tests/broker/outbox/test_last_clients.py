@@ -126,3 +126,27 @@ def test_a_decision_on_a_gone_client_outlives_many_holds_by_the_last_five() -> N
         ("held", "t/3"),
         ("sent", "t/3"),
     ]
+
+
+def test_a_client_that_nothing_was_sent_to_is_remembered_too() -> None:
+    """Whoever asks for it learns when it has gone; its newest visit is the one that counts."""
+    broker = VirtualBroker()
+    reports = reports_of(broker)
+    broker.connect("c", username="joe").lose()
+    broker.advance(5)
+    found = reports.report("c")
+    assert found is not None
+    assert (found.gone_seconds, found.username, found.ledger.matched) == (5.0, "joe", 0)
+    client = broker.connect("c")
+    client.subscribe("t")
+    client.publish("t", b"x")
+    client.lose()
+    found = reports.report("c")
+    assert found is not None
+    assert (found.username, found.ledger.matched) == (None, 1)
+    broker.connect("n" * (MAX_NAME_CHARACTERS + 1)).lose()
+    assert reports.report("n" * (MAX_NAME_CHARACTERS + 1)) is None
+    for number in range(MAX_CLIENTS):
+        broker.connect(f"c{number}").lose()
+    assert reports.report("c") is None
+    assert reports.report("c0") is not None

@@ -358,7 +358,11 @@ def test_the_gate_is_told_what_a_connect_says_of_the_subscriber() -> None:
     gate = Listening()
     broker = VirtualBroker(gate=gate)
     broker.connect("a", username="u", properties={"user_property": [("x", "1"), ("x", "2")]})
-    broker.connect("a", 4)
+    client = broker.connect("a", 4)
+    client.publish("t", b"x")
+    assert len(gate.told) == 1
+    client.subscribe("t")
+    client.subscribe("u")
     assert gate.told == [
         ("a", "u", "default", [("x", "1"), ("x", "2")]),
         ("a", None, "default", []),
@@ -419,5 +423,7 @@ def test_a_gate_that_fails_over_a_connect_keeps_nobody_out() -> None:
     gate = Listening()
     gate.error = RuntimeError("no")
     broker = VirtualBroker(gate=gate)
-    assert broker.connect("a").connack.reason_code == ReasonCode.SUCCESS
+    client = broker.connect("a")
+    assert client.connack.reason_code == ReasonCode.SUCCESS
+    assert client.subscribe("t") == 0
     assert broker.core.counters.extension_errors == {"Listening": 1}

@@ -395,3 +395,28 @@ def test_clients_that_fight_for_one_id_are_told_once_an_hour(
     told = [message for message in caplog.messages if "two clients may have" in message]
     assert len(told) == 2
     assert told[0].startswith("client s: its connection was taken over 3 times in 2 s, of ")
+
+
+def test_a_client_that_only_publishes_gets_nothing_made_for_messages_to_it() -> None:
+    """Its session is as good as any other as soon as there is something for it."""
+    broker = VirtualBroker()
+    reader = broker.connect("r")
+    reader.subscribe("t")
+    for version in (4, 5):
+        client = broker.connect("c", version)
+        client.publish("t", b"x", qos=1)
+        broker.advance(10)
+        assert broker.session("c").is_unused
+        broker.core.ledger()
+        client.send(Disconnect())
+        assert broker.core.sessions.get("c") is None
+    assert reader.payloads() == [b"x", b"x"]
+    client = broker.connect("c")
+    session = broker.session("c")
+    client.subscribe("t", 1)
+    assert not session.is_unused
+    assert session.is_direct
+    reader.publish("t", b"y", qos=1)
+    assert client.payloads() == [b"y"]
+    session.check_invariants()
+    assert (session.link.client_id, session.link.listener) == ("c", session.listener)
