@@ -80,7 +80,7 @@ def receive_in_runs(  # noqa: PLR0915 (hot: one loop)
                     is_whole = topic_end <= stop
                     plan = core.fast_plan(data[start + 2 : topic_end] if is_whole else b"", client)
                 payload_at = topic_end + offset
-                if offset and payload_at <= stop and data[topic_end]:
+                if offset and payload_at <= stop and data[topic_end] and plan.threshold_s >= 0:
                     payload_at = _end_of_properties(client, data, start, stop)
                 if (
                     data[start - 1]  # a Remaining Length in its shortest form [MQTT-1.5.5-1]
