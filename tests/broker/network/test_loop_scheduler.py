@@ -12,6 +12,7 @@ from penstock.broker.network.loop_scheduler import (
     CROWDED_SECONDS,
     FEW_LEAVING,
     GATHER_SECONDS,
+    LONG_SECONDS,
     MOST_TURNS,
     LoopScheduler,
 )
@@ -96,6 +97,31 @@ async def test_what_many_senders_have_for_a_reader_at_a_time_is_written_together
         received = [(await subscriber.take(Publish)).payload for _ in range(len(payloads) + 1)]
         assert received == [b"known", *payloads]
         assert written == [MOST_TURNS, MOST_TURNS, 5]
+
+
+async def test_gathered_chunks_that_take_long_do_not_keep_what_others_have_caused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is written between them."""
+    async with (
+        serving() as server,
+        await connected(port_of(server), "s", version=4) as subscriber,
+        await connected(port_of(server), "p", version=4) as publisher,
+    ):
+        await subscriber.subscribe("t")
+        await publisher.publish("t", b"known")
+        connection = protocol_of(server, "s").connection
+        assert connection is not None
+        driver = driver_of(server)
+        await until(lambda: not is_gathering(driver))
+        written = note_writes(monkeypatch, connection.outgoing)
+        clock = driver.clock
+        looks = itertools.count()
+        driver.clock = lambda: clock() + LONG_SECONDS * next(looks)
+        for _ in range(10):
+            protocol_of(server, "p").data_received(write_packet(Publish("t", b"x"), 4))
+        driver.take_received()
+        assert written == [1, 4, 4, 1]
 
 
 async def test_what_is_gathered_is_not_late() -> None:
