@@ -130,7 +130,7 @@ ROWS: Final = (
     Row(
         name="outage",
         group="durable",
-        title="durable sessions: 10,000 clients come back after an outage, 100 messages wait for each",
+        title="durable sessions: 10,000 clients come back after an outage to 100 messages each",
         unit="delivered/s",
         target=Target(least_ratio=1),
         measure=measure_outage,
