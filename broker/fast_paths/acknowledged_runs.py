@@ -205,7 +205,7 @@ def _owe(
         journal.settle_after(receipt, run.payload_bytes, client)
     else:
         journal.settle_after(receipt, run.payload_bytes, client, run, n_noted)
-    if not client.may_receive:
+    if client.n_owed >= client.receive_maximum and not client.may_receive:
         core.turn.touch(client.outgoing)
 
 
@@ -233,11 +233,13 @@ class RunReceipt(PublishReceipt):
         ids = zip(self._packets[2::PACKET_BYTES], self._packets[3::PACKET_BYTES], strict=True)
         return [high << 8 | low for high, low in ids]
 
-    def _settled(self) -> None:
+    def settle(self, reason_code: int) -> None:
+        """Take the answer, of which there is one."""
         if self._singles is None:
-            super()._settled()
+            self.is_settled = True
+            self._acknowledge_in_order()
         for single in self._singles or ():
-            single.settle(SUCCESS)
+            single.settle(reason_code)
 
     def note_received(self, session: Session) -> None:
         """Note that the messages were received."""

@@ -184,7 +184,7 @@ class PublishReceipt:
         n_before = client.n_owed
         while receipts and receipts[0].is_settled:
             first = receipts[0]
-            if first._stays_with_client():  # noqa: SLF001 (another of its class)
+            if first.reason_code >= 0x80 and first._stays_with_client():  # noqa: SLF001 (its class)
                 why = f"not stored by {', '.join(sink.name for sink in first.sinks)}"
                 return client.close(ReasonCode(first.reason_code), None, reason_string=why)
             receipts.popleft()
