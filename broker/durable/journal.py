@@ -338,7 +338,8 @@ class Journal:
         self._n_bytes += n_bytes
         if published is not None:
             self._awaited[published] = [receipt, n_deliveries]
-        self._be_awake()
+        if not self.is_awake:
+            self._be_awake()
         if self._is_pending(2) and not self.is_failing:
             self._slowed[publisher] = None
             publisher.wait_for_disk(waits=True)

@@ -101,6 +101,7 @@ def _take_qos_1(client: FastClient, data: bytes, now: float) -> bool:
     acknowledgement = b"\x40\x02" + packet_id
     if (
         len(sessions) == 1
+        and sessions[0].inflight.journal is None
         and not client.receipts
         and _pass_alone(client, sessions[0], plan.topic, data, topic_end, size - payload_at, now)
     ):
@@ -113,7 +114,9 @@ def _take_qos_1(client: FastClient, data: bytes, now: float) -> bool:
             core.counters.packets_sent += 1
             if not outgoing.is_touched:
                 core.turn.write_soon(outgoing)
-    elif quota_left(client, sessions, 1) and takes_run(client, sessions, 1, 1, size):
+    elif (client.version != MQTT_5 or quota_left(client, sessions, 1)) and takes_run(
+        client, sessions, 1, 1, size
+    ):
         segment = (1, 0, size, topic_end, size - payload_at, plan.topic)
         pass_run_on(client, sessions, data, [segment], 1, acknowledgement, now)
     else:
@@ -133,10 +136,10 @@ def _pass_alone(
 ) -> bool:
     """Send a QoS 1 message to its only subscriber, as `pass_run_on` sends a run of one to many.
 
-    A run would take 2 us more.
+    A run would take 2 us more. For this subscriber nothing is stored.
 
     Returns:
-        False, and nothing has changed, where it is stored or may have to wait.
+        False, and nothing has changed, where it may have to wait.
     """
     core = client.core
     sender = session.sender
@@ -145,7 +148,6 @@ def _pass_alone(
     if not (  # `takes_run` and `Session.sends_at_once`
         session.is_direct
         and sender is not None
-        and inflight.journal is None
         and not core.room.over_half
         and size <= (outgoing := session.outgoing).copy_maximum
         and inflight.n_messages < sender.send_quota
