@@ -22,6 +22,7 @@ from penstock.broker.mqtt.packets import (
     PubRel,
 )
 from penstock.broker.mqtt.writer import write_packet
+from penstock.broker.sessions.broker_state import Core
 from tests.helpers.durable import DurableBroker
 from tests.helpers.samplers import NotingSampler
 from tests.helpers.virtual import VirtualBroker, VirtualClient
@@ -134,6 +135,46 @@ def test_a_run_that_is_acknowledged_before_its_commit_is_never_written() -> None
     other.take(PubAck)
 
 
+@pytest.mark.parametrize("made_of", [Core, FastCore])
+def test_all_durable_subscribers_have_to_acknowledge_before_a_publisher_need_not_wait(
+    made_of: type[Core],
+) -> None:
+    """What one of them has not acknowledged would be lost with the process."""
+    broker = DurableBroker(core_class=made_of)
+    publisher, subscriber = a_pair(broker, **DURABLE)
+    other = broker.connect("s2", **DURABLE)
+    other.subscribe("t", 1)
+    broker.commits_at_once = False
+    publisher.send_bytes(publishes(3, 1))
+    acknowledge(subscriber, 3)
+    acknowledge(other, 2)
+    if made_of is FastCore:
+        assert not publisher.inbox
+    acknowledge(other, 1)
+    assert len(publisher.take_all(PubAck)) == 3
+    assert broker.seal() is None
+
+
+def test_a_durable_publisher_learns_at_qos_2_what_a_restart_knows() -> None:
+    """[MQTT-4.3.3-10]: PUBREC waits for the Packet Identifiers, whoever gets the messages."""
+    broker = DurableBroker(core_class=FastCore)
+    subscriber = broker.connect("s")
+    subscriber.subscribe("t", 2)
+    publisher = broker.connect("p", **DURABLE)
+    publisher.publish("t", b"first")
+    broker.commits_at_once = False
+    publisher.send_bytes(publishes(5, 2))
+    assert subscriber.payloads() == [b"first", *messages(1, 5)]
+    assert not publisher.inbox
+    broker.commit()
+    assert len(publisher.take_all(PubRec)) == 5
+    publisher.send(*(PubRel(packet_id) for packet_id in range(1, 6)))
+    assert not publisher.inbox
+    broker.commit()
+    assert len(publisher.take_all(PubComp)) == 5
+    assert not broker.disk.incoming
+
+
 def test_of_a_run_that_is_partly_acknowledged_the_rest_is_stored() -> None:
     """Before its commit and behind it; in the end nothing is left."""
     broker, publisher, subscriber = durable_pair()
@@ -163,6 +204,49 @@ def test_a_run_that_is_acknowledged_while_it_is_written_is_not_waited_for() -> N
     broker.commit()
     assert not broker.disk.messages
     assert not publisher.inbox
+
+
+def test_a_stored_run_that_is_acknowledged_in_another_order_leaves_nothing() -> None:
+    """Also where two sessions have it, and one of them acknowledges in order."""
+    broker, publisher, subscriber = durable_pair()
+    broker.commits_at_once = True
+    other = broker.connect("s2", **DURABLE)
+    other.subscribe("t", 1)
+    broker.commits_at_once = False
+    publisher.send_bytes(publishes(5, 1))
+    broker.commit()
+    acknowledge(other, 2)
+    ids = [packet.packet_id for packet in subscriber.take_all(Publish)]
+    subscriber.send(*map(PubAck, reversed(ids)))
+    broker.commit()
+    assert len(broker.disk.messages) == 3
+    acknowledge(other, 3)
+    broker.commit()
+    assert not broker.disk.messages
+
+
+@pytest.mark.parametrize("made_of", [Core, FastCore])
+def test_what_a_member_of_a_durable_share_has_for_itself_spares_no_commit(
+    made_of: type[Core],
+) -> None:
+    """Its acknowledgement says nothing of the durable session that has the message, too."""
+    broker = DurableBroker(core_class=made_of)
+    publisher, _ = a_pair(broker, **DURABLE)
+    for client in (broker.connect("d", **DURABLE), broker.connect("m")):
+        client.subscribe("$share/g/x", 1)
+    member = client
+    member.subscribe("t", 1)
+    for number in (1, 2):
+        publisher.publish("x", qos=1, packet_id=number)
+    assert member.session.inflight.journal is not None
+    assert len(member.acknowledge()) == 1
+    publisher.take_all(PubAck)
+    broker.commits_at_once = False
+    publisher.send_bytes(publishes(1, 1))
+    assert member.acknowledge() == messages(1, 1)
+    assert not publisher.inbox
+    broker.commit()
+    publisher.take(PubAck)
 
 
 @pytest.mark.parametrize("is_stored", [True, False])
