@@ -321,7 +321,8 @@ class MqttProtocol(asyncio.Protocol):
         """The client sends nothing more: the transport closes, behind what is to be written."""
         self.driver.take_received()
         self.driver.settle(self.driver.clock())
-        self.arrival.end_in_time()
+        if self.transport.get_write_buffer_size():  # otherwise it closes at once
+            self.arrival.end_in_time()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 (asyncio's)
         """The network connection is gone; what has come by it still counts."""
