@@ -530,7 +530,8 @@ def receive_packet(
     elif stop - start == 2 and (take := TAKE_ACKNOWLEDGEMENT.get(first_byte)) is not None:
         take(client, (data[start] << 8) | data[start + 1], now)
     else:
-        core.limits.check_control_bytes(stop - position)
+        if stop - position > core.limits.control_bytes:
+            core.limits.check_control_bytes(stop - position)  # raises
         control_packets.receive(client, first_byte, data[start:stop], now)
         if core.catch_up is not None:
             _let_catch_up(client, core.catch_up())
