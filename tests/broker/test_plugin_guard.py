@@ -122,6 +122,11 @@ def connect_only(broker: VirtualBroker) -> None:
     VirtualClient(broker).send(Connect(client_id="c"))
 
 
+def subscribe_only(broker: VirtualBroker) -> None:
+    """Let a client connect and subscribe."""
+    broker.connect("c").subscribe("t")
+
+
 def authenticate(broker: VirtualBroker) -> None:
     """Let a client try to authenticate by the method of the test."""
     method = {"authentication_method": "M"}
@@ -177,7 +182,7 @@ EXTENSIONS: list[tuple[str, dict[str, Any], Act, str]] = [
     (
         "gate: connected",
         gate("connected"),
-        connect_only,
+        subscribe_only,
         "Raiser",
     ),
     (
@@ -186,7 +191,7 @@ EXTENSIONS: list[tuple[str, dict[str, Any], Act, str]] = [
         one_message,
         "Raiser",
     ),
-    ("sampler: connected", sampler("connected"), connect_only, "Raiser"),
+    ("sampler: connected", sampler("connected"), subscribe_only, "Raiser"),
     ("sampler: sent", sampler("sent"), one_message, "Raiser"),
     (
         "sampler: sent, past the outbox",
