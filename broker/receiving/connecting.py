@@ -417,6 +417,10 @@ def _set_up(
     told = packet.properties.get("user_property", ())
     if told and _says_yes(core, session.client_id, told, WAITS_PROPERTY):
         client.is_patient = True
+    if packet.will is not session.will:
+        core.sessions.set_will(session, packet.will)
+    if core.journal is not None:
+        core.journal.opened(session)  # which uses one that is durable
     if told or not session.is_unused:
         link = session.link
         link.username, link.listener = username, client.listener
@@ -424,10 +428,6 @@ def _set_up(
         if ignored:
             core.counters.user_properties_ignored += 1
             core.logger.info("client %s: CONNECT: %s; ignored", session.client_id, ignored)
-    if packet.will is not session.will:
-        core.sessions.set_will(session, packet.will)
-    if core.journal is not None:
-        core.journal.opened(session)
 
 
 def _says_yes(core: Core, client_id: str, told: Sequence[tuple[str, str]], name: str) -> bool:

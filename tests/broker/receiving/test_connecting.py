@@ -28,6 +28,7 @@ from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.mqtt.writer import write_packet
 from penstock.broker.receiving.connecting import close_if_revoked
 from tests.helpers.access import Access, finish
+from tests.helpers.durable import DurableBroker, keep
 from tests.helpers.virtual import VirtualBroker, VirtualClient, will
 
 
@@ -368,6 +369,16 @@ def test_the_gate_is_told_what_a_connect_says_of_the_subscriber() -> None:
         ("a", None, "default", []),
     ]
     assert broker.core.counters.user_properties_ignored == 0
+
+
+def test_the_gate_is_told_of_a_client_whose_session_is_durable() -> None:
+    """Its outbox is made for the journal, before it subscribes."""
+    gate = Listening()
+    broker = DurableBroker(gate=gate)
+    broker.connect("a", username="u", **keep()).subscribe("t", 1)
+    assert gate.told == [("a", "u", "default", [])]
+    broker.connect("a", username="u", **keep())
+    assert gate.told == [("a", "u", "default", [])] * 2
 
 
 @pytest.mark.parametrize("value", ["yes", "no"])
