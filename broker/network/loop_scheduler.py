@@ -180,8 +180,9 @@ class LoopScheduler:
         received = self._received
         if not received:
             return
-        now = self.clock()
+        begin = now = self.clock()
         gathers_until, self.gathers_until = self.gathers_until, math.inf  # it is settled below
+        seconds_elsewhere = self._seconds_elsewhere
         try:
             for number in range(len(received)):
                 protocol, data = received.popleft()
@@ -190,14 +191,14 @@ class LoopScheduler:
                     break
                 if number % _CHUNKS_TO_LOOK == 0 and self.clock() - now > LONG_SECONDS:
                     now = self.clock()
-                    self.settle(
-                        now
-                    )  # chunks that take long do not keep what the others have caused
+                    self.settle(now)  # chunks that take long keep nothing that others have caused
         finally:
             self.core.turn.is_running = False
             self.gathers_until = gathers_until
             if received:
                 self.loop.call_soon(self.take_received)
+        if self._has_turns:  # the time counts once, whatever was settled between them
+            self._seconds_elsewhere = seconds_elsewhere + now - begin
         self.settle(now)
 
     def settle_soon(self, now: float) -> None:
@@ -343,6 +344,7 @@ class LoopScheduler:
         """Do what the core's deadlines ask for that have come."""
         self._timer = None
         self._timer_at = math.inf
+        self.take_received()  # the last packet that a deadline waits for may be among it
         now = self.clock()
         self.core.turn.is_running = True
         try:

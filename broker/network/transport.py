@@ -187,8 +187,16 @@ class MqttProtocol(asyncio.Protocol):
             self._early += data
             self.transport.pause_reading()
             return
-        if self._rest or not self.is_reading:  # a layer had more than it was asked for
-            driver.take_received()
+        if (
+            len(data) <= GATHERED_BYTES
+            and self._is_bare
+            and connection.client.is_open
+            and self.is_reading
+        ):
+            driver.gather(self, data)
+            return
+        driver.take_received()
+        if self._rest or not self.is_reading:  # there was more than the transport was asked for
             self._rest = self._rest[self._rest_at :] + data
             self._rest_at = 0
             self._line_up(connection)
@@ -197,14 +205,10 @@ class MqttProtocol(asyncio.Protocol):
             and len(data) > connection.missing_bytes
             and not connection.client.is_closing
         ):
-            driver.take_received()
             self._rest = data
             self._pause_reading()
             self._take_slice(connection, driver.clock())
-        elif len(data) <= GATHERED_BYTES and self._is_bare and connection.client.is_open:
-            driver.gather(self, data)
         else:
-            driver.take_received()
             self._receive(connection, data, driver.clock())
 
     def receive_gathered(self, data: bytes, now: float) -> None:

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from penstock.broker.mqtt.packets import Publish
+from penstock.broker.mqtt.packets import PingReq, PingResp, Publish
 from penstock.broker.mqtt.writer import write_packet
 from penstock.broker.network.loop_scheduler import (
     CROWDED_SECONDS,
@@ -214,6 +214,45 @@ async def test_those_who_wait_get_as_long_as_what_came_meanwhile_took() -> None:
         assert n_waiting >= n_subscribers - MOST_TURNS
         await asyncio.sleep(0)
         assert n_unwritten() <= n_waiting - n_chunks // 5
+
+
+async def test_gathered_chunks_count_once_for_those_who_wait() -> None:
+    """Each connection that wants to be looked at is served while others are gathered."""
+    n_chunks = 20
+    async with serving() as server, contextlib.AsyncExitStack() as stack:
+        for number in range(n_chunks):
+            await stack.enter_async_context(await connected(port_of(server), f"c{number}"))
+        driver = driver_of(server)
+        await until(lambda: not is_gathering(driver))
+        clock = driver.clock
+        looks = itertools.count()
+        driver.clock = lambda: clock() + 0.0001 * next(looks)
+        driver._has_turns = True
+        driver._seconds_elsewhere = 0.0
+        begin = driver.clock()
+        for number in range(n_chunks):
+            protocol = protocol_of(server, f"c{number}")
+            assert protocol.connection is not None
+            protocol.connection.outgoing.want_pump()
+            protocol.data_received(write_packet(Publish("t", b"x"), 4))
+        driver.take_received()
+        driver._has_turns = False
+        assert 0 < driver._seconds_elsewhere <= driver.clock() - begin
+
+
+async def test_what_is_gathered_is_handled_before_a_deadline() -> None:
+    """A client whose last packet has come is not timed out for want of one."""
+    async with (
+        serving(sys_interval=0) as server,
+        await connected(port_of(server), "c", keep_alive=10) as client,
+    ):
+        driver = driver_of(server)
+        await until(lambda: not is_gathering(driver))
+        clock = driver.clock
+        protocol_of(server, "c").data_received(write_packet(PingReq(), 5))
+        driver.clock = lambda: clock() + 60.0
+        driver.timer_due()
+        await client.take(PingResp)
 
 
 async def test_deadline_that_is_due_before_the_next_one_is_kept() -> None:

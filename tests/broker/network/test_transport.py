@@ -26,7 +26,7 @@ from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.mqtt.writer import write_packet
 from penstock.broker.network import transport as transport_module
 from penstock.broker.network.new_connection import CLOSE_TIMEOUT_SECONDS
-from penstock.broker.network.transport import GATHERED_BYTES, LEAST_SLICE_BYTES
+from penstock.broker.network.transport import GATHERED_BYTES, LEAST_SLICE_BYTES, MqttProtocol
 from penstock.broker.payload import PIECE_BYTES
 from penstock.broker.receiving.connection import Connection
 from penstock.broker.sending.sender import WRITE_BYTES
@@ -635,3 +635,34 @@ async def test_a_chunk_that_was_gathered_waits_while_its_client_is_not_read_from
         protocol.is_reading = True
         protocol.see_to_reading(protocol.connection)
         await client.take(PingResp)
+
+
+@pytest.mark.parametrize("n_bytes", [2 * GATHERED_BYTES, 2 * LEAST_SLICE_BYTES])
+async def test_what_comes_behind_gathered_chunks_waits_behind_them(n_bytes: int) -> None:
+    """The first of them may be what its client is not read from for."""
+    async with (
+        serving() as server,
+        await connected(port_of(server), "s", version=4) as subscriber,
+        await connected(port_of(server), "p", version=4),
+    ):
+        await subscriber.subscribe("t")
+        protocol = protocol_of(server, "p")
+        connection = protocol.connection
+        assert connection is not None
+        n_before = server.core.counters.publish_received
+        protocol.data_received(write_packet(Publish("t", b"1"), 4))
+        protocol.data_received(write_packet(Publish("t", b"2"), 4))
+        receive_gathered = MqttProtocol.receive_gathered
+
+        def pausing(protocol: MqttProtocol, data: bytes, now: float) -> None:
+            receive_gathered(protocol, data, now)
+            if protocol.is_reading:
+                protocol._pause_reading()
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(MqttProtocol, "receive_gathered", pausing)
+            protocol.data_received(write_packet(Publish("t", bytes(n_bytes)), 4))
+        assert server.core.counters.publish_received == n_before + 1
+        protocol.see_to_reading(connection)
+        received = [(await subscriber.take(Publish)).payload for _ in range(3)]
+        assert received == [b"1", b"2", bytes(n_bytes)]
