@@ -123,7 +123,7 @@ class MqttProtocol(asyncio.Protocol):
         if arrival.place is None and not arrival.accept(transport):
             return
         self._is_bare = transport is arrival.transport
-        if not self._is_bare:
+        if arrival in arrival.reception.in_layers:  # also where the last one has removed itself
             arrival.leave_layers()
         limits = driver.limits
         transport.set_write_buffer_limits(limits.write_high_bytes, limits.write_low_bytes)

@@ -19,7 +19,7 @@ import pytest
 from trustme import KeyType
 
 from penstock.broker.errors import PenstockError
-from penstock.broker.mqtt.packets import Connect
+from penstock.broker.mqtt.packets import ConnAck, Connect, PingReq, PingResp
 from penstock.broker.mqtt.reason_codes import ReasonCode, describe_reason_code
 from penstock.broker.mqtt.writer import write_packet
 from penstock.broker.network import tcp_options
@@ -441,6 +441,27 @@ async def test_common_name_that_the_proxy_has_verified() -> None:
         await client.send_bytes(header + CONNECT)
         await client.receive()
         assert access.attempts[0].certificate_name == "pump-7"
+
+
+async def test_client_behind_a_load_balancer_stays_when_the_time_for_its_connect_is_over(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its CONNECT came in time; one that never comes is still waited for no longer."""
+    caplog.set_level(logging.INFO)
+    listeners = {"default": {"bind": "127.0.0.1:0", "proxy_protocol": True}}
+    async with (
+        serving(listeners=listeners, limits={"connect_timeout_seconds": 0.2}) as server,
+        await WireClient.dial(port_of(server)) as client,
+        await WireClient.dial(port_of(server)) as silent,
+    ):
+        await client.send_bytes(HEADER_1 + CONNECT)
+        await client.take(ConnAck)
+        assert not server._reception.in_layers & {protocol_of(server, "c").arrival}
+        await silent.send_bytes(HEADER_1)
+        assert await silent.rest_bytes() == b""
+        await client.send(PingReq())
+        await client.take(PingResp)
+    assert len([line for line in caplog.messages if "no CONNECT in time" in line]) == 1
 
 
 async def test_connection_without_proxy_header_is_refused(caplog: pytest.LogCaptureFixture) -> None:
