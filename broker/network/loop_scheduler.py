@@ -342,9 +342,9 @@ class LoopScheduler:
 
     def timer_due(self) -> None:
         """Do what the core's deadlines ask for that have come."""
+        self.take_received()  # the last packet that a deadline waits for may be among it
         self._timer = None
         self._timer_at = math.inf
-        self.take_received()  # the last packet that a deadline waits for may be among it
         now = self.clock()
         self.core.turn.is_running = True
         try:
