@@ -725,7 +725,8 @@ class Journal:
         self._deliveries.clear()
         self._n_sealed_in_runs, self._n_in_runs = self._n_in_runs, 0
         for delivery in gone:  # last, so that a message with a new delivery keeps its row
-            self._forget(delivery)
+            if delivery.row_start:  # it was noted by itself and in its run, too
+                self._forget(delivery)
 
     def _put_delivery(
         self,

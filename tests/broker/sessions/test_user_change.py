@@ -14,9 +14,11 @@ from penstock.broker.access_control import (
     ConnectAttempt,
     SessionView,
 )
-from penstock.broker.mqtt.packets import Connect, Disconnect, PubAck, PubRec, PubRel
+from penstock.broker.fast_paths.fast_core import FastCore
+from penstock.broker.mqtt.packets import Connect, Disconnect, PubAck, Publish, PubRec, PubRel
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from tests.helpers.access import Later, finish
+from tests.helpers.durable import DurableBroker
 from tests.helpers.full import check
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
@@ -188,3 +190,29 @@ def test_session_that_ends_while_it_is_judged_is_begun_anew() -> None:
     finish(bob)
     assert bob.session.username == "bob"
     assert not bob.session.subscriptions
+
+
+class LastingUsers(Users):
+    """The same, whose answers last: its messages go in runs."""
+
+    answers_last = True
+
+
+def test_what_is_taken_from_one_user_stays_on_the_disk_for_another_session() -> None:
+    """Also of a stored run that has changed since the last commit."""
+    broker = DurableBroker(access=LastingUsers(), core_class=FastCore)
+    dev = connect(broker, "alice")
+    other = broker.connect("other", username="alice", clean_start=False, properties=KEEP)
+    for client in (dev, other):
+        client.subscribe("#", 2)
+    sender = broker.connect("p", username="alice")
+    sender.send(*(Publish("secret", b"%d" % i, 2, packet_id=i) for i in (1, 2, 3)))
+    ids = [packet.packet_id for packet in dev.take_all(Publish)]
+    broker.commits_at_once = False
+    dev.send(PubRec(ids[0]))
+    bob = VirtualClient(broker)
+    bob.send(Connect(client_id="dev", username="bob", clean_start=False, properties=KEEP))
+    broker.commit()
+    assert broker.core.ledger().dropped == {"not_authorized": 2}
+    again = broker.crash().connect("other", username="alice", clean_start=False, properties=KEEP)
+    assert again.payloads() == [b"1", b"2", b"3"]
