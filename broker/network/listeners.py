@@ -276,7 +276,7 @@ class Listening:
         except (TlsFilesError, OSError) as error:  # a file may be deleted while it is read
             self._log(f"{error}; its old files stay in use", logging.ERROR)
             return None
-        if self._context is not None and before == after:
+        if self._context is not None and before and before == after:
             newer = renewed(self._context, newer, tls)
         self._context, self._certificate = newer, certificate
         return tls.files()

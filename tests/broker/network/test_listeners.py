@@ -660,14 +660,23 @@ async def test_no_ticket_holds_where_clients_show_certificates(authority: Author
         assert not (await visit(server, context, first.session)).is_resumed
 
 
+@pytest.mark.parametrize("label", ["CERTIFICATE", "X509 CERTIFICATE"])
 async def test_certificate_of_another_kind_takes_the_place_of_the_old_one(
-    authority: Authority,
+    authority: Authority, label: str
 ) -> None:
     """OpenSSL keeps one of each kind, and would go on to show the old one to some clients."""
     context = authority.client_context()
-    async with serving(listeners={"default": authority.listener_keys()}) as server:
+
+    def relabel(keys: dict[str, Any]) -> None:
+        path = Path(keys["certfile"])
+        path.write_text(path.read_text().replace(" CERTIFICATE-", f" {label}-"))
+
+    keys = authority.listener_keys()
+    relabel(keys)
+    async with serving(listeners={"default": keys}) as server:
         first = await visit(server, context)
         authority.issue(key_type=KeyType.RSA)
+        relabel(keys)
         await server.reload()
         second = await visit(server, context, first.session)
         assert not second.is_resumed
