@@ -182,7 +182,8 @@ class Journal:
         self._n_sealed_messages = self._n_sealed_in_runs = 0
         self._sealed_connections: dict[Holding, None] = {}
         self._sealed_bytes = 0
-        self._sealed_retained_bytes = 0  # of QoS 0: nobody waits for these
+        # Nobody waits for these: messages that were acknowledged, and retained ones of QoS 0.
+        self._n_spared_messages = self._spared_bytes = self._sealed_retained_bytes = 0
         # New in the sealed batch; None where they are not noted, as no session was limited.
         self._unstored: dict[Delivery | RunPart, DeliveryJournal] | None = {}
         core.journal = self
@@ -381,6 +382,8 @@ class Journal:
                 return
             self._sealed_bytes -= n_bytes
             self._n_sealed_messages -= receipt.n_messages
+            self._spared_bytes += n_bytes  # the disk gets them all the same
+            self._n_spared_messages += receipt.n_messages
         if self._slowed and not self._is_pending(2):
             self._let_slowed_go()
         receipt.settle(0)
@@ -451,8 +454,8 @@ class Journal:
             n_messages: how many.
             n_deliveries: of these.
         """
-        n_messages += self._n_messages + self._n_sealed_messages
-        n_bytes += self._n_bytes + self._sealed_bytes
+        n_messages += self._n_messages + self._n_sealed_messages + self._n_spared_messages
+        n_bytes += self._n_bytes + self._sealed_bytes + self._spared_bytes
         n_deliveries += len(self._deliveries) + self._n_in_runs + self._n_sealed_in_runs
         if self.sealed is not None:
             n_messages += len(self.sealed.retained)
@@ -578,8 +581,8 @@ class Journal:
         receipts, self._sealed_receipts = self._sealed_receipts, {}
         self._sealed_awaited = {}
         connections, self._sealed_connections = self._sealed_connections, {}
-        self._n_sealed_messages = self._n_sealed_in_runs = 0
-        self._sealed_bytes = self._sealed_retained_bytes = 0
+        self._n_sealed_messages = self._n_sealed_in_runs = self._n_spared_messages = 0
+        self._sealed_bytes = self._spared_bytes = self._sealed_retained_bytes = 0
         for receipt in receipts:
             receipt.settle(0)
         for connection in connections:

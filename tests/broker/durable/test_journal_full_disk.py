@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from penstock.broker.durable.database import SessionDatabase
+from penstock.broker.fast_paths.fast_core import FastCore
 from penstock.broker.mqtt.packets import PubAck, Publish, PubRec, Will
 from penstock.broker.outbox.delivery import Delivery
 from penstock.broker.outbox.lane_order import join_lanes
 from penstock.broker.outbox.outbox import Outbox
+from penstock.broker.sessions.broker_state import Core
 from penstock.broker.sessions.lanes import lane_of
 from tests.helpers.durable import DurableBroker, keep, subscribed
 from tests.helpers.virtual import VirtualClient
@@ -489,6 +491,25 @@ def test_messages_that_wait_for_their_commit_take_room() -> None:
         broker.seal()
     broker.commit()
     assert [packet.reason_code for packet in publisher.take_all(PubAck)] == [0, 0x97]
+
+
+@pytest.mark.parametrize("made_of", [Core, FastCore])
+def test_messages_that_are_acknowledged_while_they_are_written_take_room(
+    made_of: type[Core],
+) -> None:
+    """Their publisher does not wait for the disk, which has not got them yet."""
+    broker = DurableBroker(core_class=made_of)
+    subscriber = subscribed(broker)
+    publisher = broker.connect("p")
+    broker.journal.measured(15_000)
+    broker.commits_at_once = False
+    publisher.publish("t/1", b"x" * 5_000, qos=1, packet_id=1)
+    broker.seal()
+    subscriber.send(PubAck(subscriber.take(Publish).packet_id))
+    assert publisher.take(PubAck).reason_code == 0
+    publisher.publish("t/1", b"x" * 5_000, qos=1, packet_id=2)
+    broker.commit()
+    assert publisher.take(PubAck).reason_code == 0x97
 
 
 @pytest.mark.parametrize("drops_oldest", [True, False])
