@@ -152,7 +152,8 @@ class DeliveryGate:
     def connected(self, link: Link, user_properties: Sequence[tuple[str, str]]) -> str:  # noqa: ARG002
         """Take note of a subscriber that has connected; its link has its names and its listener.
 
-        Of a client whose CONNECT has no user properties it is told when the client subscribes.
+        Of a client whose CONNECT has no user properties, and whose session is new and not durable,
+        it is told when the client subscribes.
 
         Args:
             link: the link of the subscriber.
@@ -260,7 +261,7 @@ class LinkSampler:
     def connected(self, link: Link, now: float) -> None:
         """Take note of a new network connection of the subscriber: what was outstanding is void.
 
-        Of a new client it is told when the client subscribes, as `DeliveryGate.connected` is.
+        Of a new client it may be told when the client subscribes, as `DeliveryGate.connected` is.
         """
 
     def forget(self, link: Link) -> None:
