@@ -12,8 +12,8 @@ So a client that stalls never has more of such a payload in memory than one piec
 
 What a client may not learn before it is safe, such as the PUBLISH of a QoS 2 message to a durable
 session, is *held*: it stands in `held`, in order, until the journal reports the commit. Meanwhile
-other packets of the session's state queue up behind it, and nothing leaves the outbox
-(`penstock.broker.sessions.session.pump`).
+other packets of the session's state queue up behind it; behind CONNACK and answers to
+subscriptions, nothing leaves the outbox (`penstock.broker.sessions.session.pump`).
 """
 
 from __future__ import annotations
@@ -328,6 +328,7 @@ class Sender:
         is_open: CONNECT was accepted and the connection has not ended.
         held: (commit, first byte, header, payload, how many) of packets that wait for a commit.
         held_bytes: what they sum up to.
+        outbox_waits_for: the commit before which nothing may leave the outbox.
         send_maximum: bytes of the largest packet this client takes.
         aliases: Topic Aliases used towards this client, or None for none.
         is_explained: Request Problem Information: the client wants Reason Strings.
@@ -343,6 +344,7 @@ class Sender:
         "held_bytes",
         "is_explained",
         "is_open",
+        "outbox_waits_for",
         "outgoing",
         "send_maximum",
         "send_quota",
@@ -360,6 +362,7 @@ class Sender:
         self.version = MQTT_5
         self.held: deque[tuple[int, int, Buffer, bytes | PayloadReader, int]] = NO_QUEUE
         self.held_bytes = 0
+        self.outbox_waits_for = 0
         self.send_maximum = MAX_REMAINING_LENGTH + 5
         self.aliases: OutgoingAliases | None = None
         self.is_explained = True
@@ -415,8 +418,20 @@ class Sender:
         frame = self._frame(packet)
         if frame is not None:
             self._hold(frame[0], frame, b"")
+            self.outbox_waits_for = self.held[-1][0]
             if self.is_open:
                 self.session.is_direct = False
+
+    def keeps_outbox(self) -> bool:
+        """Say whether what is held has to go, or to become less, before anything of the outbox.
+
+        A client whose own QoS 2 messages keep some PUBCOMP waiting at any time is sent others.
+        """
+        held = self.held
+        return bool(held) and (
+            self.held_bytes >= PUMP_BYTES
+            or (held[0][0] <= self.outbox_waits_for and not self.is_disk_failing())
+        )
 
     def _hold(
         self, first_byte: int, header: Buffer, payload: bytes | PayloadReader, n_packets: int = 1
@@ -446,7 +461,7 @@ class Sender:
         held = self.held
         while held and held[0][0] <= number:
             self._put_held()
-        if not held:
+        if not self.keeps_outbox():
             self.outgoing.want_pump()
 
     def send_held_connack(self) -> None:
@@ -550,7 +565,9 @@ class Sender:
             return
         session = self.session
         session.inflight.start(delivery)
-        is_held = delivery.qos == 2 and (session.is_durable or delivery.row_start != 0)
+        is_held = delivery.qos == 2 and (
+            session.is_durable or delivery.row_start != 0 or bool(self.held)  # none overtakes one
+        )
         header = self._header(
             message,
             delivery.subscription_ids,

@@ -437,7 +437,7 @@ def pump(client: Client, unsent_bytes: int, now: float) -> None:
         return
     outgoing.is_pump_wanted = False
     outgoing.wants_more = False
-    if not client.is_open or outgoing.is_paused or (sender.held and not sender.is_disk_failing()):
+    if not client.is_open or outgoing.is_paused or sender.keeps_outbox():
         return
     session = client.session
     if session.is_unused or session.client is not client:  # nothing waits, or its peer is gone

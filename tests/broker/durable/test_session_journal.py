@@ -197,3 +197,45 @@ def test_a_restart_asks_who_may_receive_what_was_in_nobodys_hands() -> None:
     again = broker.crash()
     assert again.core.ledger().dropped == {"share_refused": 1}
     assert not again.disk.deliveries
+
+
+def test_no_message_of_a_share_overtakes_one_that_is_held() -> None:
+    """One that waited is stored, and leaves after the commit; a newer one is not stored."""
+    broker = DurableBroker()
+    durable_member(broker).lose()
+    member = broker.connect("passing", properties={"receive_maximum": 2})
+    member.subscribe(SHARE, 2)
+    publish(broker, b"a", b"b", b"c", qos=2)
+    sent = member.take_all(Publish)
+    broker.commits_at_once = False
+    for packet in sent:
+        member.send(PubRec(packet.packet_id))
+    member.send(*(PubComp(packet.packet_id) for packet in sent))
+    publish(broker, b"d", qos=2)
+    broker.commit()
+    assert member.payloads() == [b"c", b"d"]
+
+
+def test_a_client_whose_own_messages_keep_answers_waiting_is_sent_what_waits_for_it() -> None:
+    """Some PUBCOMP of its own QoS 2 messages waits for a commit at any time."""
+    broker = DurableBroker()
+    client = broker.connect("c", properties={**FOR_EVER, "receive_maximum": 1})
+    client.subscribe("for/c", 1)
+    publisher = broker.connect("p")
+    broker.commits_at_once = False
+    got = []
+    for number in range(1, 11):
+        broker.seal()
+        if number == 5:
+            for packet_id in (1, 2, 3):
+                publisher.publish("for/c", b"%d" % packet_id, qos=1, packet_id=packet_id)
+        for packet in client.take_all(Publish):
+            got.append(packet.payload)
+            client.send(PubAck(packet.packet_id))
+        client.send(*(PubRel(packet.packet_id) for packet in client.take_all(PubRec)))
+        client.publish("from/c", qos=2, packet_id=number)
+        assert client.session.sender is not None
+        assert client.session.sender.held or number < 4
+        if broker.journal.sealed is not None:
+            broker.write()
+    assert got == [b"1", b"2", b"3"]
