@@ -15,6 +15,7 @@ from penstock.broker.mqtt.packets import (
     SubscriptionRequest,
     Unsubscribe,
 )
+from penstock.broker.sessions.session import pump
 from tests.helpers.access import Access, finish
 from tests.helpers.durable import DurableBroker
 from tests.helpers.virtual import VirtualClient
@@ -239,3 +240,22 @@ def test_a_client_whose_own_messages_keep_answers_waiting_is_sent_what_waits_for
         if broker.journal.sealed is not None:
             broker.write()
     assert got == [b"1", b"2", b"3"]
+
+
+def test_a_client_whose_hold_is_full_is_left_in_peace_while_the_disk_refuses() -> None:
+    """Nothing can leave its outbox: to try again at once, again and again, would take all time."""
+    broker = DurableBroker()
+    client = broker.connect("c", properties=FOR_EVER)
+    client.subscribe("for/c", 2)
+    publisher = broker.connect("p")
+    broker.commits_at_once = False
+    for packet_id in range(1, 13):
+        publisher.publish("for/c", b"x" * 8_000, qos=2, packet_id=packet_id)
+    assert client.session.outbox.n_messages
+    broker.seal()
+    broker.journal.failed()
+    assert client.session.client is not None
+    pump(client.session.client, 0, broker.now)
+    assert not client.session.outgoing.is_pump_wanted
+    broker.commit()
+    assert len(client.payloads()) == 12
