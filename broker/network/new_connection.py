@@ -142,6 +142,11 @@ class AcceptedConnection:
     _timer: asyncio.TimerHandle | None = None
 
     @property
+    def handshakes(self) -> Turns:
+        """The turns of TLS handshakes."""
+        return self.reception.handshakes
+
+    @property
     def is_known(self) -> bool:
         """True if its CONNECT was accepted, which gives it higher limits."""
         return self.connection is not None and self.connection.is_known

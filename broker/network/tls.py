@@ -296,7 +296,7 @@ class TlsLayer(Layer):
             self._shake_hands(data[0])
         elif not self._is_waiting:
             self._is_waiting = True
-            self.arrival.reception.handshakes.take(partial(self._answer, data[0]))
+            self.arrival.handshakes.take(partial(self._answer, data[0]))
 
     def _answer(self, first_byte: int) -> None:
         """Take a turn of the handshake."""

@@ -201,7 +201,7 @@ class HttpServer:
         if self._tls is None:
             return guard
         timeout = self._limits.header_timeout_seconds
-        arrival = HttpArrival(self._guards, timeout, self._logger)
+        arrival = HttpArrival(self._guards, self._tls.handshakes, timeout, self._logger)
         return HttpsLayer(guard, arrival, self._tls.context)
 
     def _new_protocol(self) -> asyncio.Protocol:

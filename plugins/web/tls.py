@@ -13,7 +13,7 @@ from typing import Any, Final
 from penstock.broker.config.listener_config import Tls
 from penstock.broker.config.secret_file import warn_of_readers
 from penstock.broker.errors import PenstockError
-from penstock.broker.network.new_connection import AcceptedConnection
+from penstock.broker.network.new_connection import AcceptedConnection, Turns
 from penstock.broker.network.tls import TlsFilesError, TlsLayer, make_context
 from penstock.plugins.web.connection_limits import Guards, refusal
 
@@ -38,12 +38,14 @@ class ServerTls:
 
     Attributes:
         context: the context for new connections.
+        handshakes: the turns of their handshakes.
     """
 
     def __init__(self, certificate: str, key: str, policy_key: str) -> None:
         self._files = Tls(certfile=certificate, keyfile=key)
         self._policy_key = policy_key
         self.context: ssl.SSLContext
+        self.handshakes = Turns()
         self.reload()
 
     def reload(self) -> None:
@@ -64,15 +66,23 @@ class HttpArrival(AcceptedConnection):
     """A connection of an HTTP API until its handshake is complete."""
 
     # The base class is one of MQTT listeners, whose counters and places are not used here.
-    def __init__(self, guards: Guards, timeout_seconds: float, logger: logging.Logger) -> None:
+    def __init__(
+        self,
+        guards: Guards,
+        handshakes: Turns,
+        timeout_seconds: float,
+        logger: logging.Logger,
+    ) -> None:
         """Prepare.
 
         Args:
             guards: counts the connections that are in their handshake.
+            handshakes: the turns of the API's handshakes.
             timeout_seconds: time for its handshake.
             logger: gets why TLS has failed, of each connection.
         """
         self._guards = guards
+        self._handshakes = handshakes
         self._timeout_seconds = timeout_seconds
         self._logger = logger
         self._is_counted = False
@@ -81,6 +91,11 @@ class HttpArrival(AcceptedConnection):
         self.place = None
         self.ssl_object = None
         self.certificate_name = None
+
+    @property
+    def handshakes(self) -> Turns:
+        """The turns of the API's TLS handshakes."""
+        return self._handshakes
 
     def accept(self, transport: asyncio.Transport) -> bool:
         """Take a place, or cut the connection off."""
