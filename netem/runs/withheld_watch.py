@@ -130,13 +130,15 @@ def _reports(
 ) -> Iterator[dict[str, Any]]:
     if len(client_ids) <= MOST_ONE_BY_ONE:
         for client_id in client_ids:
-            if (report := _ask(connection, f"/clients/{quote(client_id, safe='')}")) is not None:
+            if (
+                report := _ask(connection, f"/api/clients/{quote(client_id, safe='')}")
+            ) is not None:
                 yield report
         return
     wanted = set(client_ids)
     after: str | None = ""
     while after is not None:
-        page = _ask(connection, f"/clients?limit={PAGE_CLIENTS}&after={quote(after, safe='')}")
+        page = _ask(connection, f"/api/clients?limit={PAGE_CLIENTS}&after={quote(after, safe='')}")
         yield from (each for each in page["clients"] if each["client_id"] in wanted)
         after = page["next"]
 

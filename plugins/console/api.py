@@ -1,11 +1,11 @@
 """The broker's clients over HTTP: the state of each one's link, and where its messages are.
 
-* ``GET /clients``: reports of up to ``limit`` clients (100; 1000 at most) in the order of their
+* ``GET /api/clients``: reports of up to ``limit`` clients (100; 1000 at most) in the order of their
   client ids, beginning after the id ``after`` where it is given; ``next`` is the ``after`` for the
   rest.
-* ``GET /withholding``: counters and histograms of all clients' large messages.
-* ``GET /proxy``: the state of a proxy, of the broker's addresses behind it and of its payloads.
-* ``GET /clients/{client_id}``: the report of one client; in the path, its id is percent-encoded.
+* ``GET /api/withholding``: counters and histograms of all clients' large messages.
+* ``GET /api/proxy``: the state of a proxy, of its broker's addresses and of its payloads.
+* ``GET /api/clients/{client_id}``: the report of one client, whose id is percent-encoded.
 
 Answers are JSON; `penstock.broker.client_report` describes a report. An error is ``{"error":
 "..."}``. The API changes nothing. Other machines reach it with a bearer token alone.
@@ -83,10 +83,10 @@ class ConsoleApi:
         )
         application.add_routes(
             [
-                web.get("/clients", self._list),
-                web.get("/clients/{client_id}", self._show),
-                web.get("/withholding", self._withholding),
-                web.get("/proxy", self._proxy),
+                web.get("/api/clients", self._list),
+                web.get("/api/clients/{client_id}", self._show),
+                web.get("/api/withholding", self._withholding),
+                web.get("/api/proxy", self._proxy),
             ]
         )
         return application

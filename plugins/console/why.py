@@ -91,7 +91,7 @@ def fetch(url: str, client_id: str | None, token: str | None = None) -> Any:
     """
     connection, path = _connect(url)
     try:
-        resource = "proxy" if client_id is None else f"clients/{quote(client_id, safe='')}"
+        resource = "api/proxy" if client_id is None else f"api/clients/{quote(client_id, safe='')}"
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         connection.request("GET", f"{path}/{resource}", headers=headers)
         response = connection.getresponse()

@@ -27,10 +27,10 @@ PATHS: Final = {
         *("GET /queues/work/peek?max_messages=%ff", "PUT /batches/q/1", "POST /backup"),
     ),
     "console API": (
-        "GET /clients",
-        "GET /clients/%ff",
+        "GET /api/clients",
+        "GET /api/clients/%ff",
         "GET /%ff",
-        "GET /clients?after=%ff",
+        "GET /api/clients?after=%ff",
         "POST /",
     ),
     "Amazon SQS": ("POST /", "GET /?Action=%ff", "POST /000000000000/work", "GET /%ff"),

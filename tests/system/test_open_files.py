@@ -64,7 +64,7 @@ async def test_neither_http_nor_mqtt_takes_the_files_of_the_other(tmp_path: Path
             for client in [await accepted_client(broker.port) for _ in range(20)]:
                 await client.close()
         async with flooded("127.0.0.1", broker.port, 200):
-            for url, path in zip(urls, ("/queues", "/clients"), strict=True):
+            for url, path in zip(urls, ("/queues", "/api/clients"), strict=True):
                 assert await status(f"{url}{path}") == 200
         assert "plugins.queue.http: 1 connections above the limit of 32 refused" in broker.log
 

