@@ -166,6 +166,19 @@ class AccessControl:
         """
         return None
 
+    def check_password(self, attempt: ConnectAttempt) -> Admittance | Awaitable[Admittance]:  # noqa: ARG002
+        """Say whether a user has this password, for a login elsewhere than at a listener.
+
+        Unlike `authenticate`, it lets in nobody without a password.
+
+        Args:
+            attempt: with the username, the password and the remote address.
+
+        Returns:
+            None where the user is not one of its own.
+        """
+        return None
+
     def authorize(
         self,
         session: SessionView,  # noqa: ARG002

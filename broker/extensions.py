@@ -22,6 +22,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -781,6 +782,7 @@ class PluginContext(NamedTuple):
             None where there is no broker.
         local_clients: connects clients in the broker's own process, from `Plugin.restored` on; None
             where there is no broker.
+        plugins: the plugins of the file by their names, complete once the plugin is started.
     """
 
     logger: logging.Logger
@@ -791,6 +793,7 @@ class PluginContext(NamedTuple):
     is_proxy: bool = False
     sink_routes: SinkRoutes | None = None
     local_clients: LocalClients | None = None
+    plugins: Mapping[str, Plugin] = MappingProxyType({})
 
 
 class Plugin:

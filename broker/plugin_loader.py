@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, Protocol, get_args
 
 from penstock.broker.access_control import AccessControl, Authenticator
@@ -181,6 +182,7 @@ def load_plugins(
         if name not in offered
     ]
     made: dict[str, Plugin] = {}
+    given["plugins"] = MappingProxyType(made)
     for name, keys in policy.plugins.items():
         if name not in offered:
             continue
@@ -285,7 +287,7 @@ def _with_place(error: Exception) -> str:
 
 
 _MAY_WAIT: Final[dict[type, frozenset[str]]] = {
-    AccessControl: frozenset({"authenticate", "authorize"}),
+    AccessControl: frozenset({"authenticate", "check_password", "authorize"}),
 }
 """Methods of an extension point that may be asynchronous, by its base class."""
 

@@ -163,6 +163,12 @@ class FileAccess(AccessControl):
         if rules.password_file is None:
             has_users = rules.scram_file is not None
             return True if rules.allow_anonymous and not has_users else None
+        return self.check_password(attempt)
+
+    def check_password(self, attempt: ConnectAttempt) -> Admittance | Awaitable[Admittance]:
+        """Check a password by the file of the attempt's listener."""
+        scope = self.scope_of(attempt.listener)
+        rules, username = scope.rules, attempt.username or ""
         stored = scope.passwords.get(username)
         if stored is not None:
             holds = partial(self._has_password, attempt.listener, username, stored)

@@ -27,6 +27,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Final, Literal, NamedTuple, TypeAlias
 
+from aiohttp import web
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
@@ -35,6 +36,7 @@ from penstock.broker.config.key_types import STRICT, PerSecond
 from penstock.broker.config.secret_file import read_secret
 from penstock.broker.errors import ConfigError, ConfigProblem
 from penstock.plugins.web.bind import is_loopback
+from penstock.plugins.web.operators import OPERATOR, Operator
 
 Role: TypeAlias = Literal["read", "write", "admin", "publish"]
 """What a token may do in a queue: `read` receives, settles, reads ranges and commits; `write`
@@ -159,8 +161,29 @@ class Caller(NamedTuple):
         return f"Caller({self.name!r})"
 
 
+OPERATOR_ROLES: Final[Mapping[str, Mapping[str, tuple[Role, ...]]]] = {
+    "viewer": {ALL_QUEUES: ("read",)},
+    "admin": {ALL_QUEUES: ("read", "write", "admin")},
+}
+"""The roles of the console's callers by theirs there."""
+
 ANYBODY: Final = Caller("", "", {"*": ("read", "write", "admin", "publish")})
 """The caller of every request where there is no file of tokens."""
+
+
+class OperatorAccess:
+    """The callers of routes that the console serves: it has checked who they are.
+
+    Attributes:
+        is_open: False: each has a role.
+    """
+
+    is_open = False
+
+    def of(self, request: web.Request) -> Caller:
+        """Return who sends a request."""
+        operator: Operator = request[OPERATOR]
+        return Caller(operator.name, "", OPERATOR_ROLES[operator.role or "viewer"])
 
 
 class QueueAccess:
@@ -240,6 +263,10 @@ class QueueAccess:
     def _secret(self, file: str, where: str) -> str:
         named_by = NamedBy(self.file, f"{where}.secret_file")
         return read_secret(Path(self.file).parent / file, named_by)
+
+    def of(self, request: web.Request) -> Caller | None:
+        """Return who sends a request; None where it is unknown."""
+        return self.bearer(request.headers.get("Authorization"))
 
     def bearer(self, authorization: str | None) -> Caller | None:
         """Return who sends a request, by its Authorization header; None where it is unknown."""

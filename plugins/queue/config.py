@@ -16,7 +16,7 @@ from penstock.broker.message import SizeClass
 from penstock.broker.mqtt.topics import SHARE_PREFIX, validate_topic_filter
 from penstock.plugins.queue.strategies.slowdown_exclusion import DEFAULT_SLOWDOWN_DETECTION_TIME
 from penstock.plugins.web.bind import split_bind
-from penstock.plugins.web.limits import HttpLimits
+from penstock.plugins.web.limits import HttpLimits, HttpTls
 
 NAME_FORM: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 """The form of names of queues and groups."""
@@ -232,19 +232,6 @@ class QueueHttpLimits(HttpLimits):
 
     body_timeout_seconds: Seconds = 60.0
     body_bytes: PositiveSize = 64 * 1024 * 1024
-
-
-@dataclass(frozen=True, slots=True, config=STRICT)
-class HttpTls:
-    """TLS of the HTTP API and of Amazon SQS; the keys under `plugins.queue.http_tls`.
-
-    Attributes:
-        certificate: PEM file of the certificate, then those between it and its root.
-        key: PEM file of its private key, without a passphrase.
-    """
-
-    certificate: _Path
-    key: _Path
 
 
 @dataclass(frozen=True, slots=True, config=STRICT)

@@ -135,9 +135,11 @@ class QueuePlugin(Plugin):
         slicer = Slicer()
         logger, clock = context.logger, context.clock
         self._http = self._sqs = None
+        self._api = QueueApi(
+            self.service, self._access, clock, logger, bodies, slicer, self.batches
+        )
         if config.http is not None:
-            http = QueueApi(self.service, self._access, clock, logger, bodies, slicer, self.batches)
-            self._http = self._server(http.application(config.max_request_bytes), "http")
+            self._http = self._server(self._api.application(config.max_request_bytes), "http")
         if config.sqs is not None:
             ignores = config.sqs_unsupported == "ignore"
             sqs = SqsApi(self.service, self._access, clock, logger, bodies, slicer, ignores=ignores)
@@ -196,6 +198,10 @@ class QueuePlugin(Plugin):
         batches = {} if self.batches is None else self.batches.figures()
         found = {f"publishing/{name}": value for name, value in batches.items()}
         return found | self.service.sys_figures()
+
+    def operator_routes(self) -> web.Application:
+        """Return the routes of operators; see `penstock.plugins.web.operators`."""
+        return self._api.management(self.config.max_request_bytes)
 
     async def reload(self) -> Sequence[str]:
         """Read the tokens and the certificate again; see `Plugin`."""

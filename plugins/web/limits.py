@@ -1,4 +1,4 @@
-"""Limits for the clients of an HTTP API: the keys under `http_limits`."""
+"""Limits and TLS of an HTTP API: the keys under `http_limits` and `http_tls`."""
 
 from __future__ import annotations
 
@@ -26,3 +26,16 @@ class HttpLimits:
     connections: Annotated[int, Field(ge=1)] | None = None
     header_timeout_seconds: Seconds = 10.0
     idle_timeout_seconds: Seconds = 75.0
+
+
+@dataclass(frozen=True, slots=True, config=STRICT)
+class HttpTls:
+    """TLS of an HTTP API: the keys under `http_tls`.
+
+    Attributes:
+        certificate: PEM file of the certificate, then those between it and its root.
+        key: PEM file of its private key, without a passphrase.
+    """
+
+    certificate: Annotated[str, Field(min_length=1)]
+    key: Annotated[str, Field(min_length=1)]

@@ -62,7 +62,7 @@ class AdminRoutes:
         aside = {name: held for name in names if (held := self._snapshot(name).set_aside)}
         if not aside:
             return web.json_response({"status": "ok"})
-        caller = self._context.access.bearer(request.headers.get("Authorization"))
+        caller = self._context.access.of(request)
         visible = {
             name: held for name, held in aside.items() if caller and caller.may("read", name)
         }

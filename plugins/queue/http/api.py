@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from logging import Logger
-from typing import Final
+from typing import Final, TypeAlias
 
 from aiohttp import web
 
 from penstock.broker.errors import PenstockError
-from penstock.plugins.queue.access import QueueAccess
+from penstock.plugins.queue.access import OperatorAccess, QueueAccess
 from penstock.plugins.queue.engines.contract import (
     BackupExistsError,
     BackupFolderError,
@@ -74,6 +74,11 @@ _STATUS: Final[tuple[tuple[type[PenstockError], int], ...]] = (
     (RelayLostError, 503),
 )
 
+_Route: TypeAlias = tuple[str, str, Callable[[web.Request], Awaitable[web.StreamResponse]]]
+
+_QUEUE: Final = "/queues/{queue}"
+_GROUP: Final = f"{_QUEUE}/groups/{{group}}"
+
 _LATER: Final = (429, 503)
 """The statuses after which a client should try again later."""
 
@@ -107,45 +112,24 @@ class QueueApi:
 
     def application(self, max_request_bytes: int) -> web.Application:
         """Return the API as an aiohttp application."""
-        application = web.Application(
-            client_max_size=max_request_bytes,
-            middlewares=[
-                _asking_to_wait,
-                answering_errors("queue API", self._logger, _STATUS),
-                _answering_more,
-            ],
-        )
+        application = self._empty(max_request_bytes)
         messages, positions = MessageRoutes(self._context), Positions(self._context)
         admin = AdminRoutes(self._context)
         publishing = Publishing(self._context, self._batches)
-        queue = "/queues/{queue}"
-        group = f"{queue}/groups/{{group}}"
         # A path is looked up in this order: what is asked for most stands first.
-        routes = [
-            ("POST", f"{group}/receive", messages.receive),
-            ("POST", f"{group}/settle", messages.settle),
-            ("POST", f"{queue}/messages", messages.store),
+        routes: list[_Route] = [
+            ("POST", f"{_GROUP}/receive", messages.receive),
+            ("POST", f"{_GROUP}/settle", messages.settle),
+            ("POST", f"{_QUEUE}/messages", messages.store),
             ("GET", "/health", admin.health),
             ("GET", "/openapi.json", admin.openapi),
-            ("GET", "/queues", admin.list),
-            ("GET", queue, admin.show),
-            ("PUT", queue, admin.put),
-            ("PATCH", queue, admin.patch),
-            ("DELETE", queue, admin.delete),
-            ("GET", f"{queue}/groups", admin.list_groups),
-            ("GET", group, admin.show_group),
-            ("PUT", group, admin.put_group),
-            ("PATCH", group, admin.patch_group),
-            ("DELETE", group, admin.delete_group),
-            ("GET", f"{queue}/peek", messages.peek),
-            ("GET", f"{queue}/position", positions.locate),
-            ("POST", f"{queue}/plan", positions.plan),
+            *_management(admin, messages),
+            ("GET", f"{_QUEUE}/position", positions.locate),
+            ("POST", f"{_QUEUE}/plan", positions.plan),
             ("POST", "/plan", positions.plan_queues),
-            ("GET", f"{queue}/physical/{{number}}/range", positions.range),
-            ("POST", f"{group}/commit", positions.commit),
-            ("POST", f"{group}/seek", positions.seek),
-            ("POST", f"{queue}/purge", admin.purge),
-            ("POST", f"{queue}/redrive", admin.redrive),
+            ("GET", f"{_QUEUE}/physical/{{number}}/range", positions.range),
+            ("POST", f"{_GROUP}/commit", positions.commit),
+            ("POST", f"{_GROUP}/seek", positions.seek),
             ("POST", "/compact", admin.compact),
             ("POST", "/backup", admin.backup),
             ("PUT", "/stages/{writer}/{stage}/{place}", publishing.stage),
@@ -155,6 +139,43 @@ class QueueApi:
         for method, path, handler in routes:
             application.router.add_route(method, path, handler)
         return application
+
+    def management(self, max_request_bytes: int) -> web.Application:
+        """Return what operators need of it, for callers that the console has checked."""
+        application = self._empty(max_request_bytes)
+        context = self._context._replace(access=OperatorAccess())
+        for method, path, handler in _management(AdminRoutes(context), MessageRoutes(context)):
+            application.router.add_route(method, path, handler)
+        return application
+
+    def _empty(self, max_request_bytes: int) -> web.Application:
+        return web.Application(
+            client_max_size=max_request_bytes,
+            middlewares=[
+                _asking_to_wait,
+                answering_errors("queue API", self._logger, _STATUS),
+                _answering_more,
+            ],
+        )
+
+
+def _management(admin: AdminRoutes, messages: MessageRoutes) -> list[_Route]:
+    """Return the routes of operators, as (method, path, handler)."""
+    return [
+        ("GET", "/queues", admin.list),
+        ("GET", _QUEUE, admin.show),
+        ("PUT", _QUEUE, admin.put),
+        ("PATCH", _QUEUE, admin.patch),
+        ("DELETE", _QUEUE, admin.delete),
+        ("GET", f"{_QUEUE}/groups", admin.list_groups),
+        ("GET", _GROUP, admin.show_group),
+        ("PUT", _GROUP, admin.put_group),
+        ("PATCH", _GROUP, admin.patch_group),
+        ("DELETE", _GROUP, admin.delete_group),
+        ("GET", f"{_QUEUE}/peek", messages.peek),
+        ("POST", f"{_QUEUE}/purge", admin.purge),
+        ("POST", f"{_QUEUE}/redrive", admin.redrive),
+    ]
 
 
 @web.middleware

@@ -128,7 +128,7 @@ class MessageRoutes:
             handles = read_handles(body, MAX_ACKNOWLEDGED, "acknowledge")
         if content_type == arrow.CONTENT_TYPE:
             await arrow.load()
-        request.app[CHECK_ROOM]()
+        request.config_dict[CHECK_ROOM]()
         headers: dict[str, str] = {}
         if handles:
             # First: this may be what makes room for leases, or the next message of a key visible.
@@ -218,7 +218,7 @@ class MessageRoutes:
             if group is None:
                 raise unknown_group(query["group"], snapshot.groups)
             begin = group.position
-        request.app[CHECK_ROOM]()
+        request.config_dict[CHECK_ROOM]()
         found: list[tuple[int, Sequence[bytes]]] = []
         for number, held in sorted(snapshot.usage.items()):
             start = max(begin.get(number, 0), held.earliest)

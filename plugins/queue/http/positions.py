@@ -135,7 +135,7 @@ class Positions:
             await arrow.load()
         engine = context.service.engine
         async with self._making_ranges:
-            request.app[CHECK_ROOM]()
+            request.config_dict[CHECK_ROOM]()
             incarnation = engine.outline(queue).incarnation
             if query.get("incarnation", incarnation) != incarnation:
                 raise IncarnationError(queue, query["incarnation"][:80], incarnation)

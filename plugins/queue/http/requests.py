@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast, get_args
 from aiohttp import web
 
 from penstock.broker.config.checked_yaml import MisfitError, fit
-from penstock.plugins.queue.access import ALL_QUEUES, Caller, QueueAccess, Role
+from penstock.plugins.queue.access import ALL_QUEUES, Caller, OperatorAccess, QueueAccess, Role
 from penstock.plugins.queue.config import GroupConfig, LogicalQueueConfig
 from penstock.plugins.queue.engines.contract import (
     Action,
@@ -89,7 +89,7 @@ class Context(NamedTuple):
     """
 
     service: QueueService
-    access: QueueAccess
+    access: QueueAccess | OperatorAccess
     clock: Callable[[], float]
     bodies: Bodies
     slicer: Slicer
@@ -100,10 +100,9 @@ class Context(NamedTuple):
         Raises:
             AnswerError: 401, it is nobody that is known; 429, it sends too many requests.
         """
-        header = request.headers.get("Authorization")
-        caller = self.access.bearer(header)
+        caller = self.access.of(request)
         if caller is None:
-            read = "another token" if header else "nothing"
+            read = "another token" if "Authorization" in request.headers else "nothing"
             raise AnswerError(
                 f"Authorization: read {read}; allowed: Bearer and a token of this server",
                 401,
@@ -178,7 +177,7 @@ class Context(NamedTuple):
         headers: Mapping[str, str] | None = None,
     ) -> web.StreamResponse:
         """Answer with the pieces of a body."""
-        return await request.app[SEND_PIECES](request, pieces, content_type, headers)
+        return await request.config_dict[SEND_PIECES](request, pieces, content_type, headers)
 
 
 def check_role(caller: Caller, queue: str, *roles: Role) -> None:
