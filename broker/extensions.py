@@ -11,9 +11,9 @@ overridden, and does not call the rest. All methods are plain functions on the l
 * `MessageSource`: feeds subscriptions of its own.
 
 `penstock.broker.access_control` has those about clients: who may connect, and do what with which
-topic. `penstock.broker.events` has what a plugin can be told of, and `ClientReports` what it can
-ask. A `Plugin` brings any of these; the policy file names it. ``docs/how-to/plugins.md`` shows
-each.
+topic. `penstock.broker.events` has what a plugin can be told of, and
+`penstock.broker.operations_contract` what it can see and do for an operator. A `Plugin` brings any
+of these; the policy file names it. ``docs/how-to/plugins.md`` shows each.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from typing import (
 )
 
 from penstock.broker.access_control import AccessControl, Authenticator
-from penstock.broker.client_report import ClientReport, PassageFigures
-from penstock.broker.counters import Metric
+from penstock.broker.client_report import PassageFigures
 from penstock.broker.events import Callbacks
 from penstock.broker.link import Link
 from penstock.broker.message import Message, SizeClass
+from penstock.broker.operations_contract import Operations
 from penstock.broker.payload import Payload
 
 if TYPE_CHECKING:
@@ -487,28 +487,6 @@ class MessageSource(ABC):
         """Begin to feed a consumer, also one whose session was restored."""
 
 
-class ClientReports(Protocol):
-    """Reports about the broker's clients, on the loop's thread.
-
-    There may be very many: let other tasks run in between when asking about all of them.
-    """
-
-    def client_ids(self) -> list[str]:
-        """Return the Client Identifier of every session, in no promised order."""
-
-    def report(self, client_id: str) -> ClientReport | None:
-        """Return what can be said of a client now; None where it is not known.
-
-        Of the last clients that have gone, it is what was known when their sessions ended.
-        """
-
-    def withholding(self) -> Sequence[Metric]:
-        """Return what became of all clients' large messages."""
-
-    def proxy(self) -> Mapping[str, Any] | None:
-        """Return the state of a proxy as JSON has it; None in a broker."""
-
-
 class SinkRoutes(Protocol):
     """The broker's sinks while it runs, on the loop's thread."""
 
@@ -776,7 +754,8 @@ class PluginContext(NamedTuple):
             from the directory the program was started in.
         clock: returns monotonic seconds, on the same clock as every `now`.
         listeners: names of the listeners in the policy file.
-        clients: knows the clients once the plugin is started; None where there are none.
+        operations: what an operator may see and do, once the plugin is started; None where there
+            is neither a broker nor a proxy.
         is_proxy: the plugin is one of the edge proxy.
         sink_routes: adds and removes sinks while the broker runs, once the plugin is started;
             None where there is no broker.
@@ -789,7 +768,7 @@ class PluginContext(NamedTuple):
     policy_file: str
     clock: Callable[[], float]
     listeners: Sequence[str] = ()
-    clients: ClientReports | None = None
+    operations: Operations | None = None
     is_proxy: bool = False
     sink_routes: SinkRoutes | None = None
     local_clients: LocalClients | None = None

@@ -31,12 +31,12 @@ from penstock.broker.network.loop_scheduler import LoopScheduler
 from penstock.broker.network.new_connection import Reception
 from penstock.broker.network.open_files import most_connections
 from penstock.broker.network.transport import MqttProtocol
+from penstock.broker.operations.operations import BrokerOperations
 from penstock.broker.plugin_guard import Guard
 from penstock.broker.plugin_loader import LoadedPlugins, load_plugins
 from penstock.broker.process.machine_memory import machine_memory_bytes
 from penstock.broker.receiving.connecting import close_if_revoked, revoke
 from penstock.broker.reports.client_log import ClientLog
-from penstock.broker.reports.client_reports import Reports
 from penstock.broker.reports.client_topics import ClientTopics
 from penstock.broker.reports.sampling import Sampling
 from penstock.broker.reports.sys_topics import SysTopics
@@ -114,20 +114,20 @@ class Server:
         self._log_limits()
         self._driver = LoopScheduler(self._limits, self._logger)
         self._local_clients = InProcessClients(self._driver, lambda: self._reception)
-        reports = Reports(self._driver.clock)
+        operations = BrokerOperations(self._driver.clock)
         sink_routes = CoreSinks()
         self._plugins = load_plugins(
             policy,
             clock=self._driver.clock,
             listeners=policy.listeners,
-            clients=reports,
+            operations=operations,
             sink_routes=sink_routes,
             local_clients=self._local_clients,
         )
         self._host = self._load_amqtt()
         self._listeners = self._listeners_to_open()
         self._build_core()
-        reports.attach(self.core)
+        operations.attach(self.core)
         sink_routes.attach(self.core)
         await self._plugins.start()
         if self._host is not None:

@@ -17,8 +17,8 @@ import pytest
 from penstock import __main__ as command_line
 from penstock.broker.config.policy import parse_policy
 from penstock.broker.errors import ConfigError
+from penstock.broker.operations.operations import BrokerOperations
 from penstock.broker.plugin_loader import load_plugins
-from penstock.broker.reports.client_reports import Reports
 from penstock.edge_proxy.sidecar.config import parse_proxy_config
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -227,7 +227,9 @@ def test_every_policy_loads() -> None:
                     if "\nupstream:" in text:
                         parse_proxy_config(text, page.name)
                         continue
-                    load_plugins(parse_policy(text, page.name), clients=Reports(time.monotonic))
+                    load_plugins(
+                        parse_policy(text, page.name), operations=BrokerOperations(time.monotonic)
+                    )
                 except ConfigError as error:
                     yield page, str(error)
 

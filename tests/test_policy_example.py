@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from penstock.broker.config.policy import load_policy
+from penstock.broker.operations.operations import BrokerOperations
 from penstock.broker.plugin_loader import load_plugins
-from penstock.broker.reports.client_reports import Reports
 from penstock.edge_proxy.sidecar.config import load_proxy_config
 from script.key_reference import PAGE, POLICY, PROXY, attributes, page
 
@@ -27,7 +27,7 @@ def test_an_example_is_a_policy_file(name: str, plugins: list[str]) -> None:
     file = ROOT / f"{name}.example.yaml"
     policy = load_policy(file)
     assert list(policy.plugins) == plugins
-    load_plugins(policy, clients=Reports(lambda: 0.0))
+    load_plugins(policy, operations=BrokerOperations(lambda: 0.0))
     assert len(file.read_text().splitlines()) <= 40
 
 

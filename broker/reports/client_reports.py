@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from penstock.broker.client_report import (
@@ -17,7 +17,6 @@ from penstock.broker.client_report import (
 )
 
 if TYPE_CHECKING:
-    from penstock.broker.counters import Metric
     from penstock.broker.extensions import Decision
     from penstock.broker.link import Link, TcpLook
     from penstock.broker.message import SizeClass
@@ -29,48 +28,6 @@ if TYPE_CHECKING:
     from penstock.broker.sessions.session import Session
 
 Outcome = Literal["sent", "held", "gone"]
-
-
-class Reports:
-    """The `ClientReports` that a broker's plugins get."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        """Begin without clients; `attach` adds the core.
-
-        Args:
-            clock: returns monotonic seconds, as the core's `now`.
-        """
-        self._clock = clock
-        self._core: Core | None = None
-
-    def attach(self, core: Core) -> None:
-        """Report on this core's clients from now on."""
-        self._core = core
-
-    def client_ids(self) -> list[str]:
-        """Return the Client Identifier of every session, in any order."""
-        return [] if self._core is None else self._core.sessions.client_ids()
-
-    def report(self, client_id: str) -> ClientReport | None:
-        """Return a client's report; None where it has no session and is not remembered."""
-        core = self._core
-        if core is None:
-            return None
-        session = core.sessions.get(client_id)
-        if session is not None:
-            return report(subject_of(session), self._clock())
-        last = core.last_clients.get(client_id)
-        if last is None:
-            return None
-        return report(subject_of_last(last, _threshold_l_in(core)), self._clock())
-
-    def withholding(self) -> Sequence[Metric]:
-        """Return what became of all clients' large messages."""
-        return () if self._core is None else self._core.outbox_rules.record.metrics()
-
-    def proxy(self) -> None:
-        """Return nothing: this is a broker."""
-        return
 
 
 class Subject(NamedTuple):
@@ -128,7 +85,7 @@ def subject_of(session: Session) -> Subject:
         session.outbox,
         session.settle_direct(),
         len(session.inflight),
-        _threshold_l_in(core),
+        threshold_l_in(core),
         {name: subscription.sizes for name, subscription in session.subscriptions.items()},
         why_away="" if why_away is None else why_away(),
         large_ahead=None if session.outbox.order is not None else session.large_ahead,
@@ -290,7 +247,7 @@ def _tcp_figures(look: TcpLook, now: float) -> TcpFigures:
     )
 
 
-def _threshold_l_in(core: Core) -> Callable[[Link], float | None]:
+def threshold_l_in(core: Core) -> Callable[[Link], float | None]:
     """Return what says the gate's threshold for a link; None if the gate fails."""
     gate = core.gate
     return lambda link: core.guard.call(gate, gate.threshold_l, link, otherwise=None)

@@ -269,6 +269,7 @@ class Client:
         is_counted: `ReceivedBytes` counts what is kept of what has come.
         has_peer_left: the peer is gone, and what it has sent is still handled.
         last_received: monotonic seconds of the last chunk.
+        connected_at: monotonic seconds of the chunk that had the CONNECT.
     """
 
     __slots__ = (
@@ -279,6 +280,7 @@ class Client:
         "awaiting_bytes",
         "backlog",
         "certificate_name",
+        "connected_at",
         "core",
         "has_begun_session",
         "has_peer_left",
@@ -365,7 +367,7 @@ class Client:
         self.n_filters_refused = 0
         self.is_answered = False
         self._keep_alive = 0.0
-        self.last_received = now
+        self.last_received = self.connected_at = now
         core.counters.connections_total += 1
         self.timer: Timer | None = core.timers.at(
             now + core.limits.connect_timeout_seconds, self._connect_timeout
@@ -494,6 +496,7 @@ class Client:
         """
         core = self.core
         sender = self.sender
+        self.connected_at = self.last_received
         self.session = sender.session = session
         self.is_open = sender.is_open = True
         sender.send_quota = min(receive_maximum, core.limits.inflight_messages)

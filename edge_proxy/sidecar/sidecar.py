@@ -16,9 +16,9 @@ from penstock.broker.network.new_connection import Reception
 from penstock.broker.network.open_files import most_connections
 from penstock.broker.plugin_guard import Guard
 from penstock.broker.plugin_loader import LoadedPlugins, load_plugins
-from penstock.edge_proxy.sidecar.client_reports import ProxyReports
 from penstock.edge_proxy.sidecar.config import ProxyConfig
 from penstock.edge_proxy.sidecar.default_store import choose_store
+from penstock.edge_proxy.sidecar.operations import ProxyOperations
 from penstock.edge_proxy.sidecar.proxy_state import ProxyState, describe, describe_large
 from penstock.edge_proxy.sidecar.transport import ProxiedClients
 from penstock.edge_proxy.upstream import Upstreams
@@ -73,8 +73,10 @@ class Sidecar:
 
     async def _start(self) -> None:
         config = self._config
-        reports = ProxyReports(time.monotonic)
-        plugins = load_plugins(config, listeners=config.listeners, clients=reports, is_proxy=True)
+        operations = ProxyOperations(time.monotonic)
+        plugins = load_plugins(
+            config, listeners=config.listeners, operations=operations, is_proxy=True
+        )
         _check_plugins(plugins, config)
         self.shared = ProxyState(
             config.keys.limits,
@@ -88,7 +90,7 @@ class Sidecar:
             self._logger,
             check_header=LOCAL_HEADER if config.keys.identity == "proxy_v2" else b"",
         )
-        reports.attach(self.shared, self.upstreams)
+        operations.attach(self.shared, self.upstreams)
         self._reception = Reception(
             Admission(
                 self.shared.counters,

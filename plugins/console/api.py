@@ -30,8 +30,9 @@ from penstock.broker.client_report import as_json
 from penstock.broker.config.checked_yaml import NamedBy
 from penstock.broker.config.secret_file import read_secret
 from penstock.broker.errors import ConfigError, ConfigProblem
-from penstock.broker.extensions import ClientReports, Plugin, PluginContext
+from penstock.broker.extensions import Plugin, PluginContext
 from penstock.broker.mqtt.enums import MAX_STRING_BYTES
+from penstock.broker.operations_contract import Operations
 from penstock.plugins.console.config import ConsoleConfig
 from penstock.plugins.web.bind import is_loopback
 from penstock.plugins.web.service import (
@@ -71,7 +72,7 @@ class ConsoleApi:
         token: the token that requests must carry; None for none.
     """
 
-    def __init__(self, clients: ClientReports, logger: Logger) -> None:
+    def __init__(self, clients: Operations, logger: Logger) -> None:
         self.token: str | None = None
         self._clients = clients
         self._logger = logger
@@ -176,7 +177,7 @@ class ConsolePlugin(Plugin):
 
     def __init__(self, config: ConsoleConfig, context: PluginContext) -> None:
         super().__init__(config, context)
-        if context.clients is None:
+        if context.operations is None:
             problem = ConfigProblem(
                 "plugins.console", "a plugin that tells of clients", "in a broker or a proxy"
             )
@@ -190,7 +191,7 @@ class ConsolePlugin(Plugin):
             problem = ConfigProblem("plugins.console.http", config.http, allowed)
             raise ConfigError(context.policy_file, [problem])
         self.http_url = ""
-        self._api = ConsoleApi(context.clients, context.logger)
+        self._api = ConsoleApi(context.operations, context.logger)
         self._http = HttpServer(
             self._api.application(),
             "plugins.console.http",

@@ -22,6 +22,7 @@ FOLDERS: Final = (
     "network",
     "process",
     "reports",
+    "operations",
     "amqtt_host",
     "import_mosquitto",
 )
@@ -43,6 +44,7 @@ CONTRACT: Final = frozenset(
         "plugin_guard",
         "link",
         "message",
+        "operations_contract",
         "payload",
         "timers",
     }

@@ -1,20 +1,20 @@
 from __future__ import annotations
 
+from penstock.broker.operations.operations import BrokerOperations
 from penstock.broker.outbox.last_clients import (
     MAX_CLIENTS,
     MAX_NAME_CHARACTERS,
     MAX_TOPIC_CHARACTERS,
 )
-from penstock.broker.reports.client_reports import Reports
 from tests.helpers.gates import SwitchGate
 from tests.helpers.virtual import VirtualBroker
 
 LARGE = b"x" * 200
 
 
-def reports_of(broker: VirtualBroker) -> Reports:
+def reports_of(broker: VirtualBroker) -> BrokerOperations:
     """Return what a plugin can ask."""
-    reports = Reports(lambda: broker.now)
+    reports = BrokerOperations(lambda: broker.now)
     reports.attach(broker.core)
     return reports
 

@@ -11,7 +11,8 @@ from penstock.broker.client_report import (
     TcpFigures,
 )
 from penstock.broker.link import Link, TcpLook
-from penstock.broker.reports.client_reports import Reports, report, subject_of
+from penstock.broker.operations.operations import BrokerOperations
+from penstock.broker.reports.client_reports import report, subject_of
 from tests.helpers.gates import SwitchGate
 from tests.helpers.virtual import VirtualBroker
 
@@ -178,7 +179,7 @@ def test_a_gate_that_fails_has_no_threshold() -> None:
 def test_plugins_see_every_session_and_no_other() -> None:
     """Clients that are away have a report, those that never were have none."""
     broker = VirtualBroker()
-    reports = Reports(lambda: broker.now)
+    reports = BrokerOperations(lambda: broker.now)
     assert (reports.client_ids(), reports.report("s")) == ([], None)
     reports.attach(broker.core)
     broker.connect("s", clean_start=False, properties={"session_expiry_interval": 9}).lose()

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from penstock.broker.extensions import PluginContext
-from penstock.broker.reports.client_reports import Reports
+from penstock.broker.operations.operations import BrokerOperations
 from penstock.plugins.console.api import ConsolePlugin
 from penstock.plugins.console.config import ConsoleConfig
 from tests.helpers.virtual import VirtualBroker
@@ -15,7 +15,7 @@ from tests.helpers.virtual import VirtualBroker
 
 @asynccontextmanager
 async def console(
-    broker: VirtualBroker, kind: type[Reports] = Reports
+    broker: VirtualBroker, kind: type[BrokerOperations] = BrokerOperations
 ) -> AsyncIterator[ConsolePlugin]:
     """Run the plugin beside a broker whose clock is virtual."""
     reports = kind(lambda: broker.now)

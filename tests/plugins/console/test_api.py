@@ -15,7 +15,8 @@ from penstock.broker.client_report import ClientReport, as_json
 from penstock.broker.config.checked_yaml import validate_config
 from penstock.broker.errors import ConfigError
 from penstock.broker.extensions import PluginContext
-from penstock.broker.reports.client_reports import Reports, report, subject_of
+from penstock.broker.operations.operations import BrokerOperations
+from penstock.broker.reports.client_reports import report, subject_of
 from penstock.plugins.console.api import ConsoleApi, ConsolePlugin
 from penstock.plugins.console.config import ConsoleConfig
 from penstock.plugins.web.service import HttpStartError
@@ -49,7 +50,7 @@ def told(broker: VirtualBroker, client_id: str) -> Any:
 async def test_every_request_is_documented() -> None:
     """docs/reference/console-api.md names each method and path that is served."""
     documented = set(re.findall(r"`(GET|POST|PUT|DELETE) (/[^`?]*)", DOCUMENTATION.read_text()))
-    api = ConsoleApi(Reports(lambda: 0.0), logging.getLogger("test"))
+    api = ConsoleApi(BrokerOperations(lambda: 0.0), logging.getLogger("test"))
     routes = api.application().router.routes()
     assert documented >= {
         (route.method, route.resource.canonical)
@@ -194,7 +195,7 @@ async def test_a_client_that_ends_while_the_page_is_made_is_left_out() -> None:
     """Its session may be gone when its turn comes."""
     broker = broker_of("a", "b")
 
-    class EndingReports(Reports):
+    class EndingReports(BrokerOperations):
         """Names a client that is gone when it is asked for."""
 
         def report(self, client_id: str) -> ClientReport | None:
@@ -230,7 +231,7 @@ TOKEN = "a token of the console"
 
 def context_of(broker: VirtualBroker) -> PluginContext:
     """Return what the plugin is given."""
-    reports = Reports(lambda: broker.now)
+    reports = BrokerOperations(lambda: broker.now)
     reports.attach(broker.core)
     return PluginContext(logging.getLogger("test"), "policy.yaml", lambda: 0.0, (), reports)
 

@@ -1,4 +1,4 @@
-"""The `ClientReports` of a proxy, for the plugin `console` and so for ``penstock why``."""
+"""The `Operations` of a proxy, for the plugin `console`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from penstock.edge_proxy.upstream import Upstreams
 
 
-class ProxyReports:
+class ProxyOperations:
     """Reports on a proxy's clients that their broker has accepted."""
 
     def __init__(self, clock: Callable[[], float]) -> None:

@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from penstock.broker.mqtt.packets import ConnAck, Connect, PubAck, Publish
-from penstock.edge_proxy.sidecar.client_reports import ProxyReports
+from penstock.edge_proxy.sidecar.operations import ProxyOperations
 from penstock.edge_proxy.sidecar.proxy_state import describe_large
 from penstock.edge_proxy.upstream import Upstreams
 from penstock.edge_proxy.upstream_config import UpstreamKeys
@@ -18,9 +18,9 @@ from tests.helpers.proxied_clients import DOWN, LARGE_BYTES, UP, VirtualClient, 
 LARGE = b"x" * (LARGE_BYTES + 1)
 
 
-def reports_of(proxied: VirtualClient) -> ProxyReports:
+def reports_of(proxied: VirtualClient) -> ProxyOperations:
     """Return what the console can ask."""
-    reports = ProxyReports(lambda: proxied.now)
+    reports = ProxyOperations(lambda: proxied.now)
     reports.attach(proxied.shared)
     return reports
 
@@ -105,7 +105,7 @@ def test_the_state_of_the_proxy_says_where_all_messages_are() -> None:
     second.broker_sends(ConnAck(), publish("small", packet_id=1), publish("small", packet_id=2))
     second.client_sends(PubAck(1))
     upstreams = Upstreams(UpstreamKeys(address="broker.example"), logging.getLogger("test"))
-    reports = ProxyReports(lambda: first.now)
+    reports = ProxyOperations(lambda: first.now)
     reports.attach(first.shared, upstreams)
     there = {"matched": 3, "delivered": 1, "inflight": 1, "withheld": 1, "queued": 0, "expired": 0}
     state = reports.proxy()
