@@ -118,6 +118,7 @@ def test_a_wheel_holds_one_name_and_is_built_from_an_sdist_without_tests(tmp_pat
         "penstock/models/planner/planning.py",
         "penstock/broker/server.py",
         "penstock/netem/scenarios/field-run.yaml",
+        "penstock/plugins/console/page/app.js",
         "penstock/plugins/queue/client.py",
         "penstock/plugins/queue/engines/redis/library.lua",
         "penstock/policy.example.yaml",

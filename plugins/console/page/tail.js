@@ -1,0 +1,111 @@
+// The live tail: what happens this moment, by client, topic or address. Payloads are never shown.
+
+import { query } from "./api.js";
+import { clientLink } from "./clients.js";
+import { button, el, field, setText, shown, title } from "./dom.js";
+import { bytes, count, many, NONE } from "./format.js";
+import { Table } from "./table.js";
+
+const MOST_LINES = 300;
+const DRAWN_MILLISECONDS = 250;
+const TONES = { dropped: "bad", held: "warn", released: "ok" };
+
+export function tail(page) {
+  const inputs = [
+    ["filter", "Topic filter", "sensors/#"],
+    ["client", "Client", "a client id"],
+    ["address", "Address", "10.0.0.7"],
+  ].map(([name, label, hint]) => {
+    const input = el("input", { name, value: page.params[name] ?? "", placeholder: hint, autocomplete: "off", spellcheck: "false" });
+    return { name, input, node: field(label, input, "search") };
+  });
+  const table = new Table(
+    [
+      { label: "When", text: (r) => new Date(r.at * 1000).toISOString().slice(11, 23) },
+      { label: "What", text: (r) => r.kind, tone: (r) => TONES[r.kind] ?? "" },
+      { label: "Client", kind: "wide", text: (r) => shown(r.client_id), href: (r) => clientLink(r.client_id) },
+      { label: "Topic", kind: "wide", text: (r) => shown(r.topic || NONE), full: (r) => shown(r.topic, 1000) },
+      { label: "Size", kind: "number", text: (r) => bytes(r.bytes) },
+      { label: "QoS", kind: "number", text: (r) => count(r.qos) },
+      { label: "Why", kind: "wrap", text: (r) => shown(r.reason || r.address || NONE) },
+    ],
+    (r) => r.number,
+    "Nothing yet. Lines appear here as messages pass; connects and disconnects as well.",
+    { caption: "Live tail" },
+  );
+  table.update([]);
+  const words = el("span", { role: "status" });
+  let source = null;
+  let lines = [];
+  let number = 0;
+  let missed = 0;
+  let drawing = 0;
+
+  const told = () => setText(words, `${source ? "Watching" : "Stopped"}${missed ? `; ${many(missed, "line")} left out, as they came too fast` : ""}`);
+  const draw = () => {
+    drawing = 0;
+    table.update(lines);
+    told();
+  };
+  const toggle = button("Stop", () => (source ? stop() : start()));
+  const stop = () => {
+    source?.close();
+    source = null;
+    setText(toggle, "Watch");
+    told();
+  };
+  const start = () => {
+    stop();
+    missed = 0;
+    const asked = Object.fromEntries(inputs.map(({ name, input }) => [name, input.value]));
+    source = new EventSource(`api/tail${query(asked)}`);
+    source.addEventListener("record", (event) => {
+      lines.unshift({ ...JSON.parse(event.data), number: ++number });
+      lines.length = Math.min(lines.length, MOST_LINES);
+      drawing ||= setTimeout(draw, DRAWN_MILLISECONDS);
+    });
+    source.addEventListener("lost", (event) => {
+      missed += JSON.parse(event.data).records ?? 0;
+      told();
+    });
+    source.addEventListener("error", () => {
+      if (source?.readyState === EventSource.CLOSED) {
+        stop();
+        setText(words, "The broker has refused to be watched: a filter may be wrong, or too many are watching.");
+      } else setText(words, "The broker does not answer; trying again.");
+    });
+    setText(toggle, "Stop");
+    told();
+  };
+  const form = el(
+    "form",
+    {
+      class: "tools",
+      onsubmit: (event) => {
+        event.preventDefault();
+        page.change(Object.fromEntries(inputs.map(({ name, input }) => [name, input.value])), { replaces: true });
+        lines = [];
+        draw();
+        start();
+      },
+    },
+    inputs.map(({ node }) => node),
+    el("div", { class: "buttons" }, el("button", { type: "submit", class: "primary" }, "Watch this"), toggle, button("Clear", () => ((lines = []), draw()))),
+  );
+  const hide = () => (document.hidden ? source?.close() : source && start());
+  document.addEventListener("visibilitychange", hide);
+  table.node.classList.replace("scroll", "tail");
+  start();
+  return {
+    node: [
+      title("Live tail", "What passes this moment, newest first. It costs the broker nothing while nobody looks."),
+      el("section", { class: "panel" }, form, el("div", { class: "pages" }, words), table.node),
+    ],
+    sources: [],
+    close() {
+      clearTimeout(drawing);
+      document.removeEventListener("visibilitychange", hide);
+      source?.close();
+    },
+  };
+}
