@@ -180,6 +180,8 @@ def tested(checkout: Checkout) -> Callable[..., subprocess.CompletedProcess[str]
     """Runs script/test with stand-ins, one of which fails."""
     checkout.add_venv()
     for name in (
+        "chromedriver",
+        "chromium",
         "git",
         "haproxy",
         "memcached",
