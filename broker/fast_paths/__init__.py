@@ -13,6 +13,8 @@ whole, or leaves them to the plain way before it has changed anything:
   and the acknowledgements of what was sent in such a run. One `MessageRun` (`message_run`) stands
   for all of them in the inflight window (`run_window`) of each subscriber; only the Packet
   Identifiers in the copied bytes differ.
+* `shared_runs`: packets of either kind of run for the members of a shared subscription. Each is
+  sent its part of the run as a run.
 * `unchecked_publish`: any other PUBLISH of a broker in which no plugin has to be asked about
   single messages. The coroutine, and where possible the receipt, of the plain way are left out.
 
@@ -20,7 +22,7 @@ What they have in common is in `fast_core` (which topics' messages may be copied
 `fast_connection` (which chunks are tried on them). Access control whose answers last is asked once,
 when a plan is made. No fast path is taken where other access control or a callback looks at single
 messages, where a message is large for its subscribers' gate, retained or a repeat, and where a
-sink or a shared subscription has to be told of each message. The journal is told of a run as a
+sink has to be told of each message. The journal is told of a run as a
 whole (`penstock.broker.durable.session_journal`).
 
 What a client can observe does not depend on the way: the same bytes in the same order, the same

@@ -12,9 +12,10 @@ commit, or for earlier ones, in one `RunReceipt`, and where its bytes must not l
 commit, as with QoS 2, they are held as one.
 
 Each function here returns 0 before it has changed anything, and leaves the packet to the plain way,
-in three cases:
-* A sink or a shared subscription has to be told of each packet, or the disk may not take all of
-  them (`FastCore.fast_plans` and the functions themselves).
+in four cases:
+* A sink has to be told of each packet, or the disk may not take all of them
+  (`FastCore.fast_plans` and the functions themselves).
+* A member of a shared subscription is to be chosen for each (`shared_runs`).
 * The packet is not allowed, or repeats one.
 * The bytes that leave would differ from those that came: for another protocol version, QoS or Topic
   Alias.
@@ -32,6 +33,7 @@ from typing import TYPE_CHECKING, Any, Final
 from penstock.broker.errors import PeerError
 from penstock.broker.fast_paths.fast_core import are_direct
 from penstock.broker.fast_paths.message_run import MessageRun, Segment
+from penstock.broker.fast_paths.shared_runs import Group
 from penstock.broker.mqtt.enums import MQTT_5
 from penstock.broker.mqtt.properties import read_publish_properties
 from penstock.broker.mqtt.publish_head import read_publish_head
@@ -127,7 +129,27 @@ def pass_run_on(
     counters = core.counters
     counters.packets_received += n_messages
     counters.publish_received += n_messages
-    n_bytes = len(data)
+    if not sessions and isinstance(sessions, Group):
+        for member, part in sessions.parts(run):
+            _send(core, (member,), part, now)
+    else:
+        _send(core, sessions, run, now)
+    if client.receipts or (
+        journal is not None
+        and (journal.n_changes != n_changes or (qos == 2 and client.session.journal is not None))
+    ):
+        _owe(client, run, acknowledgements, n_changes)
+    else:
+        client.sender.send_run(acknowledgements, n_messages, is_state=False)
+    if core.turn.congested:
+        client.throttle.wait_for_congested(now)
+
+
+def _send(core: FastCore, sessions: tuple[FastSession, ...], run: MessageRun, now: float) -> None:
+    """Send all of a run to each of some sessions at once, or let it wait for them."""
+    qos = run.qos
+    n_messages = run.n_messages
+    n_bytes = len(run.data)
     n_sent = n_held = 0
     for session in sessions:
         sender = session.sender
@@ -148,7 +170,9 @@ def pass_run_on(
             core.turn.steps += n_messages
             for index in range(n_messages):
                 message = run.message(index)
-                session.deliver(message, run.qos, retain=False, subscription_ids=(), now=now)
+                session.deliver(
+                    message, qos, retain=False, subscription_ids=(), now=now, share=run.share
+                )
             continue
         if is_held and sender is not None:
             sender.hold_run(run.renumbered(first), n_messages)
@@ -162,17 +186,8 @@ def pass_run_on(
         session.ledger.matched += n_messages
         if core.timing and not (core.spares and now < session.link.quiet_until):
             _tell_sent(core, session, first, run, now)
-    counters.packets_sent += n_sent
-    counters.publish_sent += n_sent + n_held
-    if client.receipts or (
-        journal is not None
-        and (journal.n_changes != n_changes or (qos == 2 and client.session.journal is not None))
-    ):
-        _owe(client, run, acknowledgements, n_changes)
-    else:
-        client.sender.send_run(acknowledgements, n_messages, is_state=False)
-    if core.turn.congested:
-        client.throttle.wait_for_congested(now)
+    core.counters.packets_sent += n_sent
+    core.counters.publish_sent += n_sent + n_held
 
 
 def _owe(
@@ -330,12 +345,8 @@ def _find_run(
                 if sessions is not None:
                     break
                 sessions = plan.sessions
-                if not are_direct(sessions):
-                    n_left = max(1, _MOST_DELIVERIES // len(sessions))
-                n_bytes = len(data) - position
-                n_left = min(n_left, quota_left(client, sessions, qos))
-                n_most = min(n_left, n_bytes // _LEAST_PUBLISH_BYTES)
-                if not n_left or not takes_run(client, sessions, qos, n_most, n_bytes):
+                n_left = _most_together(client, sessions, qos, len(data) - position, most_bytes)
+                if not n_left:
                     break
             properties = data[properties_at:payload_at]
             if stop - payload_at > plan.threshold_s or (
@@ -363,6 +374,34 @@ def _find_run(
     if sessions is None or not segments:
         return None
     return sessions, segments, packet_ids, position
+
+
+def _most_together(
+    client: FastClient,
+    sessions: tuple[FastSession, ...],
+    qos: int,
+    n_bytes: int,
+    most_bytes: int,
+) -> int:
+    """Return how many messages may go as one run; 0 where the first is not for this way.
+
+    Args:
+        client: the publisher's.
+        sessions: who gets the messages.
+        qos: of the messages.
+        n_bytes: that they and what follows them have.
+        most_bytes: of the largest packet that may be one of them.
+    """
+    n_most = _MOST_PACKETS
+    if not are_direct(sessions):
+        n_most = max(1, _MOST_DELIVERIES // len(sessions))
+    n_most = min(n_most, quota_left(client, sessions, qos))
+    n_at_most = min(n_most, n_bytes // _LEAST_PUBLISH_BYTES)
+    if not n_most or not takes_run(client, sessions, qos, n_at_most, n_bytes):
+        return 0
+    if not sessions and isinstance(sessions, Group):
+        return sessions.prepare(qos, n_at_most, n_bytes, min(n_bytes, most_bytes))
+    return n_most
 
 
 def _next_packet(data: bytes, position: int, first_byte: int) -> tuple[int, int]:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from penstock.broker.errors import PeerError
 from penstock.broker.fast_paths.acknowledged_runs import TAKE_RUN, may_go_on
 from penstock.broker.fast_paths.fast_core import are_direct
+from penstock.broker.fast_paths.shared_runs import Group
 from penstock.broker.mqtt.enums import MQTT_5, PUBLISH
 from penstock.broker.mqtt.properties import read_publish_properties
 from penstock.broker.mqtt.publish_head import read_publish_head
@@ -186,6 +187,8 @@ def pass_on(
         cannot just be given a copy, and all of it would be too many steps at once.
     """
     core = client.core
+    if not sessions and isinstance(sessions, Group):
+        return _pass_to_group(client, sessions, run, n_messages, largest, now)
     direct: list[FastSession] = []
     waiting: list[FastSession] = []
     for session in sessions:
@@ -211,6 +214,32 @@ def pass_on(
     if waiting:
         client.throttle.wait_for_congested(now)
     return n_bytes
+
+
+def _pass_to_group(
+    client: FastClient, group: Group, run: bytes, n_messages: int, largest: int, now: float
+) -> int:
+    """Give each packet of a run to one member of a shared subscription; see `pass_on`."""
+    core = client.core
+    turn = core.turn
+    counters = core.counters
+    if group.prepare(0, n_messages, len(run), largest):
+        group.copy(run, n_messages)
+        counters.packets_received += n_messages
+        counters.publish_received += n_messages
+        counters.packets_sent += n_messages
+        counters.publish_sent += n_messages
+        return len(run)
+    position = 0
+    while position < len(run) and turn.steps < turn.most_steps:
+        start, length = read_remaining_length(run, position)
+        counters.packets_received += 1
+        turn.steps += 1
+        receive_packet(client, run, position, start, start + length, now)
+        position = start + length
+        if client.is_closing or client.suspended is not None:
+            turn.steps = turn.most_steps  # what follows waits
+    return position
 
 
 def _deliver_run(

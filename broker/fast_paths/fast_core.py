@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from penstock.broker.access_control import PUBLISH, RECEIVE, Action
 from penstock.broker.errors import PeerError
 from penstock.broker.fast_paths.run_window import RunWindow
+from penstock.broker.fast_paths.shared_runs import Group
 from penstock.broker.fast_paths.unchecked_publish import take_judged, take_unchecked
 from penstock.broker.mqtt.enums import MAX_REMAINING_LENGTH, MQTT_5
 from penstock.broker.mqtt.topics import read_topic
 from penstock.broker.payload import PIECE_BYTES, STORED_ABOVE_BYTES
+from penstock.broker.routing.shared_subscriptions import choose_members
 from penstock.broker.sessions.broker_state import Core
 from penstock.broker.sessions.session import Session
 
@@ -21,7 +23,10 @@ if TYPE_CHECKING:
     from penstock.broker.access_control import SessionView
     from penstock.broker.config.limits import Limits
     from penstock.broker.fast_paths.fast_connection import FastClient
-    from penstock.broker.routing.topic_tree import Plan, Target
+    from penstock.broker.message import Message
+    from penstock.broker.routing.shared_subscriptions import SharedSubscription
+    from penstock.broker.routing.subscriber import Subscriber
+    from penstock.broker.routing.topic_tree import Member, Plan, Target
 
     class FastSession(Session):
         """A session of a `FastCore`: its inflight window takes runs."""
@@ -36,7 +41,8 @@ class FastPlan:
         threshold_s: payload bytes above which the plan does not apply, because a gate or a limit
             has to check the message.
         sessions: the sessions that get each message, all in the publisher's form of PUBLISH; plans
-            with the same sessions share one tuple object.
+            with the same sessions share one tuple object. A `Group`, of which one session gets each
+            message, is told from it by being empty.
         least_qos: the least QoS that was granted to any of them, and that the broker offers; 0 for
             none.
         topic: Topic Name, as text and in UTF-8.
@@ -82,9 +88,10 @@ class FastCore(Core):
     """One broker without its sockets, with fast paths.
 
     Access control whose answers last is asked when a plan is made: who may receive a topic's
-    messages is a part of the topic's plan, and each client has a table of its own with the topics
-    that it may publish to. All tables are emptied when the topic tree drops a plan, which it does
-    when rules, subscriptions, or the names of a subscriber change.
+    messages is a part of the topic's plan; each client has a table of its own with the topics that
+    it may publish to, and each member of a shared subscription one of those that it may receive.
+    All tables are emptied when the topic tree drops a plan, which it does when rules,
+    subscriptions, or the names of a subscriber change.
 
     Attributes:
         fast_plans: protocol version to topic bytes to plan, `NOT_FAST` among them.
@@ -116,7 +123,8 @@ class FastCore(Core):
         of_mqtt_3: dict[bytes, FastPlan] = {}
         self.fast_plans: dict[int, dict[bytes, FastPlan]] = {3: of_mqtt_3, 4: of_mqtt_3, 5: {}}
         self._audiences: dict[tuple[FastSession, ...], tuple[FastSession, ...]] = {}
-        self._judged: list[dict[bytes, FastPlan]] = []
+        self._groups: dict[tuple[SharedSubscription, int], Group] = {}
+        self._judged: list[dict[Any, Any]] = []
         self._n_judged = 0
         self._n_drops = 0
         self.tree.on_plans_void = self._drop_fast_plans
@@ -124,6 +132,7 @@ class FastCore(Core):
     def _drop_fast_plans(self) -> None:
         self._n_drops += 1
         self._audiences.clear()
+        self._groups.clear()
         for plans in self.fast_plans.values():
             plans.clear()
         self._drop_judged()
@@ -157,14 +166,60 @@ class FastCore(Core):
             plan = NOT_FAST
         if n_drops != self._n_drops:  # the rules changed while access control was asked
             return NOT_FAST
+        self._remember(client.fast_plans, topic_bytes, plan)
+        return plan
+
+    def _remember(self, judged: dict[Any, Any], topic: object, answer: object) -> None:
+        """Keep what was found out of a topic in the table of a client or a member."""
         if self._n_judged >= MOST_JUDGED:
             self._drop_judged()
-        judged = client.fast_plans
         if not judged:
             self._judged.append(judged)
-        judged[topic_bytes] = plan
+        judged[topic] = answer
         self._n_judged += 1
-        return plan
+
+    def may_receive(self, member: Member, plan: Plan) -> bool | None:
+        """Say whether a member of a shared subscription may receive a topic's messages.
+
+        Returns:
+            None where the plain way is to ask for it.
+        """
+        if not self.router.asks_receivers:
+            return True
+        answer = member.answers.get(plan.topic)
+        if answer is None:
+            n_drops = self._n_drops
+            answer = self._may(member.session, plan.topic, RECEIVE)
+            if answer is None or n_drops != self._n_drops:  # or the rules changed meanwhile
+                return None
+            self._remember(member.answers, plan.topic, answer)
+        return answer
+
+    def choose_members(
+        self, plan: Plan, message: Message, now: float
+    ) -> list[tuple[SharedSubscription, Member]] | None:
+        """Return the members that get a message, as `Router.allowed_recipients` chooses them.
+
+        Returns:
+            None, and nobody has had their turn, where the plain way is to ask who may receive it.
+        """
+        if not self.router.asks_receivers:
+            return choose_members(message, plan.shares, now)
+        turns = [share.turn for share in plan.shares]
+        chosen: list[tuple[SharedSubscription, Member]] = []
+        for share in plan.shares:
+            refused: set[Subscriber] = set()
+            while (member := share.choose(message, now, refused)) is not None:
+                is_allowed = self.may_receive(member, plan)
+                if is_allowed is None:
+                    for each, turn in zip(plan.shares, turns, strict=True):
+                        each.turn = turn
+                    return None
+                if is_allowed:
+                    chosen.append((share, member))
+                    break
+                refused.add(member.session)
+        return chosen
 
     def _may(self, session: SessionView, topic: str, action: Action) -> bool | None:
         """Return the answer of access control; None where the plain way is to ask for it."""
@@ -198,6 +253,10 @@ class FastCore(Core):
         """Return what stands for a plan for publishers of a version."""
         topic = (plan.topic, plan.topic_bytes)
         allowed = self._allowed(plan)
+        if allowed is not None and _is_group(allowed):
+            threshold_s = min(allowed.threshold_s, allowed.most_bytes)
+            group = self._group(allowed, version)
+            return FastPlan(threshold_s, group, self.options.maximum_qos, topic, allowed)
         if allowed is None or not _are_copies(allowed, version):
             return FastPlan(-1, (), 0, topic, allowed)
         sessions = tuple(cast("FastSession", target.session) for target in allowed.targets)
@@ -211,17 +270,25 @@ class FastCore(Core):
             allowed,
         )
 
+    def _group(self, plan: Plan, version: int) -> Group:
+        """Return the group of a plan: one for all topics, where all members may receive them."""
+        if self.router.asks_receivers:
+            return Group.of(self, plan, version)
+        key = plan.shares[0], version
+        group = self._groups.get(key)
+        if group is None:
+            group = self._groups[key] = Group.of(self, plan, version)
+        return group
+
     def _allowed(self, plan: Plan) -> Plan | None:
         """Return a plan with those targets alone that may receive its topic.
 
         Returns:
-            None where a member of a shared subscription is to be chosen that may receive it, or
-            where no target may: that the topic has subscribers is told to the publisher anyway.
+            None where neither a target nor a share may: that the topic has subscribers is told to
+            the publisher anyway.
         """
         if not self.router.asks_receivers:
             return plan
-        if plan.shares:
-            return None
         targets: list[Target] = []
         for target in plan.targets:
             answer = self._may(target.session, plan.topic, RECEIVE)
@@ -231,9 +298,14 @@ class FastCore(Core):
                 targets.append(target)
         if len(targets) == len(plan.targets):
             return plan
-        if not targets:
+        if not (targets or plan.shares):
             return None
         return replace(plan, targets=targets)
+
+
+def _is_group(plan: Plan) -> bool:
+    """Say whether the members of one shared subscription are the only recipients of a plan."""
+    return len(plan.shares) == 1 and not plan.targets and not plan.sinks
 
 
 def _are_copies(plan: Plan, version: int) -> bool:

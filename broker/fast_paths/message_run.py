@@ -65,6 +65,7 @@ class MessageRun:
         payload_bytes: of all.
         largest_bytes: of the largest packet.
         messages: those of which a `Message` was made, by their place in the run; None for none.
+        share: topic filter of the shared subscription by which they go, or "".
         row: owned by the journal: the number that the row of its first message has, or would have;
             0 while it has none.
         parts: owned by the journal: the parts of durable sessions that are not acknowledged.
@@ -84,6 +85,7 @@ class MessageRun:
         "qos",
         "row",
         "segments",
+        "share",
     )
 
     def __init__(
@@ -115,6 +117,7 @@ class MessageRun:
         self._arrived_at = arrived_at
         self._received_at = now
         self.messages: dict[int, Message] | None = None
+        self.share = ""
         self.row = 0
         self.parts: list[RunPart] = []
         n_messages, _, largest_bytes, _, n_bytes, _ = segments[0]
@@ -127,6 +130,18 @@ class MessageRun:
         self.n_messages = n_messages
         self.payload_bytes = payload_bytes
         self.largest_bytes = largest_bytes
+
+    def part(self, data: bytes, segments: list[Segment]) -> MessageRun:
+        """Return a run of some of these messages.
+
+        Args:
+            data: their packets.
+            segments: what they are, as they stand in `data`.
+        """
+        times = self._arrived_at, self._received_at
+        run = MessageRun(data, segments, self.qos, self._version, self._publisher, *times)
+        run.share = self.share
+        return run
 
     def renumbered(self, first_packet_id: int) -> bytes | bytearray:
         """Return the packets with Packet Identifiers that follow each other.

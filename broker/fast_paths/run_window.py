@@ -233,7 +233,8 @@ class RunWindow(Inflight):
             part.deliveries = []
             for index in range(part.n_finished, run.n_messages):
                 packet_id = part.first_packet_id + index
-                delivery = self._deliveries[packet_id] = Delivery(run.message(index), run.qos)
+                delivery = Delivery(run.message(index), run.qos, share=run.share)
+                self._deliveries[packet_id] = delivery
                 delivery.packet_id = packet_id
                 part.deliveries.append(delivery)
                 if index < part.n_released:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from penstock.broker.fast_paths.acknowledged_runs import pass_run_on, quota_left, takes_run
 from penstock.broker.fast_paths.copied_runs import pass_on
+from penstock.broker.fast_paths.shared_runs import Group
 from penstock.broker.mqtt.enums import MQTT_5
 from penstock.broker.mqtt.short_packets import PACKET_BYTES
 from penstock.broker.receiving.acknowledging import made_room, sample
@@ -114,8 +115,10 @@ def _take_qos_1(client: FastClient, data: bytes, now: float) -> bool:
             core.counters.packets_sent += 1
             if not outgoing.is_touched:
                 core.turn.write_soon(outgoing)
-    elif (client.version != MQTT_5 or quota_left(client, sessions, 1)) and takes_run(
-        client, sessions, 1, 1, size
+    elif (
+        (client.version != MQTT_5 or quota_left(client, sessions, 1))
+        and takes_run(client, sessions, 1, 1, size)
+        and (not isinstance(sessions, Group) or sessions.prepare(1, 1, size, size))
     ):
         segment = (1, 0, size, topic_end, size - payload_at, plan.topic)
         pass_run_on(client, sessions, data, [segment], 1, acknowledgement, now)

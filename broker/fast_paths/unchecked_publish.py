@@ -25,13 +25,12 @@ from penstock.broker.receiving.publishing import (
     take_publish,
     taken,
 )
-from penstock.broker.routing.shared_subscriptions import choose_members
 
 if TYPE_CHECKING:
     from penstock.broker.fast_paths.fast_connection import FastClient
     from penstock.broker.routing.shared_subscriptions import SharedSubscription
     from penstock.broker.routing.topic_tree import Plan, Target
-    from penstock.broker.sessions.client import Client, PublishReceipt
+    from penstock.broker.sessions.client import PublishReceipt
 
 
 def take_judged(
@@ -47,7 +46,7 @@ def take_judged(
 
 
 def take_unchecked(
-    client: Client, plan: Plan, message: Message, packet_id: int, first_byte: int, now: float
+    client: FastClient, plan: Plan, message: Message, packet_id: int, first_byte: int, now: float
 ) -> None:
     """Route a message and see to its acknowledgement; it does what `take_publish` does.
 
@@ -61,9 +60,11 @@ def take_unchecked(
     """
     core = client.core
     if message.qos == 0:
+        chosen = core.choose_members(plan, message, now) if plan.shares else ()
+        if chosen is None:
+            return client.run(take_publish(client, plan, message, packet_id, first_byte, now))
         if message.retain:
             core.router.retain(message)
-        chosen = choose_members(message, plan.shares, now) if plan.shares else ()
         core.router.route(message, plan.targets, chosen, now)
         if plan.sinks:
             core.router.offer(message, plan.sinks)
@@ -74,7 +75,9 @@ def take_unchecked(
         return client.run(take_publish(client, plan, message, packet_id, first_byte, now))
     journal = core.journal
     n_changes = journal.n_changes if journal is not None else 0
-    chosen = choose_members(message, plan.shares, now) if plan.shares else ()
+    chosen = core.choose_members(plan, message, now) if plan.shares else ()
+    if chosen is None:
+        return client.run(take_publish(client, plan, message, packet_id, first_byte, now))
     if plan.sinks or client.receipts:
         receipt = book_receipt(client, packet_id, message.qos, 1, is_repeat=bool(first_byte & DUP))
         return _take_booked(receipt, plan, message, chosen, n_changes, now)

@@ -378,6 +378,7 @@ async def route_allowed(
     """
     core = client.core
     router = core.router
+    chosen: Sequence[tuple[SharedSubscription, Target]]
     if receipt is None:
         if message.retain:
             _tell_routed(client, message)
@@ -392,10 +393,14 @@ async def route_allowed(
     n_changes = core.journal.n_changes if core.journal is not None else 0
     targets = plan.targets
     if message.retain:
+        turns = [share.turn for share in plan.shares]
         chosen = choose_members(message, plan.shares, now)
         full = reserve(receipt, message, plan, plan.targets, chosen, now)
         if full:
             return full
+        if router.asks_receivers:  # members are chosen anew, of those that may receive it
+            for share, turn in zip(plan.shares, turns, strict=True):
+                share.turn = turn
         _tell_routed(client, message)
         router.retain(message)
     is_routed = False

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 if TYPE_CHECKING:
     from penstock.broker.message import Message, SizeClass
     from penstock.broker.routing.subscriber import Subscriber
-    from penstock.broker.routing.topic_tree import Target
+    from penstock.broker.routing.topic_tree import Member
 
 
 MOST_ASKED: Final = 16
@@ -45,16 +45,17 @@ class SharedSubscription:
             could send. A session that holds none may be among them.
         n_durable: members whose session outlives the process.
         sizes: the size class of each member that takes one class of messages alone.
+        turn: the place in `members` of the one whose turn it is; behind the last for the first.
     """
 
     topic_filter: str
-    members: list[Target] = field(default_factory=list, init=False)
+    members: list[Member] = field(default_factory=list, init=False)
     holders: dict[Subscriber, Refusal] = field(default_factory=dict, init=False)
     n_durable: int = field(default=0, init=False)
     sizes: dict[Subscriber, SizeClass] = field(default_factory=dict, init=False)
-    _turn: int = field(default=0, init=False)
+    turn: int = field(default=0, init=False)
 
-    def join(self, target: Target, sizes: SizeClass | None = None) -> bool:
+    def join(self, target: Member, sizes: SizeClass | None = None) -> bool:
         """Take a member in, or replace what it subscribed with.
 
         Args:
@@ -93,7 +94,7 @@ class SharedSubscription:
 
     def choose(
         self, message: Message, now: float, refused: Collection[Subscriber] = ()
-    ) -> Target | None:
+    ) -> Member | None:
         """Say who gets a message, and give the turn to the next.
 
         Args:
@@ -106,7 +107,7 @@ class SharedSubscription:
         """
         members = self.members
         n_members = len(members)
-        turn = self._turn
+        turn = self.turn
         n_asked = 0
         sizes = self.sizes
         for _ in range(n_members):
@@ -121,7 +122,7 @@ class SharedSubscription:
                 and (not sizes or self.takes(session, message))
             ):
                 if not message.is_large or session.outbox.lets(message, now):
-                    self._turn = turn
+                    self.turn = turn
                     return member
                 n_asked += 1
                 if n_asked == MOST_ASKED:
@@ -130,18 +131,18 @@ class SharedSubscription:
 
     def _choose_least_busy(
         self, message: Message, refused: Collection[Subscriber]
-    ) -> Target | None:
+    ) -> Member | None:
         """Return the member whose outbox is to keep a message for now; equals in turn."""
         members = self.members
         n_members = len(members)
-        turns = [(self._turn + step) % n_members for step in range(n_members)]
+        turns = [(self.turn + step) % n_members for step in range(n_members)]
         allowed = [turn for turn in turns if members[turn].session not in refused]
         if self.sizes:
             allowed = [turn for turn in allowed if self.takes(members[turn].session, message)]
         if not allowed:
             return None
         best = min(allowed, key=lambda turn: _busyness(members[turn], message))
-        self._turn = best + 1
+        self.turn = best + 1
         return members[best]
 
     def note_holder(self, session: Subscriber, message: Message) -> None:
@@ -175,7 +176,7 @@ class SharedSubscription:
         """Say whether any member takes messages that are small for every subscriber."""
         return len(self.sizes) < len(self.members) or "small" in self.sizes.values()
 
-    def member_of(self, session: Subscriber) -> Target | None:
+    def member_of(self, session: Subscriber) -> Member | None:
         """Return the member that a session is, or None."""
         for member in self.members:
             if member.session is session:
@@ -189,13 +190,13 @@ class SharedSubscription:
 
 def choose_members(
     message: Message, shares: Sequence[SharedSubscription], now: float
-) -> list[tuple[SharedSubscription, Target]]:
+) -> list[tuple[SharedSubscription, Member]]:
     """Return the member of each shared subscription that gets a message."""
     chosen = [(share, share.choose(message, now)) for share in shares]
     return [(share, member) for share, member in chosen if member is not None]
 
 
-def _busyness(member: Target, message: Message) -> tuple[bool, int, bool, int]:
+def _busyness(member: Member, message: Message) -> tuple[bool, int, bool, int]:
     """Return what to choose the least of: (full, away, cannot send or keep, messages ahead)."""
     session = member.session
     outbox = session.outbox

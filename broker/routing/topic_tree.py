@@ -138,6 +138,21 @@ class Target:
         return self._without_no_local if self._has_no_local else self
 
 
+class Member(Target):
+    """A session's subscription in a share.
+
+    Attributes:
+        answers: topic to whether access control lets the session receive it, where the answer
+            lasts; who keeps an answer here empties all of them when the plans are dropped.
+    """
+
+    __slots__ = ("answers",)
+
+    def __init__(self, subscription: Subscription) -> None:
+        super().__init__(subscription.session, (subscription,))
+        self.answers: dict[str, bool] = {}
+
+
 def _target_of(session: Subscriber, subscriptions: Sequence[Subscription]) -> Target | None:
     return Target(session, subscriptions) if subscriptions else None
 
@@ -324,7 +339,7 @@ class TopicTree:
             node.shares[name] = share
             self._make_void(topic_filter)
         was_split = bool(share.sizes)
-        is_new = share.join(Target(subscription.session, (subscription,)), subscription.sizes)
+        is_new = share.join(Member(subscription), subscription.sizes)
         if is_new:
             self._count(subscription.session, name, name.count("/") + 1, 1)
         if was_split or share.sizes:

@@ -64,6 +64,7 @@ class Mixture:
             outbox, what is dropped or refused depends on how many packets a turn has handled.
         is_durable: there are a journal, a sink, and subscriptions that no packet can be copied to.
         is_judged: access control has a say in who may publish and receive what; its rules change.
+        is_shared: three clients share the topics below ``work``.
     """
 
     topics: tuple[str, ...]
@@ -71,6 +72,7 @@ class Mixture:
     manners: tuple[str, ...]
     is_durable: bool = False
     is_judged: bool = False
+    is_shared: bool = False
     queued_messages: int = 1000
 
 
@@ -105,6 +107,19 @@ MIXTURES = {
         ("whole", "cut", "alone"),
         is_durable=True,
         queued_messages=8,
+    ),
+    "shared": Mixture(
+        ("work/1", "work/1", "work/2", "t/0", "nobody"),
+        (0, 1, 1, 1, 2),
+        ("whole", "whole", "cut", "alone"),
+        is_shared=True,
+    ),
+    "shared, judged": Mixture(
+        ("work/1", "work/1", "work/2", "t/0"),
+        (0, 1, 1, 1, 2),
+        ("whole", "whole", "cut", "alone"),
+        is_judged=True,
+        is_shared=True,
     ),
     "judged alone": Mixture(
         ("t/0", "t/0", "t/1", "t/long", "nobody"), (0, 1, 1, 2), ("alone",), is_judged=True
@@ -165,6 +180,9 @@ class Twins:
         self.subscribe("both", "t/1", 1)
         self.subscribe("all", "t/#", 2)
         self.subscribe("some", "t/0", 1)
+        if mixture.is_shared:
+            for name, qos in ("both", 1), ("all", 2), ("some", 2):
+                self.subscribe(name, "$share/g/work/+", qos)
         if is_durable:
             self.subscribe("both", "mixed", 1, no_local=version == 5)
             self.subscribe("all", "mixed", 2, retain_as_published=version == 5)
@@ -281,6 +299,7 @@ def _waiting(deliveries: Iterable[Delivery]) -> list[tuple[Any, ...]]:
     return [
         (
             (delivery.qos, delivery.retain, delivery.subscription_ids, delivery.packet_id),
+            delivery.share,
             (message.topic, message.topic_bytes, message.payload, message.qos, message.retain),
             (message.arrived_at, message.expires_at, message.properties, message.publisher),
             (message.is_large, message.size_bytes, message.memory_bytes),

@@ -63,6 +63,19 @@ def _own_no_local() -> VirtualBroker:
     return broker
 
 
+def _shared_too() -> VirtualBroker:
+    broker = broker_with()
+    broker.connect("m").subscribe("$share/g/t", 1)
+    return broker
+
+
+def _shared(**extensions: Any) -> VirtualBroker:
+    broker = VirtualBroker(core_class=FastCore, **extensions)
+    for name in "ab":
+        broker.connect(name).subscribe("$share/g/t", 1)
+    return broker
+
+
 def _durable() -> VirtualBroker:
     broker = DurableBroker(core_class=FastCore)
     client = broker.connect("s", properties={"session_expiry_interval": 600})
@@ -117,7 +130,7 @@ LEAVE: Final[dict[str, Case]] = {
         ALIKE,
     ),
     "No Local with the publisher among the subscribers": lambda: (_own_no_local(), ALIKE),
-    "shared subscriptions": lambda: (_subscribed(topic_filter="$share/g/t"), ALIKE),
+    "a shared subscription beside others, or with durable members": lambda: (_shared_too(), ALIKE),
     "messages above `threshold_s`": lambda: (broker_with(gate=AllAreLarge()), ALIKE),
 }
 """The rows of the page's table to their cases."""
@@ -125,6 +138,11 @@ LEAVE: Final[dict[str, Case]] = {
 STAY: Final[dict[str, Case]] = {
     "nothing": lambda: (broker_with(), ALIKE),
     "a session that outlives the process": lambda: (_durable(), ALIKE),
+    "a shared subscription": lambda: (_shared(), ALIKE),
+    "a shared subscription and access control whose answers last": lambda: (
+        _shared(access=_lasting()),
+        ALIKE,
+    ),
     "access control whose answers last": lambda: (broker_with(access=_lasting()), ALIKE),
     "a plugin that is told of connections": lambda: (
         broker_with(callbacks=Callbacks(client_connected=(lambda _: None,))),

@@ -6,6 +6,7 @@ from collections import Counter
 import pytest
 
 from penstock.broker.config.limits import Limits
+from penstock.broker.fast_paths.fast_core import FastCore
 from penstock.broker.mqtt.packets import (
     PubAck,
     Publish,
@@ -13,6 +14,7 @@ from penstock.broker.mqtt.packets import (
     SubscriptionRequest,
     Unsubscribe,
 )
+from penstock.broker.sessions.broker_state import Core
 from penstock.broker.sessions.session import DIRECT_BYTES
 from tests.helpers.access import Access, finish
 from tests.helpers.virtual import VirtualBroker, VirtualClient
@@ -290,3 +292,40 @@ def test_members_take_equal_parts_of_many_topics() -> None:
     for number in range(100):
         publisher.publish(f"jobs/{number}", b"x")
     assert Counter(len(member.payloads()) for member in members) == {20: 5}
+
+
+@pytest.mark.parametrize("made_of", [Core, FastCore])
+def test_retained_messages_are_spread_under_access_control(made_of: type[Core]) -> None:
+    """A message that is retained takes one turn: members are not passed over."""
+    broker = VirtualBroker(core_class=made_of, access=Access(publish=False, subscribe=False))
+    members = workers(broker, 2)
+    publisher = broker.connect("p")
+    for number in range(4):
+        publisher.send(Publish("jobs", b"x", qos=1, retain=True, packet_id=number + 1))
+    assert [len(member.payloads()) for member in members] == [2, 2]
+
+
+def test_a_member_whose_right_is_taken_away_gets_no_further_part_of_a_run() -> None:
+    """What was answered about members is forgotten with the rules; runs pass over the refused."""
+    access = Access()
+    access.answers_last = True
+    broker = VirtualBroker(core_class=FastCore, access=access)
+    members = workers(broker, 3)
+    publisher = broker.connect("p")
+    run = [Publish("jobs/a", b"x", qos=1, packet_id=number) for number in range(1, 7)]
+    publisher.send(*run)
+    assert [len(member.payloads()) for member in members] == [2, 2, 2]
+    access.refused = {("receive", "jobs/a", "w1")}
+    access.rules_changed()
+    publisher.send(*run)
+    assert [len(member.payloads()) for member in members] == [3, 0, 3]
+
+
+def test_parts_of_a_run_that_a_lost_member_has_not_acknowledged_go_to_another() -> None:
+    """A message of a run is known as one of the share (4.8.2)."""
+    broker = VirtualBroker(core_class=FastCore)
+    members = workers(broker, 2)
+    publisher = broker.connect("p")
+    publisher.send(*(Publish("jobs/a", b"%d" % n, qos=1, packet_id=n + 1) for n in range(6)))
+    members[0].lose()
+    assert sorted(members[1].payloads()) == [b"%d" % number for number in range(6)]
