@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from penstock.broker.fast_paths.copied_runs import receive_in_runs
 from penstock.broker.fast_paths.single_packet import LEAST_BYTES, TAKE_SINGLE
@@ -25,6 +25,8 @@ class FastClient(Client):
             often say the same in each packet.
         most_single_bytes: bytes of the largest chunk that may be taken as a single packet; 0 where
             something looks at each packet.
+
+    These are there from the time that the client is accepted.
     """
 
     __slots__ = ("fast_plans", "known_properties", "most_single_bytes")
@@ -32,16 +34,16 @@ class FastClient(Client):
     core: FastCore
     session: FastSession
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.fast_plans: dict[bytes, FastPlan]
-        self.known_properties = b""
-        self.most_single_bytes = 0
+    fast_plans: dict[bytes, FastPlan]
+    known_properties: bytes
+    most_single_bytes: int
 
     def opened(self) -> None:
         """Find out what may take the fast paths, now that the client is accepted."""
         core, sender = self.core, self.sender
         self.fast_plans = core.plans_of(self.version)
+        self.known_properties = b""
+        self.most_single_bytes = 0
         if not core.limits.has_publish_rate:
             self.most_single_bytes = min(JOIN_BELOW_BYTES, self.maximum_packet_size)
         if sender.takes_copies and sender.aliases is None:
@@ -64,8 +66,9 @@ class FastConnection(Connection):
         """Handle every packet that is complete with this chunk."""
         client = self.client
         if (
-            LEAST_BYTES <= len(chunk) <= client.most_single_bytes
-            and not (self._buffer.pending_bytes or client.backlog or client.is_closing)
+            client.is_open
+            and LEAST_BYTES <= len(chunk) <= client.most_single_bytes
+            and not (self._buffer.pending_bytes or client.backlog)
             and client.suspended is None
             and (take := TAKE_SINGLE.get(chunk[0])) is not None
             and take(client, chunk, now)

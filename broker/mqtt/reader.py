@@ -71,6 +71,9 @@ _HEADS: Final = {_HEAD_3_1_1: _MQTT_3_1_1, b"\0\4MQTT\5": MQTT_5}
 
 _HEAD_BYTES: Final = len(_HEAD_3_1_1)
 
+_OTHER_THAN_CLEAN_START: Final = 0xFD
+"""Connect Flags that may contradict each other."""
+
 _new_tuple: Final = tuple.__new__
 
 SUBACK_CODES_3_1_1: Final = frozenset({0, 1, 2, SUBACK_FAILURE_3_1_1})
@@ -136,7 +139,8 @@ def read_connect(_first_byte: int, body: Buffer, _version: int, most_properties:
     flags, position = read_byte(body, position)
     if level == MQTT_3_1:
         flags = _used_connect_flags_3_1(flags)
-    _check_connect_flags(flags, level)
+    if flags & _OTHER_THAN_CLEAN_START:
+        _check_connect_flags(flags, level)
     keep_alive, position = read_two_byte_integer(body, position)
     properties: dict[str, Any] = {}
     if level == MQTT_5:
@@ -154,16 +158,18 @@ def read_connect(_first_byte: int, body: Buffer, _version: int, most_properties:
     if flags & 0x40 and not (may_be_missing and position == len(body)):
         password, position = read_binary_data(body, position)
     _check_end(body, position, "CONNECT")
+    clean_start = bool(flags & 0x02)
+    # By position, as there is one for each client.
     return Connect(
-        client_id=client_id,
-        protocol_version=level,
-        clean_start=bool(flags & 0x02),
-        keep_alive=keep_alive,
-        username=username,
-        password=password,
-        will=will,
-        properties=properties,
-        is_bridge=is_bridge,
+        client_id,
+        level,
+        clean_start,
+        keep_alive,
+        username,
+        password,
+        will,
+        properties,
+        is_bridge,
     )
 
 

@@ -187,12 +187,7 @@ class MqttProtocol(asyncio.Protocol):
             self._early += data
             self.transport.pause_reading()
             return
-        if (
-            len(data) <= GATHERED_BYTES
-            and self._is_bare
-            and connection.client.is_open
-            and self.is_reading
-        ):
+        if len(data) <= GATHERED_BYTES and self._is_bare and self.is_reading:
             driver.gather(self, data)
             return
         driver.take_received()
@@ -222,7 +217,7 @@ class MqttProtocol(asyncio.Protocol):
             self._line_up(connection)
             return
         self._hand_over(connection, data, now)
-        if connection.outgoing.needs_look or connection.client.backlog:  # else nothing is left
+        if connection.client.backlog:
             self._see_to(connection, now)
 
     def _receive(self, connection: Connection, data: bytes, now: float) -> None:

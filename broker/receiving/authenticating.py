@@ -173,7 +173,9 @@ async def _step(
         return
     authentication.exchange = None
     if not client.is_open:
-        await authentication.let_in(step, properties, now)
+        rest = authentication.let_in(step, properties, now)
+        if rest is not None:
+            await rest
         return
     username = client.session.username
     if step.username not in (None, username):

@@ -510,13 +510,8 @@ def receive_packet(
     core = client.core
     first_byte = data[position]
     packet_type = first_byte >> 4
-    if not client.is_open:
-        if client.authentication is None:
-            head = data[start : min(stop, start + _HEAD_OF_CONNECT_BYTES)]
-            client.set_version(answer_version(head))
-            client.is_answered = first_byte == _CONNECT_BYTE
-        else:
-            check_packet_type(packet_type)
+    if client.authentication is not None and not client.is_open:
+        check_packet_type(packet_type)
     if core.callbacks.packet_received:
         session = client.session if client.is_open else None
         chunk = memoryview(data)[position:stop]
@@ -532,7 +527,13 @@ def receive_packet(
     else:
         if stop - position > core.limits.control_bytes:
             core.limits.check_control_bytes(stop - position)  # raises
-        control_packets.receive(client, first_byte, data[start:stop], now)
+        try:
+            control_packets.receive(client, first_byte, data[start:stop], now)
+        except PeerError:
+            if not (client.is_open or client.is_answered):  # it was not read
+                client.set_version(answer_version(data[start:stop]))
+                client.is_answered = first_byte == _CONNECT_BYTE
+            raise
         if core.catch_up is not None:
             _let_catch_up(client, core.catch_up())
 

@@ -54,15 +54,15 @@ def receive(client: Client, first_byte: int, body: bytes, now: float) -> None:
         check_number(client, packet_type, body)
     most_properties = client.core.limits.properties
     packet: Any = read_packet(first_byte, body, client.version, most_properties)
+    handler = _HANDLERS.get(type(packet))
+    if handler is not None:
+        handler(client, packet, now)
+        return
     # What was read is of MQTT 3.1 where it has other flags.
     take = TAKE_ACKNOWLEDGEMENT.get(USED_FIRST_BYTES_3_1.get(first_byte, first_byte))
-    if take is not None:
-        take(client, packet.packet_id, now, packet.reason_code)
-        return
-    handler = _HANDLERS.get(type(packet))
-    if handler is None:  # a packet that only servers send
+    if take is None:  # a packet that only servers send
         raise ProtocolError(f"{type(packet).__name__} from a client")
-    handler(client, packet, now)
+    take(client, packet.packet_id, now, packet.reason_code)
 
 
 def handle_pingreq(client: Client, _packet: PingReq, _now: float) -> None:

@@ -7,6 +7,7 @@ they collect. `penstock.broker.receiving.connection` brings its packets to the h
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -48,8 +49,9 @@ _PASSING: Final = frozenset(
 )
 """Reason codes of a sink that may store the message when it comes again."""
 
-LetIn: TypeAlias = Callable[[Accepted, dict[str, Any], float], Awaitable[None]]
-"""Opens the connection of a client: its names, properties for its CONNACK, now."""
+LetIn: TypeAlias = Callable[[Accepted, dict[str, Any], float], Awaitable[None] | None]
+"""Opens the connection of a client: its names, properties for its CONNACK, now; returns what is
+still to be awaited, or None."""
 
 
 class Authentication:
@@ -370,7 +372,7 @@ class Client:
         self.last_received = self.connected_at = now
         core.counters.connections_total += 1
         self.timer: Timer | None = core.timers.at(
-            now + core.limits.connect_timeout_seconds, self._connect_timeout
+            now + core.limits.connect_timeout_seconds, self._time_is_up
         )
 
     @property
@@ -503,13 +505,15 @@ class Client:
         topic_alias_maximum = min(topic_alias_maximum, core.options.outgoing_topic_aliases)
         if topic_alias_maximum:
             sender.aliases = OutgoingAliases(topic_alias_maximum)
-        if self.timer is not None:
-            self.timer.cancel()
-            self.timer = None
-        if keep_alive:  # [MQTT-3.1.2-22]
-            self._keep_alive = keep_alive * 1.5 + core.keep_alive_grace
-            due = self.last_received + self._keep_alive
-            self.timer = core.timers.at(due, self._keep_alive_due)
+        self._keep_alive = keep_alive * 1.5 + core.keep_alive_grace if keep_alive else math.inf
+        due = self.last_received + self._keep_alive
+        timer = self.timer
+        # That of the CONNECT timeout serves, if it comes no later: many clients are gone by then.
+        if timer is not None and (due < timer.at or not keep_alive):
+            timer.cancel()
+            timer = self.timer = None
+        if timer is None and keep_alive:  # [MQTT-3.1.2-22]
+            self.timer = core.timers.at(due, self._time_is_up)
         if session.incoming:
             self.inherited = frozenset(session.incoming)
         session.client = self
@@ -518,16 +522,22 @@ class Client:
         if not session.is_unused:
             session.resend = deque(session.inflight) if session.inflight else NO_QUEUE
             session.outbox.link_changed()
+            self.outgoing.want_pump()
         core.counters.clients_connected += 1
         if session.shares:
             redelivery.member_came(session)
         if core.consuming is not None:
             core.consuming.connected(session)
         self.opened()
-        self.outgoing.want_pump()
 
     def opened(self) -> None:
         """Take note that the client is accepted: for subclasses."""
+
+    def _time_is_up(self, now: float) -> None:
+        if self.is_open:
+            self._keep_alive_due(now)
+        else:
+            self._connect_timeout(now)
 
     def _connect_timeout(self, now: float) -> None:
         self.core.logger.info("%s: no CONNECT in time", self.peer())
@@ -542,7 +552,7 @@ class Client:
             self.last_received = max(self.last_received, heard_at)
         due = self.last_received + self._keep_alive
         if now < due:
-            self.timer = self.core.timers.at(due, self._keep_alive_due)
+            self.timer = self.core.timers.at(due, self._time_is_up)
             return
         self.timer = None
         self.core.logger.info("client %s: keep-alive timeout", self.session.client_id)

@@ -99,7 +99,11 @@ def lane_of(session: LaneSession, timers: Timers) -> LaneOrder:
 
 
 class Lanes:
-    """The lanes of a broker."""
+    """The lanes of a broker.
+
+    Attributes:
+        has_lanes: a client has named another one as its lane.
+    """
 
     def __init__(
         self,
@@ -133,7 +137,7 @@ class Lanes:
         self._yielding: set[str] = set()
         self._takers: dict[str, str] = {}
         self._pacers: dict[str, Pacer] = {}
-        self._has_lanes = False
+        self.has_lanes = False
 
     def asked(
         self, client_id: str, username: str | None, user_properties: Sequence[tuple[str, str]]
@@ -189,9 +193,9 @@ class Lanes:
             large: which lane takes the large messages of both: this one or the other; None where
                 each has subscriptions of its own.
         """
-        if not (self._has_lanes or other_id or yields):
+        if not (self.has_lanes or other_id or yields):
             return
-        self._has_lanes = True
+        self.has_lanes = True
         client_id = session.client_id
         self._stop_pacing(session)
         before = self._joined.get(client_id, "")
@@ -273,12 +277,12 @@ class Lanes:
 
     def connection_lost(self, session: LaneSession, now: float) -> None:
         """Take note of a client that has gone."""
-        if self._has_lanes and session.outbox.order is not None:
+        if self.has_lanes and session.outbox.order is not None:
             self._look(session, now)
 
     def ended(self, session: LaneSession) -> None:
         """Take note of a session that ends, with its messages still in their places."""
-        if not self._has_lanes:
+        if not self.has_lanes:
             return
         self._part(session, has_ended=True)
         if self._takes(session.client_id):

@@ -233,7 +233,8 @@ class SessionRegistry:
             core.guard.tell(core.callbacks.client_disconnected, ClientDisconnected(session))
         if core.journal is not None:
             core.journal.connection_lost(session, since)
-        core.lanes.connection_lost(session, now)
+        if core.lanes.has_lanes:
+            core.lanes.connection_lost(session, now)
         self.count_absence(session, since, now)
 
     def _part(self, session: Session) -> None:

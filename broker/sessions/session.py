@@ -381,6 +381,23 @@ class Session:
             assert not self.retained_due, "direct"  # noqa: S101
 
 
+class _MadeWhenUsed:
+    """An attribute that an `UnusedSession` makes, with three others, for who asks for it.
+
+    `__getattr__` would say the same, and make each look at any attribute of the session six times
+    as slow.
+    """
+
+    __slots__ = ("_name",)
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, session: UnusedSession, owner: type) -> Any:
+        session.use()
+        return getattr(session, self._name)
+
+
 class UnusedSession(Session):
     """A session that nothing was sent to, nor subscribed for: many clients come, publish and go.
 
@@ -391,13 +408,10 @@ class UnusedSession(Session):
     __slots__ = ()
 
     is_unused: ClassVar = True
-
-    def __getattr__(self, name: str) -> Any:
-        """Make what is missing; called for that alone."""
-        if name not in _MADE_WHEN_USED:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        self.use()
-        return getattr(self, name)
+    inflight = _MadeWhenUsed()
+    ledger = _MadeWhenUsed()
+    link = _MadeWhenUsed()
+    outbox = _MadeWhenUsed()
 
     def use(self) -> None:
         """Make what it lacks, and tell gate and samplers of the connection that it has, if any."""
@@ -415,9 +429,6 @@ class UnusedSession(Session):
         self.outbox.link_changed()
         self.is_direct = not (self.outgoing.is_paused or client.sender.held)
         self.outgoing.want_pump()
-
-
-_MADE_WHEN_USED: Final = frozenset({"inflight", "ledger", "link", "outbox"})
 
 
 def pump(client: Client, unsent_bytes: int, now: float) -> None:

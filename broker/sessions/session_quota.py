@@ -39,12 +39,16 @@ class SessionQuota:
     `counted_user` or `counted_address` is the key; no number is 0.
 
     Attributes:
+        is_limited: there is a limit for each user or each address, so that sessions are counted.
         of_user: user name to sessions; clients without a user name are not counted.
         of_address: address, as `address_key` gives it, to sessions.
     """
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
+        self.is_limited = (
+            limits.sessions_per_user is not None or limits.sessions_per_address is not None
+        )
         self.of_user: dict[str, int] = {}
         self.of_address: dict[str, int] = {}
 
@@ -89,9 +93,10 @@ class SessionQuota:
 
     def forget(self, session: Counted) -> None:
         """Stop counting a session that has ended."""
-        move(self.of_user, session.counted_user, "")
-        move(self.of_address, session.counted_address, "")
-        session.counted_user = session.counted_address = ""
+        if self.is_limited:
+            move(self.of_user, session.counted_user, "")
+            move(self.of_address, session.counted_address, "")
+            session.counted_user = session.counted_address = ""
 
 
 def move(counts: dict[str, int], old: str, new: str) -> None:

@@ -23,10 +23,20 @@ if TYPE_CHECKING:
 _Question: TypeAlias = tuple[Action, str]
 
 
+def is_anothers(core: Core, client_id: str, username: str | None, listener: str) -> bool:
+    """Say whether a client's session is to be handed over first; arguments as of `hand_over`."""
+    session = core.sessions.get(client_id)
+    return (
+        session is not None
+        and core.access is not None
+        and (session.username != username or session.listener != listener)
+    )
+
+
 async def hand_over(
     core: Core, client_id: str, username: str | None, listener: str, now: float
 ) -> None:
-    """Take from a session what its next user may not have; it keeps the rest.
+    """Take from a session that `is_anothers` what its next user may not have; it keeps the rest.
 
     When this returns, the session, if there is one, is that user's. A connection of another user
     has been closed, so that nothing which that client does is done under the new name.
@@ -39,11 +49,7 @@ async def hand_over(
         now: monotonic seconds.
     """
     access = core.access
-    session = core.sessions.get(client_id)
-    if access is None or session is None:
-        return
-    if session.username == username and session.listener == listener:
-        return
+    assert access is not None  # noqa: S101 (see `is_anothers`)
     answers: dict[_Question, bool] = {}
     while (session := core.sessions.get(client_id)) is not None:
         if core.sessions.take_over(session, now):
