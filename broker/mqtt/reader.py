@@ -136,12 +136,14 @@ def read_connect(_first_byte: int, body: Buffer, _version: int, most_properties:
     is_bridge = False
     if not level:
         level, is_bridge, position = _read_protocol(body)
-    flags, position = read_byte(body, position)
+    if len(body) < position + 3:
+        read_two_byte_integer(body, read_byte(body, position)[1])  # raises the specific error
+    flags, keep_alive = body[position], body[position + 1] << 8 | body[position + 2]
+    position += 3
     if level == MQTT_3_1:
         flags = _used_connect_flags_3_1(flags)
     if flags & _OTHER_THAN_CLEAN_START:
         _check_connect_flags(flags, level)
-    keep_alive, position = read_two_byte_integer(body, position)
     properties: dict[str, Any] = {}
     if level == MQTT_5:
         properties, position = read_properties(body, position, PacketType.CONNECT, most_properties)
@@ -157,7 +159,8 @@ def read_connect(_first_byte: int, body: Buffer, _version: int, most_properties:
         username, position = read_utf8_string(body, position)
     if flags & 0x40 and not (may_be_missing and position == len(body)):
         password, position = read_binary_data(body, position)
-    _check_end(body, position, "CONNECT")
+    if position != len(body):
+        _check_end(body, position, "CONNECT")
     clean_start = bool(flags & 0x02)
     # By position, as there is one for each client.
     return Connect(

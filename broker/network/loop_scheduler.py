@@ -108,6 +108,7 @@ class LoopScheduler:
         loop: the event loop.
         protocols: the network connections there are.
         hangups: connections that are not read from.
+        timer_at: monotonic seconds at which the core's deadlines are looked at; infinite for never.
         gathers_until: monotonic seconds before which `settle_soon` has nothing to do.
     """
 
@@ -138,7 +139,7 @@ class LoopScheduler:
         self._timer: asyncio.Handle | None = None
         self._ends_until = -math.inf
         self._n_ended = 0
-        self._timer_at = math.inf
+        self.timer_at = math.inf
         self._line: deque[MqttProtocol] = deque()
         self._postponed: dict[WriteQueue, None] = {}
         self._postponed_until = math.inf
@@ -315,7 +316,7 @@ class LoopScheduler:
                 self.postpone(touched[MOST_TURNS:], now)
                 del touched[MOST_TURNS:]
             self._serve(touched, now)
-        if core.timers.next_at < self._timer_at:
+        if core.timers.next_at < self.timer_at:
             self._set_timer(now)
         if self._has_turns:
             self._seconds_elsewhere += self.clock() - now
@@ -333,18 +334,18 @@ class LoopScheduler:
 
     def _set_timer(self, now: float) -> None:
         at = self.core.timers.next_deadline()
-        if at is None or at >= self._timer_at:
+        if at is None or at >= self.timer_at:
             return
         if self._timer is not None:
             self._timer.cancel()
-        self._timer_at = at
+        self.timer_at = at
         self._timer = self.loop.call_later(max(0.0, at - now) + _ROUNDING_SECONDS, self.timer_due)
 
     def timer_due(self) -> None:
         """Do what the core's deadlines ask for that have come."""
         self.take_received()  # the last packet that a deadline waits for may be among it
         self._timer = None
-        self._timer_at = math.inf
+        self.timer_at = math.inf
         now = self.clock()
         self.core.turn.is_running = True
         try:
@@ -353,7 +354,7 @@ class LoopScheduler:
             self.logger.exception("a timer failed")
         self.core.turn.is_running = False
         if self.core.timers.next_at <= now:  # such as of sessions that all lost their connection
-            self._timer_at = -math.inf  # nothing is due before
+            self.timer_at = -math.inf  # nothing is due before
             self._timer = self.loop.call_soon(self.timer_due)
         self.settle(now)
 

@@ -169,7 +169,11 @@ class AcceptedConnection:
         peer = transport.get_extra_info("peername")
         if isinstance(peer, tuple):  # that of a Unix socket is text
             self.remote_address, self.remote_port = str(peer[0]), int(peer[1])
-        return self.is_behind_proxy or self._count_address()
+        return (
+            self.is_behind_proxy
+            or not self.reception.admission.counts_addresses
+            or self._count_address()
+        )
 
     def came_from(self, address: str, port: int) -> bool:
         """Take the client's address from a proxy.
@@ -257,6 +261,8 @@ class AcceptedConnection:
 
     def leave_to_kernel(self) -> None:
         """Set how long the kernel may try to send the rest; call it right before the close."""
+        if not self.reception.orphan_timeouts_ms:
+            return
         orphan_ms = self.reception.orphan_timeouts_ms.get(self.listener)
         if orphan_ms is not None:
             with contextlib.suppress(OSError):  # the peer has reset it

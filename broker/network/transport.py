@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.broker.fast_paths.door import connection_class
 from penstock.broker.network.lane_pacer import LanePacer
@@ -118,15 +118,15 @@ class MqttProtocol(asyncio.Protocol):
         driver = self.driver
         arrival = self.arrival
         # uvloop's transports are asyncio's by contract and not by class.
-        self.transport = transport = cast("asyncio.Transport", transport)
+        self.transport = transport  # type: ignore[assignment]
         driver.protocols.add(self)
-        if arrival.place is None and not arrival.accept(transport):
+        if arrival.place is None and not arrival.accept(self.transport):
             return
         self._is_bare = transport is arrival.transport
         if arrival in arrival.reception.in_layers:  # also where the last one has removed itself
             arrival.leave_layers()
         limits = driver.limits
-        transport.set_write_buffer_limits(limits.write_high_bytes, limits.write_low_bytes)
+        self.transport.set_write_buffer_limits(limits.write_high_bytes, limits.write_low_bytes)
         place = arrival.place
         if place is not None and place.is_waiting:
             place.on_turn = self.begin
@@ -172,7 +172,8 @@ class MqttProtocol(asyncio.Protocol):
             certificate_name=arrival.certificate_name,
             refusal=None if place is None else place.refusal,
         )
-        driver.settle(driver.clock())
+        if driver.core.timers.next_at < driver.timer_at:
+            driver.settle(driver.clock())
         if self._early and not self.transport.is_closing():
             early, self._early = self._early, b""
             self.transport.resume_reading()

@@ -89,7 +89,8 @@ class LastClients:
             self._held.pop(client_id, None)
             self._others.pop(client_id, None)
             self._others[client_id] = make
-            self._evict()
+            if len(self._others) > MAX_CLIENTS - len(self._held):
+                self._evict()
 
     def _evict(self) -> None:
         if len(self._held) + len(self._others) > MAX_CLIENTS:

@@ -95,8 +95,7 @@ def handle_connect(client: Client, packet: Connect, now: float) -> None:
         sender.is_explained = bool(asked.get("request_problem_information", 1))
     options = client.core.options
     check_connect(options, packet)
-    code = redirection(options)
-    if code is not None:
+    if options.redirect is not None and (code := redirection(options)) is not None:
         client.refuse_connect(code, server_reference=options.server_reference)
         client.end(now)
         return
@@ -167,7 +166,9 @@ def _connect(client: Client, packet: Connect, now: float) -> None:
     core = client.core
     if client.is_local:
         client.is_relay = packet.client_id.startswith(RELAY_CLIENT_PREFIX)
-        _go_on(client, let_in(client, packet, packet.client_id, _ACCEPTED, {}, now))
+        rest = let_in(client, packet, packet.client_id, _ACCEPTED, {}, now)
+        if rest is not None:
+            client.run(rest)
         return
     client_id = packet.client_id or _assigned_client_id(core)
     username = packet.username
@@ -207,14 +208,11 @@ def _connect(client: Client, packet: Connect, now: float) -> None:
             attempt = attempt._replace(is_wanted=login.is_wanted)
     answer = _ask(core, attempt)
     if isinstance(answer, (Accepted, Refused)):
-        _go_on(client, _take_answer(client, packet, attempt, answer, login, now))
+        rest = _take_answer(client, packet, attempt, answer, login, now)
+        if rest is not None:
+            client.run(rest)
     else:
         client.run(_await_answer(client, packet, attempt, answer, login, now))
-
-
-def _go_on(client: Client, rest: Coroutine[Any, Any, None] | None) -> None:
-    if rest is not None:
-        client.run(rest)
 
 
 def _ask(core: Core, attempt: ConnectAttempt) -> Accepted | Refused | Awaitable[Admittance]:
@@ -226,9 +224,9 @@ def _ask(core: Core, attempt: ConnectAttempt) -> Accepted | Refused | Awaitable[
     except Exception as error:  # noqa: BLE001 (a plugin's fault is not its caller's)
         core.guard.failed("access control, authenticate", error)
         return _FAILED
-    if answer is True or not isinstance(answer, Awaitable):
-        return _read(answer, attempt)
-    return answer
+    if answer is True:
+        return _ACCEPTED
+    return answer if isinstance(answer, Awaitable) else _read(answer, attempt)
 
 
 def _read(answer: Admittance, attempt: ConnectAttempt) -> Accepted | Refused:
@@ -328,7 +326,9 @@ def let_in(
             lane = _lane_of(core, client_id, accepted, username, told, properties)
         if "maximum_packet_size" in packet.properties:
             _check_connack_fits(client, properties)
-    granted = _Granted(client_id, username, keep_alive, expiry_interval, properties, lane)
+    granted: _Granted = _new_tuple(
+        _Granted, (client_id, username, keep_alive, expiry_interval, properties, lane)
+    )
     if not packet.clean_start and is_anothers(core, client_id, username, client.listener):
         return _hand_over_first(client, packet, accepted, granted, now)
     _open(client, packet, accepted, granted, now)

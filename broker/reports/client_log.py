@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from typing import cast
+from typing import TYPE_CHECKING, Any
 
 from penstock.broker.events import Callbacks, ClientConnected, ClientDisconnected, SessionEnded
 from penstock.broker.extensions import LOCAL_CLIENT_PREFIX
 from penstock.broker.outbox.message_counts import BACKLOG_REASONS
-from penstock.broker.sessions.session import Session
+
+if TYPE_CHECKING:
+    from penstock.broker.sessions.session import Session
 
 
 class ClientLog:
@@ -42,7 +44,7 @@ class ClientLog:
         )
 
     def _connected(self, event: ClientConnected) -> None:
-        session = cast(Session, event.session)
+        session: Any = event.session  # a `Session`
         client = session.client
         if client is not None and self._is_debug:
             self._logger.debug(
@@ -58,14 +60,14 @@ class ClientLog:
             self._tell_drops(session, "while it was away")
 
     def _disconnected(self, event: ClientDisconnected) -> None:
-        session = cast(Session, event.session)
+        session: Any = event.session  # a `Session`
         if self._is_debug:
             self._logger.debug("client %s: disconnected", session.client_id)
         if not session.is_unused and session.ledger.dropped:
             self._tell_drops(session, "while it was connected")
 
     def _ended(self, event: SessionEnded) -> None:
-        session = cast(Session, event.session)
+        session: Any = event.session  # a `Session`
         if self._is_debug:
             self._logger.debug("client %s: session ended", session.client_id)
         if not session.is_unused and session.ledger.dropped:

@@ -212,8 +212,7 @@ class Throttle:
 
     def leave(self) -> None:
         """Release every publisher that waits for this connection, and end its own wait."""
-        if self._held is self.blockers:  # neither has any
-            self._cancel_timer()
+        if self._held is self.blockers and self._timer is None:  # neither has any
             return
         self.let_go()
         for blocker in self.blockers:

@@ -526,7 +526,7 @@ class Client:
         core.counters.clients_connected += 1
         if session.shares:
             redelivery.member_came(session)
-        if core.consuming is not None:
+        if core.consuming is not None and session.subscriptions:
             core.consuming.connected(session)
         self.opened()
 

@@ -223,7 +223,7 @@ class SessionRegistry:
         core = self._core
         if session.shares:
             redelivery.connection_lost(session, now)
-        if core.consuming is not None:
+        if core.consuming is not None and (session.subscriptions or not session.is_unused):
             core.consuming.connection_lost(session)
         if not session.is_unused:
             session.outbox.connection_lost(now)
@@ -297,13 +297,12 @@ class SessionRegistry:
         for timer in (session.expiry_timer, session.look_timer, session.overflow_timer):
             if timer is not None:
                 timer.cancel()
+        if core.consuming is not None and (session.subscriptions or not session.is_unused):
+            core.consuming.forget(session)
         if session.subscriptions:
             for topic_filter in list(session.subscriptions):
                 core.tree.remove(session, topic_filter)
             session.subscriptions.clear()
-        if core.consuming is not None:
-            core.consuming.forget(session)
-        core.room.session_ended(session.client_id)
         if session.is_unused:
             names = session.client_id, session.username, session.listener
             core.last_clients.add_unused(
@@ -320,6 +319,7 @@ class SessionRegistry:
     def _drop_messages(self, session: Session, now: float, *, has_expired: bool) -> None:
         """End all that a session has been sent, or was to be."""
         core = self._core
+        core.room.session_ended(session.client_id)
         if core.tree.shares:
             redelivery.session_ended(session, now)
         core.lanes.ended(session)

@@ -93,10 +93,12 @@ class SessionQuota:
 
     def forget(self, session: Counted) -> None:
         """Stop counting a session that has ended."""
-        if self.is_limited:
+        if session.counted_user:
             move(self.of_user, session.counted_user, "")
+            session.counted_user = ""
+        if session.counted_address:
             move(self.of_address, session.counted_address, "")
-            session.counted_user = session.counted_address = ""
+            session.counted_address = ""
 
 
 def move(counts: dict[str, int], old: str, new: str) -> None:

@@ -209,9 +209,9 @@ async def test_what_waits_for_a_lane_moves_as_soon_as_it_is_taken_over() -> None
         await publisher.send(Publish("x", b"1", qos=1, packet_id=1))
         await publisher.take(PubAck)
         driver = driver_of(server)
-        await until(lambda: driver._timer_at > 0.0)
+        await until(lambda: driver.timer_at > 0.0)
         clients.take_over("$uplink/0", is_away=True)
-        assert driver._timer_at <= (driver.core.timers.next_deadline() or 0.0)
+        assert driver.timer_at <= (driver.core.timers.next_deadline() or 0.0)
         assert (await other.take(Publish)).payload == b"1"
 
 

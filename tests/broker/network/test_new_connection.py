@@ -22,11 +22,14 @@ from penstock.broker.network.admission import Admission, Places
 from penstock.broker.network.new_connection import AcceptedConnection, Layer, Reception, Turns
 from penstock.broker.network.open_files import FEWEST, RESERVE
 from penstock.broker.server import Server
-from tests.broker.serving import port_of, serving, until
+from tests.broker.serving import driver_of, port_of, serving, until
 from tests.helpers.certificates import Authority
 from tests.helpers.process import ROOT, SECONDS
 from tests.helpers.streams import StreamClient
 from tests.helpers.wire import WireClient, connected
+
+MOST_CALLS = 180
+"""Calls of functions of Python for a client that connects, is accepted and disconnects."""
 
 
 class Below(asyncio.Transport):
@@ -46,6 +49,12 @@ class Below(asyncio.Transport):
     def get_write_buffer_size(self) -> int:
         """Return what the test says."""
         return self.unsent_bytes
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """Nothing is ever unsent."""
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Send it nowhere."""
 
     def is_closing(self) -> bool:
         """Return whether it was closed."""
@@ -321,3 +330,32 @@ async def test_steps_that_come_together_have_a_round_of_the_loop_each() -> None:
     await asyncio.sleep(0)
     turns.take(lambda: done.append(3))
     assert done == [0, 1, 2, 3]
+
+
+async def test_a_client_that_comes_and_goes_costs_few_calls() -> None:
+    """Very many clients do no more; what most of them never need is not made for them."""
+    n_calls = 0
+
+    def count(_frame: object, event: str, _argument: object) -> None:
+        nonlocal n_calls
+        n_calls += event == "call"
+
+    connect = write_packet(Connect("c"), 4)
+    disconnect = write_packet(Disconnect(), 4)
+    async with serving() as server:
+        for _ in range(2):  # what the first one brings into being is there for the second
+            n_calls = 0
+            below = Below()
+            sys.setprofile(count)
+            try:
+                protocol = server._listening[0]._new_protocol()
+                protocol.connection_made(below)
+                for packet in (connect, disconnect):
+                    protocol.data_received(packet)
+                    driver_of(server).take_received()
+                protocol.connection_lost(None)
+            finally:
+                sys.setprofile(None)
+        assert below.is_closed
+        assert not len(server.core.sessions)
+    assert n_calls <= MOST_CALLS

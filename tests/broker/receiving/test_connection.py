@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -10,6 +12,7 @@ from penstock.broker.config.limits import Limits
 from penstock.broker.mqtt.packets import Connect, Disconnect, PingReq, PingResp, Publish
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.mqtt.writer import write_packet
+from penstock.broker.timers import Timer
 from tests.helpers.effort import examples
 from tests.helpers.sinks import HoldingSink
 from tests.helpers.virtual import VirtualBroker, VirtualClient
@@ -59,6 +62,29 @@ def test_a_silent_client_is_closed_after_one_and_a_half_keep_alives(version: int
     assert client.is_lost
     if version == 5:
         assert client.take(Disconnect).reason_code == ReasonCode.KEEP_ALIVE_TIMEOUT
+
+
+@pytest.mark.mqtt5("3.1.2-22")
+@pytest.mark.parametrize("connect_timeout", [1.0, 600.0])
+def test_the_time_for_connect_neither_ends_nor_delays_a_keep_alive(
+    connect_timeout: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """[MQTT-3.1.2-22]: one timer serves both where the first comes no later."""
+    broker = VirtualBroker(Limits(connect_timeout_seconds=connect_timeout))
+    due: list[float] = []
+    at = broker.core.timers.at
+
+    def note(when: float, action: Callable[[float], None]) -> Timer:
+        due.append(when - broker.now)
+        return at(when, action)
+
+    monkeypatch.setattr(broker.core.timers, "at", note)
+    client = broker.connect("c", keep_alive=10)
+    assert due == ([connect_timeout] if connect_timeout < 15 else [connect_timeout, 15.0])
+    broker.advance(14.9)
+    assert not client.is_lost
+    broker.advance(0.2)
+    assert client.is_lost
 
 
 def test_keep_alive_0_is_no_deadline() -> None:
