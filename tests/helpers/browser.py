@@ -11,7 +11,7 @@ from selenium.common.exceptions import NoSuchElementException, StaleElementRefer
 from selenium.webdriver import Chrome, ChromeOptions, ChromeService
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
-from selenium.webdriver.support.ui import WebDriverWait
+from selenium.webdriver.support.ui import Select, WebDriverWait
 
 from tests.helpers.process import SECONDS
 
@@ -117,19 +117,28 @@ class Browser:
         ).click()
         self.wait(lambda: not self.driver.find_elements(By.CSS_SELECTOR, "dialog[open]"))
 
-    def write(self, label: str, text: str) -> None:
-        """Write into the field with this label, in place of what stands there."""
+    def field(self, label: str) -> WebElement:
+        """Return the field with this label, as soon as it can be seen."""
 
-        def field() -> WebElement | None:
+        def find() -> WebElement | None:
             found = self.driver.find_elements(By.CSS_SELECTOR, "input, select")
             return next(
                 (one for one in found if one.is_displayed() and one.accessible_name == label), None
             )
 
-        found = self.wait(field)
+        found = self.wait(find)
         assert found is not None
-        found.clear()
-        found.send_keys(text)
+        return found
+
+    def write(self, label: str, text: str) -> None:
+        """Write into a field, in place of what stands there."""
+        field = self.field(label)
+        field.clear()
+        field.send_keys(text)
+
+    def choose(self, label: str, value: str) -> None:
+        """Choose what has this value."""
+        Select(self.field(label)).select_by_value(value)
 
     def log_in(self, url: str, username: str, password: str, view: str = "#/") -> None:
         """Open a view of the page, which first asks who one is."""

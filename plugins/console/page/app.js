@@ -118,6 +118,7 @@ function present(view, page, way) {
   shownView?.view.close?.();
   const error = el("p", { class: "error", role: "alert", hidden: true });
   shownView = { view, page, way, error };
+  $("main").classList.toggle("opening", view.sources.length > 0);
   $("main").replaceChildren(...[view.node].flat().slice(0, 1), error, ...[view.node].flat().slice(1));
   const heading = $("main").querySelector("h1");
   document.title = `${heading?.textContent ?? "Penstock"} · Penstock`;
@@ -170,7 +171,10 @@ async function follow(shown, signal) {
         if (!(error instanceof Refused)) console.error(error);
       }
     }
-    if (n >= sources.length - 1 || silentSince) await pause(wait, signal);
+    if (n >= sources.length - 1 || silentSince !== null) {
+      $("main").classList.remove("opening");
+      await pause(wait, signal);
+    }
   }
 }
 

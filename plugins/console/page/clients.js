@@ -123,13 +123,22 @@ function clientActions(page, clientId) {
   };
 }
 
+/** Returns a line of `penstock why`: what it is about and what it says, or more about the line before. */
+function reason(line) {
+  const words = shown(line.trim(), 2000);
+  if (line.startsWith(" ")) return el("dd", { class: words.startsWith("because ") ? "because" : "more" }, words);
+  const [about, said] = words.split(/: (.*)/s);
+  return [el("dt", {}, about), el("dd", {}, said ?? "")];
+}
+
 export function client(page, clientId) {
   const actions = clientActions(page, clientId);
   const head = el("p", {});
-  const why = el("ul", { class: "why" });
+  const why = el("dl", { class: "why" });
   const holding = holds();
   const link = figures([
-    ["RTT", (d) => (d.link.rtt_latest === null ? null : `${seconds(d.link.rtt_latest)}, from ${d.link.rtt_source}`), (d) => rttTone({ rtt: d.link.rtt_latest })],
+    ["RTT", (d) => seconds(d.link.rtt_latest), (d) => rttTone({ rtt: d.link.rtt_latest })],
+    ["Measured", (d) => (d.link.rtt_age_seconds === null ? null : `${seconds(d.link.rtt_age_seconds)} ago, by ${d.link.rtt_source}`)],
     ["Least RTT lately", (d) => seconds(d.link.rtt_min)],
     ["Congested above", (d) => seconds(d.link.threshold_l)],
     ["Unanswered for", (d) => (d.link.outstanding_age_seconds === null ? null : `${seconds(d.link.outstanding_age_seconds)}, ${bytes(d.link.outstanding_bytes)}`)],
@@ -159,7 +168,7 @@ export function client(page, clientId) {
     ["Sent to it", (d) => many(d.row?.sent, "message")],
     ["Subscriptions", (d) => count(d.subscriptions?.total)],
   ]);
-  const filters = el("ul", { class: "why" });
+  const filters = el("ul", { class: "lines" });
   const lately = new Table(
     [
       { label: "When", text: (r) => clock(Date.now() / 1000 - r.seconds_ago) },
@@ -178,7 +187,7 @@ export function client(page, clientId) {
     const [kind, word] = data.gone_seconds !== null ? ["", `gone for ${seconds(data.gone_seconds)}`] : state({ is_connected: data.is_connected, withheld: data.withholding.withheld, rtt: data.link.rtt_latest });
     replace(head, () => [tone(kind, word), data.why_away ? ` ${shown(data.why_away, 300)}` : ""], [kind, word, data.why_away]);
     const lines = data.why.slice(1); // the first says what stands above
-    replace(why, () => lines.map((line) => el("li", { class: line.startsWith(" ") ? "more" : "" }, shown(line.trim(), 2000))), lines);
+    replace(why, () => lines.map(reason), lines);
     holding.update(data.withholding.recent, data.withholding.last_decision);
     for (const part of [link, messages, connection]) part.update(data);
     const found = data.subscriptions?.filters ?? [];

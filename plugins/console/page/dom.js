@@ -9,7 +9,10 @@ export function shown(text, most = 160) {
   if (text === null || text === undefined) return "";
   if (text === "") return "(empty)";
   const begun = text.length > most ? `${text.slice(0, most)}…` : text;
-  return begun.replace(UNSEEN, (c) => `\\u${c.charCodeAt(0).toString(16).padStart(4, "0")}`);
+  return begun.replace(UNSEEN, (c) => {
+    const code = c.charCodeAt(0).toString(16);
+    return code.length > 2 ? `\\u${code.padStart(4, "0")}` : `\\x${code.padStart(2, "0")}`;
+  });
 }
 
 /** Makes an element. `on…` attributes are listeners, `data` its data set; false and null are left out. */
@@ -86,7 +89,7 @@ export function replace(node, made, key) {
   const written = JSON.stringify(key);
   if (node.dataset.made === written) return;
   node.dataset.made = written;
-  node.replaceChildren(...made());
+  node.replaceChildren(...made().flat(Infinity));
 }
 
 let numbers = 0;

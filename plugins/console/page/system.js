@@ -53,7 +53,7 @@ export function system(page) {
     said.replaceChildren(el("p", { class: "quiet" }, "Reloading…"));
     try {
       const answer = lines(await call("POST", "reload"));
-      said.replaceChildren(el("ul", { class: "why" }, (answer.length ? answer : ["Read again; nothing has changed."]).map((line) => el("li", {}, shown(line, 2000)))));
+      said.replaceChildren(el("ul", { class: "lines" }, (answer.length ? answer : ["Read again; nothing has changed."]).map((line) => el("li", {}, shown(line, 2000)))));
     } catch (error) {
       said.replaceChildren(el("p", { class: "error" }, "Nothing was changed. ", shown(error.message, 4000)));
       if (error.status !== 409) throw error;
