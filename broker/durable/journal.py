@@ -210,15 +210,13 @@ class Journal:
             session.journal.opened()
         elif session.expiry_interval != 0:
             self.keep(session)
-        if session.will is not None or self._stored_wills:
-            self.will_changed(session)
+        self.will_changed(session)
 
     def connection_lost(self, session: Session, now: float) -> None:
         """A session has lost its connection; its will was sent if it was due."""
         if session.journal is not None:
             session.journal.connection_lost(now)
-        if session.will is not None or self._stored_wills:
-            self.will_changed(session)
+        self.will_changed(session)
 
     def keep(self, session: Session) -> None:
         """Make a session durable from now on."""
