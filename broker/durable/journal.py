@@ -135,7 +135,8 @@ class Journal:
 
         Args:
             core: the broker, still without sessions.
-            wake: called when there is something to commit and there was nothing before.
+            wake: called when there is something to commit and there was nothing before, and again
+                when the first client waits for it.
             hurry: called when there is nothing left to write while a client waits for the commit.
             new_origin: returns a few bytes that it has never returned, in any process.
             max_pending_messages: publishes that may wait for their commit.
@@ -194,8 +195,7 @@ class Journal:
     def _note(self) -> None:
         self.n_changes += 1
         if not self.is_awake:
-            self.is_awake = True
-            self._wake()
+            self._be_awake()
 
     def opened(self, session: Session) -> None:
         """A client has connected, and its session is as its CONNECT asks.
@@ -334,13 +334,13 @@ class Journal:
             n_deliveries: how many noted changes it has caused, of which each delivery, or each part
                 of a run, is one.
         """
+        if not self._receipts:
+            self._be_awake()
         self._receipts[receipt] = n_bytes
         self._n_messages += receipt.n_messages
         self._n_bytes += n_bytes
         if published is not None:
             self._awaited[published] = [receipt, n_deliveries]
-        if not self.is_awake:
-            self._be_awake()
         if self._is_pending(2) and not self.is_failing:
             self._slowed[publisher] = None
             publisher.wait_for_disk(waits=True)
@@ -394,13 +394,17 @@ class Journal:
         self._be_awake()
         return self.number
 
+    @property
+    def is_awaited(self) -> bool:
+        """True if a client waits for the next commit."""
+        return bool(self._receipts or self._connections)
+
     def _be_awake(self) -> None:
-        if not self.is_awake:
-            self.is_awake = True
-            self._wake()
+        self.is_awake = True
+        self._wake()
 
     def _hurry(self) -> None:
-        if self.sealed is None and (self._receipts or self._connections):
+        if self.sealed is None and self.is_awaited:
             self._hurry_driver()
 
     def limited(self, session: Session) -> None:
@@ -542,7 +546,7 @@ class Journal:
         """
         assert self.sealed is None  # noqa: S101 (one at a time)
         self.is_awake = False
-        if self._n_expired >= MOST_EXPIRED or not (self._receipts or self._connections):
+        if self._n_expired >= MOST_EXPIRED or not self.is_awaited:
             for own, stored in self._expired.values():
                 self._forget_session(own, stored)
             self._expired.clear()
@@ -551,7 +555,7 @@ class Journal:
             self.is_awake = True  # for a commit behind this one
         if not self._deliveries:
             self._n_in_runs = 0
-        if not (self.is_dirty or self._receipts or self._connections):
+        if not (self.is_dirty or self.is_awaited):
             return None
         batch = self.sealed = Batch(number=self.number)
         self.number += 1

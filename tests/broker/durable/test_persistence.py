@@ -95,6 +95,41 @@ async def test_a_disk_that_refuses_is_said_and_recovers(
         assert (await client.take(Publish)).payload == b"taken"
 
 
+async def test_what_no_client_waits_for_goes_with_what_one_waits_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end of a connection has no commit of its own where a message comes soon."""
+    monkeypatch.setattr(persistence_module, "UNAWAITED_SECONDS", 3600.0)
+    async with serving(persistence=persistence(tmp_path)) as server:
+        async with await kept_client(port_of(server)) as client:
+            await client.subscribe("t/#", 1)
+        state = server._state
+        assert state is not None
+        journal = state.journal
+        session = server.core.sessions.get("s")
+        assert session is not None
+        await until(lambda: not session.is_connected and state._unawaited_timer is not None)
+        assert not journal.is_settled
+        number = journal.number
+        async with await connected(port_of(server)) as publisher:
+            await publisher.publish("t/1", b"waits")
+        assert journal.number == number + 1
+        assert journal.is_settled
+
+
+async def test_what_no_client_waits_for_is_committed_by_itself(tmp_path: Path) -> None:
+    """If nobody waits for anything, after a while."""
+    async with serving(persistence=persistence(tmp_path)) as server:
+        async with await kept_client(port_of(server)):
+            journal, session = server.core.journal, server.core.sessions.get("s")
+        assert journal is not None
+        assert session is not None
+        await until(lambda: not session.is_connected and journal.is_settled)
+        with closing(sqlite3.connect(tmp_path / "s.db")) as other:
+            ((lost_at,),) = other.execute("SELECT lost_at FROM session")
+        assert lost_at is not None
+
+
 async def test_a_disk_without_room_is_said_and_looked_at_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
