@@ -4,8 +4,8 @@ A CONNECT is checked by the rules of its listener. A password file that has the 
 password. Any other user is left to the broker's other sources, and refused if there are none. A
 password of many iterations is verified in one of a few threads, so that messages of other clients
 go on; `penstock.plugins.access.fair_queue` decides the order. A password that was right is
-recognised by a keyed digest until the file is read again, so that a fleet that reconnects does not
-wait in the queue.
+recognised by a keyed digest until the file is read again, so that a fleet that reconnects neither
+waits in the queue nor costs a hash for each client.
 
 At `reload` all files are read again; they take effect only if all of them are valid.
 """
@@ -110,6 +110,23 @@ class Scope:
         self._hashes = tuple(self.passwords.values())
         self._secret = hashlib.sha256(b"".join(stored.digest for stored in self._hashes)).digest()
 
+    def judged(
+        self, username: str, digest: bytes, answer: Admittance, *, is_right: bool
+    ) -> Admittance:
+        """Return the answer to a password that was verified, and know it again if it is right.
+
+        Args:
+            username: the user's name.
+            digest: the keyed digest of the password.
+            answer: the one for a right password; None where there is no such user.
+            is_right: whether it is.
+        """
+        if answer is None:
+            return None
+        if is_right:
+            self.verified[username] = digest
+        return answer if is_right else _WRONG_PASSWORD
+
     def decoy(self, username: str) -> StoredPassword | None:
         """Return a hash to verify an unknown user's password against; None without users.
 
@@ -194,13 +211,12 @@ class FileAccess(AccessControl):
         Where there is no such user, `answer` is None, and so is the result.
         """
         password = attempt.password or b""
-        if stored.cost <= MAX_COST_AT_ONCE:
-            is_right = verify(password, stored)
-            return answer if is_right or answer is None else _WRONG_PASSWORD
         digest = hmac.digest(self._digest_key, password, "sha256")
         if hmac.compare_digest(digest, scope.verified.get(username, b"")):
             return answer
-        return self._verify_later(scope, attempt, username, stored, answer, digest)
+        if stored.cost > MAX_COST_AT_ONCE:
+            return self._verify_later(scope, attempt, username, stored, answer, digest)
+        return scope.judged(username, digest, answer, is_right=verify(password, stored))
 
     async def _verify_later(
         self,
@@ -217,11 +233,7 @@ class FileAccess(AccessControl):
             if attempt.is_wanted is not None and not attempt.is_wanted():
                 return NOT_JUDGED
             is_right = await loop.run_in_executor(self._threads, verify, password, stored)
-        if answer is None:
-            return None
-        if is_right:
-            scope.verified[username] = digest
-        return answer if is_right else _WRONG_PASSWORD
+        return scope.judged(username, digest, answer, is_right=is_right)
 
     def _has_password(self, listener: str, username: str, stored: StoredPassword) -> bool:
         """Say whether a user's line in the password file is still the one of its login."""

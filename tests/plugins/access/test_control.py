@@ -33,7 +33,7 @@ from penstock.broker.server import Server
 from penstock.plugins.access import control as control_module
 from penstock.plugins.access.config import AccessConfig, Rules
 from penstock.plugins.access.control import MAX_COST_AT_ONCE, AccessPlugin
-from penstock.plugins.access.password_hash import Argon2Hash, make_hash
+from penstock.plugins.access.password_hash import Argon2Hash, StoredPassword, make_hash, verify
 from penstock.plugins.access.scram import METHOD, make_credentials
 from tests.broker.serving import port_of
 from tests.helpers.process import anonymous_policy, running_broker
@@ -240,6 +240,28 @@ async def test_a_fleet_that_comes_back_is_known_again(files: Files) -> None:
     waited = ask(ann)
     assert isinstance(waited, Awaitable)
     assert verdict(await waited) is False
+    await plugin.close()
+
+
+async def test_a_password_that_was_right_is_hashed_once(
+    files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the hash is a cheap one, too, until the file is read anew."""
+    files.write_passwords(1)
+    plugin = await plugin_of(password_file=str(files.passwords))
+    hashed = []
+
+    def noted(password: bytes, stored: StoredPassword) -> bool:
+        hashed.append(password)
+        return verify(password, stored)
+
+    monkeypatch.setattr(control_module, "verify", noted)
+    for password, is_right in ((b"x", False), (b"a", True), (b"a", True), (b"x", False)):
+        assert verdict(await answer(plugin, "ann", password)) is is_right
+    assert hashed == [b"x", b"a", b"x"]
+    await plugin.reload()
+    assert verdict(await answer(plugin, "ann", b"a")) is True
+    assert hashed == [b"x", b"a", b"x", b"a"]
     await plugin.close()
 
 
