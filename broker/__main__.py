@@ -65,7 +65,7 @@ def broker(
         allowed = "a policy file; penstock import-mosquitto makes one of it"
         problem = ConfigProblem("file", "a mosquitto.conf", allowed)
         raise ConfigError(config, [problem]) from error
-    run_until_stopped(Server(policy))
+    run_until_stopped(Server(policy, read_policy=partial(load_policy, config)))
 
 
 main = partial(exit_status, app, "penstock broker")

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import (
@@ -775,6 +775,40 @@ class PluginContext(NamedTuple):
     plugins: Mapping[str, Plugin] = MappingProxyType({})
 
 
+@dataclass(frozen=True, slots=True)
+class Reload:
+    """What a plugin has read and checked for a reload, and how it takes effect.
+
+    Attributes:
+        read: the files, each behind its key: ``acl_file /etc/acl``.
+        takes: keys below the plugin's name, such as ``threshold_s``, with all below them, whose new
+            values count once `apply` is called. Other changed keys need a restart, and are named.
+        leaves: paths of keys below them that need a restart all the same.
+        apply: makes it all count. It is called once everything else that the program has read is
+            good, and else never. It must not raise; what it returns, if anything, is awaited, and
+            may raise a `PenstockError`, which is reported.
+    """
+
+    read: Sequence[str] = ()
+    takes: Sequence[str] = ()
+    leaves: Sequence[tuple[str, ...]] = ()
+    apply: Callable[[], Awaitable[None] | None] = lambda: None
+
+
+class Claim(NamedTuple):
+    """Something outside of the program that a start of a plugin takes, for ``penstock check``.
+
+    Attributes:
+        key: the key below the plugin's name.
+        kind: ``address``: it listens at ``HOST:PORT``; ``database``: it writes a file of SQLite.
+        name: the address or the file.
+    """
+
+    key: str
+    kind: Literal["address", "database"]
+    name: str
+
+
 class Plugin:
     """A plugin of the policy file: a config class and any of the extension points.
 
@@ -848,12 +882,23 @@ class Plugin:
         """
         return {}
 
-    async def reload(self) -> Sequence[str]:
-        """Read files again, at SIGHUP; return each behind its key: ``acl_file /etc/acl``.
+    async def reload(self, config: Any) -> Reload:  # noqa: ARG002 (a default)
+        """Read files again and check what a reload brings; change nothing before `Reload.apply`.
+
+        It is called at SIGHUP, by ``penstock reload``, and by ``penstock check`` of a plugin that
+        was made and not started. As it is, a plugin takes no changed key.
+
+        Args:
+            config: an instance of `Config`, from the file as it is now; `context` has the names of
+                its listeners.
 
         Raises:
-            PenstockError: it cannot be used, and the plugin goes on with what it has.
+            PenstockError: something cannot be used, and nothing of the program changes.
         """
+        return Reload()
+
+    def claims(self) -> Sequence[Claim]:
+        """Return what `start` takes outside of the program."""
         return ()
 
     async def close(self) -> None:

@@ -7,6 +7,7 @@ age counts from the answer. None stands for what is not known, or what the progr
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from penstock.broker.client_report import ClientReport
@@ -244,13 +245,14 @@ class Reloaded(NamedTuple):
         read: what was read again, each behind its key.
         changed: keys of the policy file that have other values now.
         needs_restart: keys whose new values count from the next start on.
-        failed: what could not be used, each with the reason; it is as before.
+        failed: key to why it cannot be used. Nothing has changed then, but where `changed` has
+            something: that could be seen only when all else had changed.
     """
 
     read: Sequence[str] = ()
     changed: Sequence[str] = ()
     needs_restart: Sequence[str] = ()
-    failed: Sequence[str] = ()
+    failed: Mapping[str, str] = MappingProxyType({})
 
 
 class Operations(Protocol):

@@ -11,14 +11,15 @@ import inspect
 import logging
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Protocol, get_args
 
 from penstock.broker.access_control import AccessControl, Authenticator
+from penstock.broker.config.changes import KeyPath, failures, flatten
 from penstock.broker.config.checked_yaml import show, suggest, validate_config
 from penstock.broker.errors import ConfigError, ConfigProblem, PenstockError
 from penstock.broker.events import Callbacks
@@ -115,43 +116,124 @@ class LoadedPlugins:
         for plugin in self.plugins:
             await guard.wait_for(plugin, plugin.close, otherwise=None)
 
-    async def reload(
-        self,
-        logger: logging.Logger,
-        guard: Guard,
-        *,
-        at_start_alone: str,
-        read: Iterable[str] = (),
-        failed: Iterable[str] = (),
-    ) -> None:
-        """Let every plugin read its files again, and log what was read and what was not.
+    async def reload(self, wanted: NamesPlugins, listeners: Iterable[str]) -> PluginReload:
+        """Have every plugin read its files and its keys again; nothing changes before `apply`.
 
         Args:
-            logger: gets the reasons why a plugin's files could not be used.
-            guard: the guard for each call.
-            at_start_alone: what the program reads at its start and not here, for the log.
-            read: what the program itself has read again, as `Plugin.reload` names it.
-            failed: keys of what it could not use.
+            wanted: the file as it is now.
+            listeners: the names of its listeners.
         """
-        read, failed = list(read), list(failed)
+        found = PluginReload()
+        offered = set(self.names)
+        for name in wanted.plugins:
+            if name not in offered:
+                found.values[("plugins", name)] = "a plugin"
+        found.contexts += [plugin.context for plugin in self.plugins]
         for name, plugin in zip(self.names, self.plugins, strict=True):
-            path = f"plugins.{name}"
+            keys = wanted.plugins.get(name)
+            if keys is None:
+                continue
+            plugin.context = plugin.context._replace(listeners=tuple(listeners))
+            await _prepare(found, name, plugin, keys, wanted.file)
+        return found
+
+    def give_up(self, found: PluginReload) -> None:
+        """Leave the plugins as they were before `reload`."""
+        for plugin, context in zip(self.plugins, found.contexts, strict=True):
+            plugin.context = context
+
+    def values(self) -> dict[KeyPath, Any]:
+        """Return the keys of the plugins as they were made."""
+        flat: dict[KeyPath, Any] = {}
+        for name, plugin in zip(self.names, self.plugins, strict=True):
+            flat[("plugins", name)] = "a plugin"
+            flat |= flatten(plugin.config, ("plugins", name))
+        return flat
+
+    def share_period(self) -> None:
+        """Tell the gate how often subscribers are looked at."""
+        periods = [sampler.period for sampler in self.samplers if sampler.period is not None]
+        if self.gate is not None and periods:
+            self.gate.probe_period = min(periods)
+
+
+@dataclass(slots=True)
+class PluginReload:
+    """What the plugins of a program have prepared for a reload.
+
+    Attributes:
+        read: files that were read, each behind its key.
+        values: the keys of the file.
+        live: which of them change live.
+        failed: plugin, or key, to why it cannot be used.
+        applies: what makes it count: the plugin, and `Reload.apply`.
+        contexts: what each plugin had before.
+    """
+
+    read: list[str] = field(default_factory=list)
+    values: dict[KeyPath, Any] = field(default_factory=dict)
+    live: dict[KeyPath, bool] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+    applies: list[tuple[str, Plugin, Callable[[], Awaitable[None] | None]]] = field(
+        default_factory=list
+    )
+    contexts: list[PluginContext] = field(default_factory=list)
+
+    def apply(self, guard: Guard) -> Awaitable[None]:
+        """Make all of it count; what fails nevertheless is added to `failed`.
+
+        Args:
+            guard: counts and logs a plugin that raises.
+
+        Returns:
+            What is left that has to wait, such as for a database.
+        """
+        waiting: list[tuple[str, Plugin, Awaitable[None]]] = []
+        for path, plugin, apply in self.applies:
             try:
-                read += [f"{path}.{file}" for file in await plugin.reload()]
-            except PenstockError as error:
-                logger.error("not reloaded: %s", error)  # noqa: TRY400 (a user's mistake)
-                failed.append(path)
+                rest = apply()
             except Exception as error:  # noqa: BLE001 (one plugin's fault must not end the program)
                 guard.failed(plugin, error)
-                failed.append(path)
-        told = "; ".join(
-            (
-                f"reloaded: {', '.join(read) or 'nothing'}",
-                *([f"failed, and as before: {', '.join(failed)}"] if failed else []),
-                f"read at the start alone: {at_start_alone}",
-            )
-        )
-        logger.log(logging.WARNING if failed else logging.INFO, "%s", told)
+                self.failed[path] = str(error)
+            else:
+                if rest is not None:
+                    waiting.append((path, plugin, rest))
+        return self._finish(waiting, guard)
+
+    async def _finish(
+        self, waiting: Sequence[tuple[str, Plugin, Awaitable[None]]], guard: Guard
+    ) -> None:
+        for path, plugin, rest in waiting:
+            try:
+                await rest
+            except PenstockError as error:
+                self.failed[path] = str(error)
+            except Exception as error:  # noqa: BLE001 (as above)
+                guard.failed(plugin, error)
+                self.failed[path] = str(error)
+
+
+async def _prepare(
+    found: PluginReload, name: str, plugin: Plugin, keys: Mapping[str, Any], file: str
+) -> None:
+    """Have one plugin read and check its part of a reload."""
+    path = ("plugins", name)
+    shown = ".".join(path)
+    try:
+        config: Any = validate_config(plugin.Config, keys, file, shown)
+        answer = await plugin.reload(config)
+    except PenstockError as error:
+        found.failed |= failures(error, file, shown)
+        return
+    except Exception as error:  # noqa: BLE001 (one plugin's fault must not end the program)
+        found.failed[shown] = _with_place(error)
+        return
+    found.read += [f"{shown}.{read}" for read in answer.read]
+    found.values[path] = "a plugin"
+    found.values |= flatten(config, path)
+    found.live |= {(*path, key): True for key in answer.takes}
+    found.live |= {(*path, *left): False for left in answer.leaves}
+    found.applies.append((shown, plugin, answer.apply))
 
 
 def load_plugins(
@@ -203,10 +285,7 @@ def load_plugins(
     plugins = tuple(made.values())
     gate = next((one.gate for one in plugins if one.gate is not None), None)
     samplers = tuple(one.sampler for one in plugins if one.sampler is not None)
-    periods = [sampler.period for sampler in samplers if sampler.period is not None]
-    if gate is not None and periods:
-        gate.probe_period = min(periods)
-    return LoadedPlugins(
+    loaded = LoadedPlugins(
         plugins=plugins,
         names=tuple(made),
         gate=gate,
@@ -220,6 +299,8 @@ def load_plugins(
         authenticators=tuple(which for one in plugins for which in one.authenticators),
         callbacks=tuple(one.callbacks for one in plugins if one.callbacks is not None),
     )
+    loaded.share_period()
+    return loaded
 
 
 def _offered_plugins() -> dict[str, EntryPoint]:

@@ -7,10 +7,11 @@ import contextlib
 import importlib.metadata
 import logging
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from penstock.broker.config.changes import Changes, InForce, compare
 from penstock.broker.config.key_types import show_size
 from penstock.broker.config.listener_config import Listener
 from penstock.broker.config.loopback_only import (
@@ -19,14 +20,14 @@ from penstock.broker.config.loopback_only import (
     is_local,
     local_listeners,
 )
-from penstock.broker.config.policy import Policy
+from penstock.broker.config.policy import LIVE, Policy
+from penstock.broker.errors import PenstockError
 from penstock.broker.events import Callbacks
 from penstock.broker.extensions import Plugin, overridden
 from penstock.broker.fast_paths.door import core_class
 from penstock.broker.network.admission import Admission
-from penstock.broker.network.in_process import LISTENER as IN_PROCESS
 from penstock.broker.network.in_process import InProcessClients
-from penstock.broker.network.listeners import Listening, reload_files
+from penstock.broker.network.listener_set import Listeners
 from penstock.broker.network.loop_scheduler import LoopScheduler
 from penstock.broker.network.new_connection import Reception
 from penstock.broker.network.open_files import most_connections
@@ -34,8 +35,9 @@ from penstock.broker.network.transport import MqttProtocol
 from penstock.broker.operations.operations import BrokerOperations
 from penstock.broker.plugin_guard import Guard
 from penstock.broker.plugin_loader import LoadedPlugins, load_plugins
+from penstock.broker.process.log_lines import set_level
 from penstock.broker.process.machine_memory import machine_memory_bytes
-from penstock.broker.receiving.connecting import close_if_revoked, revoke
+from penstock.broker.receiving.connecting import close_if_revoked, leave_listener, revoke
 from penstock.broker.reports.client_log import ClientLog
 from penstock.broker.reports.client_topics import ClientTopics
 from penstock.broker.reports.sampling import Sampling
@@ -48,6 +50,7 @@ from penstock.broker.sessions.broker_state import CoreSinks
 if TYPE_CHECKING:
     from penstock.broker.amqtt_host.host import AmqttHost
     from penstock.broker.durable.persistence import PersistentState
+    from penstock.broker.operations_contract import Reloaded
     from penstock.broker.sessions.broker_state import Core
 
 DRAIN_SECONDS: Final = 5.0
@@ -61,8 +64,6 @@ class Server:
     """One broker.
 
     Attributes:
-        addresses: listener name to the (host, port) that it is bound to, or (path, 0) of a Unix
-            socket; filled by `start`.
         core: the broker without its sockets; set by `start`.
     """
 
@@ -72,6 +73,7 @@ class Server:
         logger: logging.Logger | None = None,
         *,
         memory_bytes: int | None = None,
+        read_policy: Callable[[], Policy] | None = None,
     ) -> None:
         """Prepare a broker; `start` starts it.
 
@@ -80,8 +82,11 @@ class Server:
             logger: the logger for what an operator should know; None for one named ``penstock``.
             memory_bytes: memory of the process, from which some limits are derived; None to ask the
                 system.
+            read_policy: reads the policy file again, for a reload; it may raise a `ConfigError`.
+                None: a reload reads the files that the policy names, alone.
         """
         self._policy = policy
+        self._read_policy = read_policy or (lambda: policy)
         self._logger = logger or logging.getLogger("penstock")
         self._memory_bytes = memory_bytes or machine_memory_bytes()
         self._limits = policy.limits.for_memory(self._memory_bytes)
@@ -89,12 +94,18 @@ class Server:
         self._host: AmqttHost | None = None
         self._state: PersistentState | None = None
         self._plugins = LoadedPlugins()
-        self._listeners: Mapping[str, Listener] = {}
-        self._listening: list[Listening] = []
+        self._listeners: Listeners
         self._reception: Reception
         self._local_clients: InProcessClients
-        self.addresses: dict[str, tuple[str, int]] = {}
+        self._sys_topics: list[SysTopics | ClientTopics] = []
+        self._in_force: InForce
+        self._reloading = asyncio.Lock()
         self.core: Core
+
+    @property
+    def addresses(self) -> dict[str, tuple[str, int]]:
+        """Listener name to the (host, port) that it is bound to, or (path, 0) of a Unix socket."""
+        return self._listeners.addresses if hasattr(self, "_listeners") else {}
 
     async def start(self) -> None:
         """Start plugins, then listen.
@@ -125,19 +136,21 @@ class Server:
             local_clients=self._local_clients,
         )
         self._host = self._load_amqtt()
-        self._listeners = self._listeners_to_open()
+        listeners = self._listeners_to_open(policy)
         self._build_core()
-        operations.attach(self.core)
+        operations.attach(self.core, self.reload)
         sink_routes.attach(self.core)
         await self._plugins.start()
         if self._host is not None:
             await self._host.pre_start()
         self._restore_state()
         self._receive()
+        values = policy.values() | self._plugins.values()
+        self._in_force = InForce(policy.file, values, self._logger)
         if not any(one.has_local_clients for one in self._plugins.plugins):
             self._end_local_sessions()
         await self._plugins.restored()
-        await self._listen()
+        await self._listeners.open(listeners.values())
         if self._host is not None:
             await self._host.post_start()
         now = self._driver.clock()
@@ -166,13 +179,13 @@ class Server:
         is_alone = not self._plugins.has_authentication
         return AmqttHost(self._policy, self._logger, clock=self._driver.clock, is_alone=is_alone)
 
-    def _listeners_to_open(self) -> Mapping[str, Listener]:
+    def _listeners_to_open(self, policy: Policy) -> Mapping[str, Listener]:
         """Return the policy's listeners; local ones where no plugin authenticates clients.
 
         Raises:
             ConfigError: no plugin does, and a listener cannot be restricted to this machine.
         """
-        policy, host = self._policy, self._host
+        host = self._host
         if not self._plugins.has_authentication and (host is None or not host.authenticates):
             listeners = local_listeners(policy.listeners, policy.file)
             local = [name for name, one in listeners.items() if not demands_certificate(one)]
@@ -232,11 +245,7 @@ class Server:
             session_expiry_limit=policy.session_expiry_interval,
             keep_alive_grace=policy.timeout_disconnect_delay,
             options=policy.mqtt,
-            sizes_by_listener={
-                name: listener.sizes
-                for name, listener in policy.listeners.items()
-                if listener.sizes is not None
-            },
+            sizes_by_listener=policy.sizes_by_listener(),
         )
         if host is not None:
             host.attach(self.core)
@@ -272,6 +281,26 @@ class Server:
         """Prepare the admission of connections."""
         driver = self._driver
         limits = self._limits
+        self._reception = Reception(
+            Admission(
+                self.core.counters,
+                connections=self._connections(),
+                connections_per_address=limits.connections_per_address,
+            ),
+            self.core.counters,
+            self._logger,
+            clock=driver.clock,
+            timeout=limits.connect_timeout_seconds,
+        )
+        self._listeners = Listeners(
+            self._reception,
+            partial(MqttProtocol, driver),
+            maximum_packet_size=limits.maximum_packet_size,
+        )
+
+    def _connections(self) -> int:
+        """Return how many connections there may be."""
+        limits = self._limits
         most = most_connections(
             files_elsewhere=sum(plugin.open_files for plugin in self._plugins.plugins)
         )
@@ -282,79 +311,122 @@ class Server:
                 limits.connections,
                 most,
             )
-        self._reception = Reception(
-            Admission(
-                self.core.counters,
-                connections=limits.connections or most,
-                connections_per_address=limits.connections_per_address,
-            ),
-            self.core.counters,
-            self._logger,
-            clock=driver.clock,
-            timeout=limits.connect_timeout_seconds,
-        )
-
-    async def _listen(self) -> None:
-        for listener in self._listeners.values():
-            listening = Listening(
-                listener,
-                self._reception,
-                partial(MqttProtocol, self._driver),
-                maximum_packet_size=self._limits.maximum_packet_size,
-            )
-            self._listening.append(listening)
-            await listening.open()
-            self.addresses[listener.name] = listening.address
+        return limits.connections or most
 
     def _start_sys_topics(self, now: float) -> None:
+        """Publish `$SYS` as often as the policy says; again after that has changed."""
+        for topics in self._sys_topics:
+            topics.stop()
         interval = self._policy.sys_interval
         if not interval:
             return
-        has_common = self._host is None or not self._host.has_sys_plugin
-        version = importlib.metadata.version("penstock-mqtt")
-        of_plugins = {
-            name: plugin.figures
-            for name, plugin in zip(self._plugins.names, self._plugins.plugins, strict=True)
-            if overridden(plugin.figures, Plugin.figures) is not None
-        }
-        topics = SysTopics(self.core, version, now, has_common=has_common, of_plugins=of_plugins)
-        topics.start(now, interval)
-        ClientTopics(self.core).start(now, interval)
+        if not self._sys_topics:
+            has_common = self._host is None or not self._host.has_sys_plugin
+            version = importlib.metadata.version("penstock-mqtt")
+            of_plugins = {
+                name: plugin.figures
+                for name, plugin in zip(self._plugins.names, self._plugins.plugins, strict=True)
+                if overridden(plugin.figures, Plugin.figures) is not None
+            }
+            core = self.core
+            topics = SysTopics(core, version, now, has_common=has_common, of_plugins=of_plugins)
+            self._sys_topics = [topics, ClientTopics(core)]
+        for topics in self._sys_topics:
+            topics.start(now, interval)
 
-    async def reload(self) -> None:
-        """Have every plugin reload its files, and reload certificates.
+    async def reload(self) -> Reloaded:
+        """Read the policy file and the files that it names again, and make what has changed count.
 
-        A file that cannot be used is logged and changes nothing.
+        Where anything cannot be used, nothing changes. The log has the same account.
         """
-        read, failed = await reload_files(self._listening)
-        at_start_alone = self._policy.file
-        if self._host is not None:
-            at_start_alone += ", what aMQTT's plugins read"
-        await self._plugins.reload(
-            self._logger, self.core.guard, at_start_alone=at_start_alone, read=read, failed=failed
-        )
-        self.core.logins.forget_wrong()
-        await self._close_revoked()
+        async with self._reloading:
+            return await self._reload()
 
-    async def _close_revoked(self) -> None:
-        """Disconnect clients whose access was withdrawn, some at a time."""
-        listening = {one.listener.name: one for one in self._listening}
-        for one in self._listening:
-            one.abort_handshakes()
-        for number, protocol in enumerate(list(self._driver.protocols), 1):
-            arrival, connection = protocol.arrival, protocol.connection
-            if arrival.listener == IN_PROCESS:
-                continue
-            is_revoked = listening[arrival.listener].has_revoked(arrival.ssl_object)
-            if connection is None:
-                if is_revoked:  # while it waits for a place
-                    protocol.abort()
-            elif is_revoked:
-                revoke(connection.client, "its certificate is revoked", self._driver.clock())
+    async def _reload(self) -> Reloaded:
+        try:
+            policy = await asyncio.to_thread(self._read_policy)
+            listeners = self._listeners_to_open(policy)
+        except PenstockError as error:
+            return self._in_force.refuse(error)
+        plugins = await self._plugins.reload(policy, policy.listeners)
+        found = await self._listeners.prepare(listeners)
+        if failed := plugins.failed | found.failed:
+            found.abandon()
+            self._plugins.give_up(plugins)
+            return self._in_force.refuse(failed)
+        wanted = policy.values() | plugins.values
+        changes = compare(self._in_force.values, wanted, {**LIVE, **plugins.live})
+        closed = [one for one in self._driver.protocols if one.arrival.listener in found.gone]
+        self._take(policy, changes)
+        rest = [self._listeners.take(found), plugins.apply(self.core.guard)]
+        self._plugins.share_period()
+        self.core.gate_changed()
+        for each in rest:
+            await each
+        read, failed = [*found.read, *plugins.read], plugins.failed | found.failed
+        done = self._in_force.take(changes, read, failed)
+        await self._look_at_clients(closed)
+        return done
+
+    def _take(self, policy: Policy, changes: Changes) -> None:
+        """Make what is not a plugin's or a listener's count."""
+        self._policy = policy
+        limits = self._limits = policy.limits.for_memory(self._memory_bytes)
+        self._driver.limits = limits
+        self._listeners.maximum_packet_size = limits.maximum_packet_size
+        self._reception.timeout = limits.connect_timeout_seconds
+        self._reception.admission.change(self._connections(), limits.connections_per_address)
+        self.core.change(
+            limits,
+            policy.mqtt,
+            session_expiry_limit=policy.session_expiry_interval,
+            keep_alive_grace=policy.timeout_disconnect_delay,
+            sizes_by_listener=policy.sizes_by_listener(),
+        )
+        if ("sys_interval",) in changes.live:
+            self._start_sys_topics(self._driver.clock())
+        if ("log", "level") in changes.live and policy.log.level is not None:
+            set_level(policy.log.level)
+
+    async def _look_at_clients(self, closed: Sequence[MqttProtocol]) -> None:
+        """Disconnect clients of closed listeners and those whose access was withdrawn.
+
+        Others take their new limits. Some are looked at at a time.
+
+        Args:
+            closed: the connections of listeners that are closed.
+        """
+        now = self._driver.clock()
+        for protocol in closed:
+            if protocol.connection is None:
+                protocol.abort()
             else:
-                close_if_revoked(connection.client, self._driver.clock())
+                leave_listener(protocol.connection.client, now)
+        self.core.logins.forget_wrong()
+        for one in self._listeners:
+            one.abort_handshakes()
+        for _ in self.core.sort_outboxes():
+            await asyncio.sleep(0)
+        for number, protocol in enumerate(list(self._driver.protocols), 1):
+            self._look_at(protocol)
             if not number % CHECKED_AT_ONCE:
                 await asyncio.sleep(0)
+
+    def _look_at(self, protocol: MqttProtocol) -> None:
+        arrival, connection, now = protocol.arrival, protocol.connection, self._driver.clock()
+        if connection is not None:
+            connection.limits_changed(now)
+        listening = self._listeners.get(arrival.listener)
+        if listening is None:  # of the broker's own process, or it is being disconnected
+            return
+        is_revoked = listening.has_revoked(arrival.ssl_object)
+        if connection is None:
+            if is_revoked:  # while it waits for a place
+                protocol.abort()
+        elif is_revoked:
+            revoke(connection.client, "its certificate is revoked", now)
+        else:
+            close_if_revoked(connection.client, now)
 
     def kept(self) -> tuple[int, int]:
         """Return `kept_by` the core."""
@@ -363,8 +435,7 @@ class Server:
     async def stop(self) -> None:
         """Stop listening, finish accepted work, disconnect the clients and free everything."""
         self._logger.info("stopping")
-        for listening in self._listening:
-            listening.close()
+        self._listeners.close()
         if self._host is not None:
             await self._host.pre_shutdown()
         await self._close_plugins()  # they commit, so that acknowledgements can still be sent
@@ -388,9 +459,8 @@ class Server:
         await plugins.close(Guard(self._logger, {}))
 
     async def _close_all(self) -> None:
-        for listening in self._listening:
-            listening.close()
-        self._listening.clear()
+        if hasattr(self, "_listeners"):
+            self._listeners.close()
         await self._close_plugins()
         if hasattr(self, "_reception"):
             self._reception.close()

@@ -12,7 +12,7 @@ from typing import Annotated, Final
 import typer
 
 from penstock.broker.config.command_line import CommandLine
-from penstock.broker.config.policy import load_policy
+from penstock.broker.config.policy import Policy, load_policy
 from penstock.broker.errors import ConfigError, ConfigProblem
 from penstock.broker.process.program import (
     Debug,
@@ -53,8 +53,17 @@ def proxy(
     if mode not in MODES:
         raise typer.BadParameter(f"read {mode!r}; allowed: {', '.join(MODES)}", param_hint="--mode")
     set_up_log(log_level, debug=debug)
-    service = Sidecar(load_proxy_config(config)) if mode == "sidecar" else edge_broker(config)
+    service = sidecar(config) if mode == "sidecar" else edge_broker(config)
     run_until_stopped(service)
+
+
+def sidecar(file: str) -> Sidecar:
+    """Return the proxy in front of a broker, by its file.
+
+    Raises:
+        ConfigError: the file is wrong.
+    """
+    return Sidecar(load_proxy_config(file), read_config=partial(load_proxy_config, file))
 
 
 def edge_broker(file: str) -> Server:
@@ -63,13 +72,17 @@ def edge_broker(file: str) -> Server:
     Raises:
         ConfigError: it does not, or is wrong in another way.
     """
+    return Server(_edge_policy(file), read_policy=partial(_edge_policy, file))
+
+
+def _edge_policy(file: str) -> Policy:
     policy = load_policy(file)
     if UPLINK not in policy.plugins:
         problem = ConfigProblem(
             "plugins", "no plugin uplink", "uplink, with the connection to the cloud's broker"
         )
         raise ConfigError(file, [problem])
-    return Server(policy)
+    return policy
 
 
 main = partial(exit_status, app, "penstock proxy")

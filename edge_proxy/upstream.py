@@ -31,6 +31,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar, cast
 from penstock.broker.config.listener_config import Tls
 from penstock.broker.config.secret_file import warn_of_readers
 from penstock.broker.errors import PenstockError
+from penstock.broker.extensions import Reload
 from penstock.broker.mqtt.enums import PacketType, ProtocolVersion
 from penstock.broker.mqtt.packets import Connect
 from penstock.broker.mqtt.reason_codes import CONNACK_RETURN_CODES, ReasonCode
@@ -374,17 +375,21 @@ class Upstreams:
         else:
             self.succeeded(upstream)
 
-    def reload(self) -> list[str]:
-        """Read the files of TLS again for later connections; return them as ``key file`` texts.
+    def reload(self) -> Reload:
+        """Read the files of TLS again, for later connections.
 
         Raises:
-            UpstreamError: a file cannot be used; the old ones stay in use.
+            UpstreamError: a file cannot be used.
         """
         keys = self._keys.tls
         if keys is None:
-            return []
-        self._context = new_context(keys, self._path)
-        return _as_tls(keys).files()
+            return Reload()
+        context = new_context(keys, self._path)
+
+        def apply() -> None:
+            self._context = context
+
+        return Reload(_as_tls(keys).files(), apply=apply)
 
     async def close(self) -> None:
         """End the checks; connections stay."""

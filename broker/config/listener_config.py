@@ -50,6 +50,9 @@ _TLS_KEYS: Final = ("crlfile", "require_certificate", "tls_minimum_version", "ci
 _WEBSOCKET_KEYS: Final = ("path", "allowed_origins")
 _TCP_KEYS: Final = ("unsent_bytes", "send_buffer_bytes", "congestion_control", "rto_max_seconds")
 
+SOCKET_KEYS: Final = (*_TCP_KEYS, "socket_mode")
+"""Keys that belong to the listening socket, which stays as it is while it listens."""
+
 _LONGEST_CONGESTION_CONTROL: Final = 15
 """Linux's names have at most so many characters (`TCP_CA_NAME_MAX` less the terminating one)."""
 
@@ -299,7 +302,9 @@ def _listener(name: str, keys: ListenerKeys, path: str, wrong: Wrong) -> Listene
     )
 
 
-def _part(keys: ListenerKeys, cls: type[ConnectionOptions | ClientCertificates]) -> dict[str, Any]:
+def _part(
+    keys: ConnectionOptions, cls: type[ConnectionOptions | ClientCertificates]
+) -> dict[str, Any]:
     """Return the keys that one of its base classes has."""
     return {field.name: getattr(keys, field.name) for field in fields(cls)}
 
@@ -405,6 +410,25 @@ def amqtt_keys(keys: ListenerKeys) -> dict[str, Any]:
     read = {key: own[key] for key in _AMQTT_KEYS}
     read["bind"] = None if keys.bind is None else bind_text(keys.bind)
     return read
+
+
+def listener_keys(listener: Listener) -> dict[str, Any]:
+    """Return the keys of the policy file that make a listener; None for those of no effect."""
+    keys: dict[str, Any] = _part(listener, ConnectionOptions)
+    address = listener.host or ("localhost" if listener.is_loopback else "")
+    keys["bind"] = (
+        show_address(address, listener.port)
+        if listener.socket_path is None
+        else f"{_UNIX}{listener.socket_path}"
+    )
+    keys["socket_mode"] = None if listener.socket_path is None else f"{listener.socket_mode:o}"
+    keys["type"] = "ws" if listener.is_websocket else "tcp"
+    keys["max_connections"] = listener.max_connections
+    keys["ssl"] = listener.tls is not None
+    if listener.tls is not None:
+        keys |= asdict(listener.tls)
+        keys["tls_minimum_version"] = keys.pop("minimum_version")
+    return keys
 
 
 def split_bind(bind: str, default_port: int = DEFAULT_PORT) -> tuple[str | None, int]:

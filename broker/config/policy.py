@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass as checked_dataclass
 
+from penstock.broker.config.changes import KeyPath, flatten
 from penstock.broker.config.checked_yaml import (
     FileReading,
     join,
@@ -25,6 +26,7 @@ from penstock.broker.config.checked_yaml import (
 from penstock.broker.config.key_types import STRICT, Size
 from penstock.broker.config.limits import Limits
 from penstock.broker.config.listener_config import (
+    SOCKET_KEYS,
     Listener,
     ListenerKeys,
     amqtt_keys,
@@ -32,11 +34,14 @@ from penstock.broker.config.listener_config import (
 )
 from penstock.broker.config.mqtt_options import MqttOptions
 from penstock.broker.errors import ConfigError
+from penstock.broker.message import SizeClass
 
 DEFAULT_SYS_INTERVAL = 10.0
 """Seconds; mosquitto has the same, so that its dashboards show the same."""
 
 T = TypeVar("T")
+
+LogLevelName: TypeAlias = Literal["debug", "info", "warning", "error"]
 
 _AMQTT_PERSISTENCE = {"amqtt.contrib.persistence.SessionDBPlugin"}
 """These plugins restore sessions themselves, and refuse to start where they find some."""
@@ -66,6 +71,18 @@ class Persistence:
     max_pending_bytes: Annotated[Size, Field(ge=1)] = 64 * 1024 * 1024
 
 
+@checked_dataclass(frozen=True, slots=True, config=STRICT)
+class LogOptions:
+    """The program's log; the keys under `log`.
+
+    Attributes:
+        level: the least level that is written. None: that of ``--log-level``, which goes before it
+            at the start.
+    """
+
+    level: LogLevelName | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Policy:
     """A whole policy file.
@@ -83,6 +100,7 @@ class Policy:
             client asked for; None for no such bound.
         sys_interval: seconds between two publications of `$SYS`; 0 for none.
         persistence: settings of the database, or None where nothing outlives the process.
+        log: settings of the log.
     """
 
     file: str
@@ -95,6 +113,51 @@ class Policy:
     session_expiry_interval: int | None
     sys_interval: float
     persistence: Persistence | None
+    log: LogOptions
+
+    def sizes_by_listener(self) -> dict[str, SizeClass]:
+        """Return the size class that the clients of a listener subscribe to, by its name."""
+        return {
+            name: listener.sizes
+            for name, listener in self.listeners.items()
+            if listener.sizes is not None
+        }
+
+    def values(self) -> dict[KeyPath, Any]:
+        """Return the keys of the file, without those of its plugins with a short name."""
+        flat: dict[KeyPath, Any] = {}
+        for key in _SECTIONS:
+            flat |= flatten(getattr(self, key), (key,))
+        for key in ("plugins", "auth", "topic_check"):
+            flat |= flatten((self.amqtt or {}).get(key), (key,))
+        return flat
+
+
+_SECTIONS: Final = (
+    "listeners",
+    "limits",
+    "mqtt",
+    "timeout_disconnect_delay",
+    "session_expiry_interval",
+    "sys_interval",
+    "persistence",
+    "log",
+)
+
+LIVE: Final[Mapping[KeyPath, bool]] = {
+    ("listeners",): True,
+    **{("listeners", "*", key): False for key in SOCKET_KEYS},
+    ("limits",): True,
+    ("limits", "plugin_events"): False,
+    ("mqtt",): True,
+    # A client that was told a number may use as many.
+    ("mqtt", "topic_alias_maximum"): False,
+    ("timeout_disconnect_delay",): True,
+    ("session_expiry_interval",): True,
+    ("sys_interval",): True,
+    ("log",): True,
+}
+"""Which keys of the policy file change live; plugins say it of their own."""
 
 
 @checked_dataclass(frozen=True, slots=True, config=STRICT)
@@ -116,6 +179,7 @@ class PolicyKeys:
             its client asks for.
         persistence: storage of sessions, their messages, retained messages and wills, which then
             outlive the process. None: they end with it.
+        log: the program's log.
     """
 
     listeners: dict[str, dict[str, Any] | None] | None = None
@@ -128,6 +192,7 @@ class PolicyKeys:
     timeout_disconnect_delay: Annotated[int, Field(ge=0)] | None = None
     session_expiry_interval: Annotated[int, Field(ge=0)] | None = None
     persistence: dict[str, Any] | None = None
+    log: dict[str, Any] | None = None
 
 
 def load_policy(path: str | Path) -> Policy:
@@ -168,11 +233,12 @@ class _Reading(FileReading):
             self.wrong(
                 "persistence", "nothing", "its keys, {} for their defaults, or no such section"
             )
+        log = self._section(LogOptions, keys.log or {}, "log")
         short, dotted = self._plugins(keys)
         if persistence is not None and persistence.durability != "memory":
             for name in _AMQTT_PERSISTENCE & dotted.keys():
                 self.wrong("persistence", f"{name} beside it", "one of the two")
-        if self.problems or limits is None or mqtt is None:
+        if self.problems or limits is None or mqtt is None or log is None:
             raise ConfigError(self.file, self.problems)
         sys_interval = keys.sys_interval
         return Policy(
@@ -186,6 +252,7 @@ class _Reading(FileReading):
             session_expiry_interval=keys.session_expiry_interval,
             sys_interval=DEFAULT_SYS_INTERVAL if sys_interval is None else sys_interval,
             persistence=persistence,
+            log=log,
         )
 
     def _section(self, cls: type[T], mapping: Mapping[str, Any], name: str) -> T | None:

@@ -43,11 +43,14 @@ class FastClient(Client):
         core, sender = self.core, self.sender
         self.fast_plans = core.plans_of(self.version)
         self.known_properties = b""
-        self.most_single_bytes = 0
-        if not core.limits.has_publish_rate:
-            self.most_single_bytes = min(JOIN_BELOW_BYTES, self.maximum_packet_size)
+        self.limits_changed()
         if sender.takes_copies and sender.aliases is None:
             self.outgoing.copy_maximum = min(sender.send_maximum, core.copy_maximum)
+
+    def limits_changed(self) -> None:
+        """Take single packets only where their rate is not limited."""
+        has_rate = self.core.limits.has_publish_rate
+        self.most_single_bytes = 0 if has_rate else min(JOIN_BELOW_BYTES, self.maximum_packet_size)
 
 
 class FastConnection(Connection):
@@ -76,5 +79,11 @@ class FastConnection(Connection):
             client.last_received = now
         else:
             Connection.receive_data(self, chunk, now)  # `super()` takes 0.1 us more
+
+    def limits_changed(self, now: float) -> None:
+        """Take the publish rate of the limits that were changed."""
+        super().limits_changed(now)
+        if self.client.is_open:
+            self.client.limits_changed()
 
     _receive_packets = staticmethod(receive_in_runs)

@@ -10,6 +10,7 @@ limit waits for a place.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Final
 
@@ -26,40 +27,44 @@ class Places:
     """The connections that one listener may have.
 
     Attributes:
-        is_limited: whether there is a limit.
-        waits: whether a connection above it waits; if False, it is refused.
+        waits: whether a connection above the limit waits; if False, it is refused.
         waiting: connections that wait for a place, in the order of their arrival.
     """
 
     def __init__(self, max_connections: int = 0, *, waits: bool = True) -> None:
-        """Begin with every place free.
+        """Begin with every place free; the arguments are those of `change`."""
+        self._n_taken = 0
+        self.waiting: dict[Place, None] = {}
+        self.change(max_connections, waits=waits)
+
+    def change(self, max_connections: int, *, waits: bool) -> None:
+        """Have more or fewer places; connections above a lower limit stay.
 
         Args:
             max_connections: places in all; 0 for no limit.
-            waits: whether a connection above the limit waits; if False, it is refused.
+            waits: as the attribute, for later connections.
         """
-        self._free = max_connections if max_connections > 0 else None
-        self.is_limited = self._free is not None
+        self._most = max_connections if max_connections > 0 else math.inf
         self.waits = waits
-        self.waiting: dict[Place, None] = {}
+        self._let_in()
 
     def take(self) -> bool:
         """Take one of the places; return whether one was free."""
-        if not self._free:
+        if self._n_taken >= self._most:
             return False
-        self._free -= 1
+        self._n_taken += 1
         return True
 
     def give_back(self) -> None:
-        """Give a place to the connection that has waited longest, or free it."""
-        if self._free is None:
-            return
-        if self.waiting:
+        """Free a place, for the connection that has waited longest."""
+        self._n_taken -= 1
+        self._let_in()
+
+    def _let_in(self) -> None:
+        while self.waiting and self.take():
             place = next(iter(self.waiting))
             del self.waiting[place]
             place.turn_has_come()
-        else:
-            self._free += 1
 
 
 class Place:
@@ -81,8 +86,6 @@ class Place:
         self.refusal: ReasonCode | None = None
         self.is_waiting = False
         self.on_turn: Callable[[], None] | None = None
-        if not places.is_limited:
-            return
         if places.take():
             self._places = places
         elif places.waits:
@@ -154,16 +157,26 @@ class Admission:
 
         Args:
             counters: where refusals are counted.
-            connections: limit of all connections at a time.
-            connections_per_address: limit for each address; None for no limit.
+            connections: as of `change`.
+            connections_per_address: the same.
         """
         self._counters = counters
-        self._limit = connections
-        self.counts_addresses = connections_per_address is not None
-        self._limit_per_address = connections_per_address or 0
+        self.change(connections, connections_per_address)
         self._per_address: dict[str, int] = {}
         self._n_refused = 0
         self.n_connections = 0
+
+    def change(self, connections: int, connections_per_address: int | None) -> None:
+        """Have other limits from now on; connections above a lower limit stay.
+
+        Args:
+            connections: limit of all connections at a time.
+            connections_per_address: limit for each address; None for no limit. Connections count
+                for their address from the first limit on.
+        """
+        self._limit = connections
+        self.counts_addresses = connections_per_address is not None
+        self._limit_per_address = connections_per_address or 0
 
     def enter(self, places: Places) -> Place | None:
         """Return a place for a connection that was just accepted.
@@ -177,7 +190,7 @@ class Admission:
         if self.n_connections - self._n_refused >= self._limit:
             return self._refused("all", Place(self, _OPEN), ReasonCode.SERVER_BUSY)
         place = Place(self, places)
-        if places.is_limited and place._places is None:  # noqa: SLF001 (same module)
+        if place._places is None:  # noqa: SLF001 (same module)
             return self._refused("listener", place, ReasonCode.SERVER_BUSY)
         self.n_connections += 1
         return place

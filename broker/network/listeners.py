@@ -11,9 +11,9 @@ import os
 import socket
 import ssl
 import stat
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from penstock.broker.config.listener_config import Listener, Tls, show_address
 from penstock.broker.config.secret_file import warn_of_readers
@@ -98,12 +98,27 @@ class ProxyHeaderLayer(Layer):
             self.arrival.fail("proxy_header", "left without a header", is_loud=False)
 
 
+class _TlsFiles(NamedTuple):
+    """What was read of a listener's files of TLS.
+
+    Attributes:
+        context: for new connections.
+        certificate: the text of the certificate.
+        revoked: the revocation lists.
+    """
+
+    context: ssl.SSLContext
+    certificate: str
+    revoked: list[RevocationList]
+
+
 class Listening:
     """One listener with its sockets.
 
     Attributes:
         listener: the listener from the policy file.
         address: (host, port) it is bound to; (path, 0) for a Unix socket.
+        maximum_packet_size: bytes of the largest packet that a client may send.
     """
 
     def __init__(
@@ -114,7 +129,7 @@ class Listening:
         *,
         maximum_packet_size: int,
     ) -> None:
-        """Prepare a listener; `open` binds it.
+        """Prepare a listener; `bind` and `serve` open it.
 
         Args:
             listener: the listener from the policy file.
@@ -127,17 +142,16 @@ class Listening:
         self.address = ("", 0)
         self._reception = reception
         self._new_mqtt_protocol = new_protocol
-        self._maximum_packet_size = maximum_packet_size
+        self.maximum_packet_size = maximum_packet_size
         self._places = Places(listener.max_connections, waits=listener.when_full == "wait")
-        self._revoked: list[RevocationList] = []
-        self._context: ssl.SSLContext | None = None
-        self._certificate = ""
+        self._files: _TlsFiles | None = None
         self._websocket_layer: type[WebSocketLayer] | None = None
         self._inode = 0
+        self._sockets: list[socket.socket] = []
         self._servers: list[asyncio.Server] = []
 
-    async def open(self) -> None:
-        """Read the files of TLS, bind and listen.
+    async def bind(self) -> None:
+        """Read the files of TLS, bind and listen; clients wait until `serve`.
 
         Raises:
             ListenError: an address or file cannot be used.
@@ -145,23 +159,40 @@ class Listening:
         listener = self.listener
         if listener.tls is not None:
             try:
-                self._context, self._certificate = self._read_files(listener.tls)
+                self._files = self._read_files(listener, listener.tls)
             except (TlsFilesError, OSError) as error:
                 raise ListenError(f"listener {listener.name}: {error}") from error
         elif listener.unused_certfile is not None:
             unused = listener.unused_certfile
             self._log(f"certfile {unused} is not used: without ssl: true there is no TLS")
-        if listener.is_websocket:
-            # Its library costs time and memory, and most brokers have no such listener.
-            from penstock.broker.network.websocket import WebSocketLayer  # noqa: PLC0415
-
-            self._websocket_layer = WebSocketLayer
+        self._websocket_layer = _layer_of(listener)
         if listener.socket_path is not None:
-            await self._open_unix(listener.socket_path)
+            self._bind_unix(listener.socket_path)
         else:
-            await self._open_tcp()
+            await self._bind_tcp()
 
-    async def _open_tcp(self) -> None:
+    async def serve(self) -> None:
+        """Accept clients.
+
+        Raises:
+            ListenError: the system does not let it.
+        """
+        loop = asyncio.get_running_loop()
+        sockets, self._sockets = self._sockets, []
+        is_unix = self.listener.socket_path is not None
+        create = loop.create_unix_server if is_unix else loop.create_server
+        for sock in sockets:
+            try:
+                server = await create(self._new_protocol, sock=sock, backlog=BACKLOG)
+            except OSError as error:
+                sock.close()
+                raise ListenError(f"listener {self.listener.name}: {error}") from error
+            self._servers.append(server)
+            name = sock.getsockname()
+            shown = f"unix:{self.listener.socket_path}" if is_unix else show_address(*name[:2])
+            self._log(f"listening on {shown}", logging.INFO)
+
+    async def _bind_tcp(self) -> None:
         listener = self.listener
         where = f"{listener.host or '*'}:{listener.port}"
         plan = self._plan_retransmissions()
@@ -173,20 +204,17 @@ class Listening:
                 type=socket.SOCK_STREAM,
                 flags=0 if listener.is_loopback else socket.AI_PASSIVE,
             )
-            for sock in _bound_sockets(dict.fromkeys(found), listener, plan):
-                self._servers.append(
-                    await loop.create_server(self._new_protocol, sock=sock, backlog=BACKLOG)
-                )
-                host, port = sock.getsockname()[:2]
-                self._log(f"listening on {show_address(host, port)}", logging.INFO)
-                if self.address == ("", 0):
-                    self.address = (host, port)
+            self._sockets = _bound_sockets(dict.fromkeys(found), listener, plan)
+            for sock in self._sockets:
+                sock.listen(BACKLOG)
         except CongestionControlError as error:
             raise ListenError(f"listener {listener.name}: {error}") from error
         except OSError as error:
             raise ListenError(f"listener {listener.name}: cannot bind {where}: {error}") from error
-        if not self._servers:
+        if not self._sockets:
             raise ListenError(f"listener {listener.name}: cannot bind {where}: no such address")
+        host, port = self._sockets[0].getsockname()[:2]
+        self.address = (host, port)
 
     def _plan_retransmissions(self) -> Retransmissions | None:
         """Return options for retransmissions; None for those of the kernel."""
@@ -200,7 +228,7 @@ class Listening:
             self._reception.orphan_timeouts_ms[listener.name] = plan.orphan_ms
         return plan
 
-    async def _open_unix(self, path: str) -> None:
+    def _bind_unix(self, path: str) -> None:
         listener = self.listener
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -208,89 +236,98 @@ class Listening:
             sock.bind(path)
             os.chmod(path, listener.socket_mode)  # noqa: PTH101 (before a client can connect)
             self._inode = os.stat(path).st_ino  # noqa: PTH116 (text is what bind takes)
-            server = await asyncio.get_running_loop().create_unix_server(
-                self._new_protocol, sock=sock, backlog=BACKLOG
-            )
+            sock.listen(BACKLOG)
         except OSError as error:
             sock.close()
             raise ListenError(
                 f"listener {listener.name}: cannot bind unix:{path}: {error}"
             ) from error
-        self._servers.append(server)
+        self._sockets.append(sock)
         self.address = (path, 0)
-        self._log(f"listening on unix:{path}", logging.INFO)
 
-    def _read_files(self, tls: Tls) -> tuple[ssl.SSLContext, str]:
-        """Return a context and the text of the certificate that it has."""
-        return self._new_context(tls), Path(tls.certfile).read_text("latin-1")
-
-    def _new_context(self, tls: Tls) -> ssl.SSLContext:
-        protocols = ALPN_WEBSOCKET if self.listener.is_websocket else ALPN_MQTT
+    def _read_files(self, listener: Listener, tls: Tls) -> _TlsFiles:
+        """Read the files of TLS; a long revocation list takes a while."""
+        protocols = ALPN_WEBSOCKET if listener.is_websocket else ALPN_MQTT
         context = make_context(tls, protocols)
         warn_of_readers(f"listener {self.listener.name}: keyfile", tls.keyfile)
         problem = problem_of_certificate(context, tls)
         if problem is not None:
             self._log(f"certfile {tls.certfile}: {problem}: clients will refuse it")
-        self._revoked = revocation_lists(tls)
+        revoked = revocation_lists(tls)
         now = dt.datetime.now(dt.UTC)
-        if any(one.next_update is not None and one.next_update < now for one in self._revoked):
+        if any(one.next_update is not None and one.next_update < now for one in revoked):
             self._log(
                 f"crlfile {tls.crlfile}: a list in it has expired: all certificates of its "
                 "authority are refused"
             )
-        return context
+        return _TlsFiles(context, Path(tls.certfile).read_text("latin-1"), revoked)
 
     def _log(self, text: str, level: int = logging.WARNING) -> None:
         self._reception.logger.log(level, "listener %s: %s", self.listener.name, text)
 
     def has_revoked(self, ssl_object: ssl.SSLObject | None) -> bool:
         """Say whether a client has shown a certificate that is revoked."""
-        if not self._revoked or ssl_object is None:
+        revoked = [] if self._files is None else self._files.revoked
+        if not revoked or ssl_object is None:
             return False
         certificate = ssl_object.getpeercert(binary_form=True)
-        return certificate is not None and is_revoked(self._revoked, certificate)
+        return certificate is not None and is_revoked(revoked, certificate)
 
     def abort_handshakes(self) -> None:
         """Drop connections in their handshake, so that none passes by an old revocation list."""
-        if not self._revoked:
+        if self._files is None or not self._files.revoked:
             return
         for arrival in list(self._reception.in_layers):
             if arrival.listener == self.listener.name:
                 arrival.transport.abort()
 
-    async def reload(self) -> list[str] | None:
-        """Reload the files of TLS for later connections; a long revocation list takes a while.
+    async def reload(self, listener: Listener) -> Callable[[], None]:
+        """Read the files of TLS and take other keys; the address stays.
+
+        Args:
+            listener: this listener, as it is to be for later connections.
 
         Returns:
-            The files, as ``key file`` texts; None where they cannot be used: that is logged, and
-            the old ones stay in use.
+            What makes it count.
+
+        Raises:
+            PenstockError: a file cannot be used.
+            OSError: the same.
         """
-        tls = self.listener.tls
-        if tls is None:
-            return []
-        try:
-            newer, certificate = await asyncio.to_thread(self._read_files, tls)
-            before, after = await asyncio.to_thread(
-                lambda: [key_algorithm(text) for text in (self._certificate, certificate)]
-            )
-        except (TlsFilesError, OSError) as error:  # a file may be deleted while it is read
-            self._log(f"{error}; its old files stay in use", logging.ERROR)
-            return None
-        if self._context is not None and before and before == after:
-            newer = renewed(self._context, newer, tls)
-        self._context, self._certificate = newer, certificate
-        return tls.files()
+        tls, before = listener.tls, self._files
+        layer = _layer_of(listener)
+        files: _TlsFiles | None = None
+        is_same_kind = False
+        if tls is not None:
+            files = await asyncio.to_thread(self._read_files, listener, tls)
+            if before is not None and tls == self.listener.tls:
+                kinds = await asyncio.to_thread(
+                    lambda: [key_algorithm(each.certificate) for each in (before, files)]
+                )
+                is_same_kind = bool(kinds[0]) and kinds[0] == kinds[1]
+
+        def apply() -> None:
+            newer = files
+            if is_same_kind and before is not None and newer is not None and tls is not None:
+                newer = newer._replace(context=renewed(before.context, newer.context, tls))
+            self.listener, self._files, self._websocket_layer = listener, newer, layer
+            self._places.change(listener.max_connections, waits=listener.when_full == "wait")
+
+        return apply
 
     def close(self) -> None:
         """Stop listening; connections stay."""
         path = self.listener.socket_path
-        if path is not None and self._servers:
+        if path is not None and (self._servers or self._sockets):
             with contextlib.suppress(OSError):
                 if os.stat(path).st_ino == self._inode:  # noqa: PTH116 (text is what bind takes)
                     os.unlink(path)  # noqa: PTH108 (the same)
         for server in self._servers:
             server.close()
+        for sock in self._sockets:
+            sock.close()
         self._servers.clear()
+        self._sockets.clear()
 
     def _new_protocol(self) -> asyncio.Protocol:
         """Return the protocol for a connection that was just accepted."""
@@ -300,31 +337,22 @@ class Listening:
         )
         protocol = self._new_mqtt_protocol(arrival)
         if self._websocket_layer is not None:
-            protocol = self._websocket_layer(protocol, arrival, listener, self._maximum_packet_size)
-        if self._context is not None:
-            protocol = TlsLayer(protocol, arrival, self._context)
+            protocol = self._websocket_layer(protocol, arrival, listener, self.maximum_packet_size)
+        if self._files is not None:
+            protocol = TlsLayer(protocol, arrival, self._files.context)
         if listener.proxy_protocol:
             protocol = ProxyHeaderLayer(protocol, arrival)
         return protocol
 
 
-async def reload_files(listening: Iterable[Listening]) -> tuple[list[str], list[str]]:
-    """Reload the files of all listeners' TLS.
+def _layer_of(listener: Listener) -> type[WebSocketLayer] | None:
+    """Return the layer of WebSocket, where a listener has it."""
+    if not listener.is_websocket:
+        return None
+    # Its library costs time and memory, and most brokers have no such listener.
+    from penstock.broker.network.websocket import WebSocketLayer  # noqa: PLC0415
 
-    Returns:
-        (what was read, as ``listeners.NAME.key file`` texts; keys of listeners whose files cannot
-        be used).
-    """
-    read: list[str] = []
-    failed: list[str] = []
-    for one in listening:
-        path = f"listeners.{one.listener.name}"
-        files = await one.reload()
-        if files is None:
-            failed.append(path)
-        else:
-            read += [f"{path}.{file}" for file in files]
-    return read, failed
+    return WebSocketLayer
 
 
 def _bound_socket(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
 from penstock.broker.operations.client_rows import report_of, row_of
@@ -10,7 +10,7 @@ from penstock.broker.operations.client_rows import report_of, row_of
 if TYPE_CHECKING:
     from penstock.broker.client_report import ClientReport
     from penstock.broker.counters import Metric
-    from penstock.broker.operations_contract import ClientRow
+    from penstock.broker.operations_contract import ClientRow, Reloaded
     from penstock.broker.sessions.broker_state import Core
 
 
@@ -25,10 +25,22 @@ class BrokerOperations:
         """
         self._clock = clock
         self._core: Core | None = None
+        self._reload: Callable[[], Awaitable[Reloaded]] | None = None
 
-    def attach(self, core: Core) -> None:
-        """Show this core from now on."""
+    def attach(self, core: Core, reload: Callable[[], Awaitable[Reloaded]] | None = None) -> None:
+        """Show this core from now on.
+
+        Args:
+            core: of the broker.
+            reload: reads all files of the program again.
+        """
         self._core = core
+        self._reload = reload
+
+    async def reload(self) -> Reloaded:
+        """Read all files again, as at SIGHUP."""
+        assert self._reload is not None  # noqa: S101 (for the type checker)
+        return await self._reload()
 
     # -- clients ------------------------------------------------------------------------------
 

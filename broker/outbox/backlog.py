@@ -51,9 +51,18 @@ class Backlog:
 
     def __post_init__(self) -> None:
         """Compute what each message is compared with."""
+        self.change(self.most_messages, self.most_bytes)
+
+    def change(self, most_messages: int, most_bytes: int) -> None:
+        """Have other limits from now on."""
+        self.most_messages, self.most_bytes = most_messages, most_bytes
         self._near_bytes = self.most_bytes - _MOST_TEXT_BYTES
         self._half_messages = self.most_messages // 2
         self._half_bytes = self.most_bytes // 2
+        if self.n_bytes > self._half_bytes or self.n_messages > self._half_messages:
+            self.over_half.add(self)
+        else:
+            self.over_half.discard(self)
 
     @classmethod
     def of(cls, most_messages: int | None, most_bytes: int | None) -> Backlog | None:

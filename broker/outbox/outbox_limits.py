@@ -85,8 +85,7 @@ class OutboxLimits:
     def __post_init__(self) -> None:
         """Find out once what each message asks for."""
         gate, guard = self.gate, self.guard
-        self.half_messages = self.max_messages // 2
-        self.half_bytes = self.max_bytes // 2
+        self.change(self.max_messages, self.max_bytes, drops_oldest=self.drops_oldest)
         if self.backlog is not None:
             self.backlog.over_half = self.over_half
         self.keeps_topics = gate.keeps_topics
@@ -95,12 +94,23 @@ class OutboxLimits:
         self.default_threshold_s = None if has_threshold else DEFAULT_THRESHOLD_S
         self.is_first = guard.over(gate, overridden(gate.is_first, DeliveryGate.is_first), False)
         self.is_large = guard.over(gate, overridden(gate.is_large, DeliveryGate.is_large), True)
-        self.record = WithholdingRecord(gate.policy_name or type(gate).__name__, self.logger)
+        self.record = WithholdingRecord("", self.logger)
+        self.gate_changed()
         self.observe = guard.over(gate, overridden(gate.observe, DeliveryGate.observe), None)
         sent = overridden(gate.large_sent, DeliveryGate.large_sent)
         self.large_sent = guard.over(gate, sent, None)
         acknowledged = overridden(gate.large_acknowledged, DeliveryGate.large_acknowledged)
         self.large_acknowledged = guard.over(gate, acknowledged, False)
+
+    def change(self, max_messages: int, max_bytes: int, *, drops_oldest: bool) -> None:
+        """Have other limits from now on; `over_half` is left to the caller."""
+        self.max_messages, self.half_messages = max_messages, max_messages // 2
+        self.max_bytes, self.half_bytes = max_bytes, max_bytes // 2
+        self.drops_oldest = drops_oldest
+
+    def gate_changed(self) -> None:
+        """Count decisions under the name of the gate's policy from now on."""
+        self.record.policy = self.gate.policy_name or type(self.gate).__name__
 
     def of_one(
         self, *, max_messages: int, max_bytes: int, drops_oldest: bool, refuses: bool = False
@@ -108,9 +118,7 @@ class OutboxLimits:
         """Return the rules of one outbox that has limits of its own; all else is shared."""
         rules = copy(self)
         rules.is_of_one = True
-        rules.max_messages, rules.half_messages = max_messages, max_messages // 2
-        rules.max_bytes, rules.half_bytes = max_bytes, max_bytes // 2
-        rules.drops_oldest = drops_oldest
+        rules.change(max_messages, max_bytes, drops_oldest=drops_oldest)
         rules.refuses = refuses
         if refuses:  # each message is to be looked at: its limits may be narrow
             rules.over_half.add(None)

@@ -97,6 +97,11 @@ class BoundedHandler(logging.StreamHandler[TextIO]):
                 )
 
 
+def set_level(level: str) -> None:
+    """Set the least level that the process logs: ``debug``, ``info``, ``warning``, ``error``."""
+    logging.getLogger().setLevel(level.upper())
+
+
 def log_to_stderr(level: str) -> None:
     """Send the log of the whole process to standard error.
 

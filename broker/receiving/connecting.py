@@ -466,6 +466,14 @@ def revoke(client: Client, why: str, now: float) -> None:
     client.close(ReasonCode.NOT_AUTHORIZED, now)
 
 
+def leave_listener(client: Client, now: float) -> None:
+    """Disconnect a client whose listener was closed; its session stays."""
+    client.core.logger.info(
+        "%s: disconnected: listener %s was closed", client.peer(), client.listener
+    )
+    client.close(ReasonCode.ADMINISTRATIVE_ACTION, now, reason_string="the listener was closed")
+
+
 def _holds(client: Client) -> bool:
     ask = client.holds
     return ask is None or client.core.guard.call("access control, holds", ask, otherwise=False)

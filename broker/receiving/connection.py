@@ -340,6 +340,11 @@ class Connection:
 
     # -- receiving ------------------------------------------------------------------------
 
+    def limits_changed(self, now: float) -> None:
+        """Take the publish rate of the limits that were changed."""
+        limits = self.client.core.limits
+        self._rate = RateLimit(limits, now) if limits.has_publish_rate else None
+
     def _receive_at_rate(self, rate: RateLimit, data: bytes, now: float) -> None:
         """Handle what the client's publish rate allows now, and the rest when it does.
 

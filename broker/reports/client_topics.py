@@ -79,6 +79,11 @@ class ClientTopics:
         self._core.on_sys_subscribed = self._subscribed
         self._work.start(now + interval, interval)
 
+    def stop(self) -> None:
+        """Publish no more."""
+        self._core.on_sys_subscribed = None
+        self._work.stop()
+
     def _subscribed(self, topic_filter: str) -> None:
         """Publish a client's documents soon if a SUBSCRIBE named it."""
         if not topic_filter.startswith(f"{ROOT}/"):

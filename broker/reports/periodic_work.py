@@ -9,11 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 
-from penstock.broker.timers import Timers
+from penstock.broker.timers import Timer, Timers
 
 
 class PeriodicWork:
-    """One kind of work, done in rounds of slices."""
+    """One kind of work, done in rounds of slices.
+
+    Attributes:
+        period: seconds from the start of one round to the start of the next; a change counts from
+            the next round on.
+    """
 
     def __init__(
         self,
@@ -33,7 +38,8 @@ class PeriodicWork:
         self._work = work
         self._on_error = on_error
         self._slices: Generator[float, float, None]
-        self._period = 0.0
+        self._timer: Timer | None = None
+        self.period = 0.0
         self._next_round_at = 0.0
 
     def start(self, at: float, period: float) -> None:
@@ -44,21 +50,27 @@ class PeriodicWork:
             period: seconds from the start of one round to the start of the next. A round that takes
                 longer is followed by the next one at once.
         """
-        self._period = period
-        self._timers.at(at, self._begin_round)
+        self.period = period
+        self._timer = self._timers.at(at, self._begin_round)
 
     def begin(self, now: float, period: float) -> None:
         """Do the first slice of the first round now; otherwise like `start`."""
-        self._period = period
+        self.period = period
         self._begin_round(now)
 
+    def stop(self) -> None:
+        """Do no more; `start` or `begin` starts it again."""
+        if self._timer is not None:
+            self._timer.cancel()
+
     def _begin_round(self, now: float) -> None:
-        self._next_round_at = now + self._period
+        self._next_round_at = now + self.period
         self._slices = self._work(now)
         self._slice(now, is_first=True)
 
     def _slice(self, now: float, *, is_first: bool = False) -> None:
         next_round = self._timers.at(max(now, self._next_round_at), self._begin_round)
+        self._timer = next_round
         try:
             again_at = next(self._slices) if is_first else self._slices.send(now)
         except StopIteration:
@@ -67,4 +79,4 @@ class PeriodicWork:
             self._on_error(error)
             return
         next_round.cancel()
-        self._timers.at(again_at, self._slice)
+        self._timer = self._timers.at(again_at, self._slice)

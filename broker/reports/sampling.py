@@ -50,6 +50,8 @@ class Sampling:
 
     def _sample_all(self, now: float) -> Generator[float, float, None]:
         """Sample every subscriber once, as work for `PeriodicWork`."""
+        if self._sampler.period is not None:  # it may have changed
+            self._work.period = self._period = self._sampler.period
         end = now + self._period
         waiting = list(self._core.sessions)
         waiting.reverse()

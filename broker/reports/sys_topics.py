@@ -136,6 +136,10 @@ class SysTopics:
         """
         self._work.begin(now, interval)
 
+    def stop(self) -> None:
+        """Publish no more; what is retained stays."""
+        self._work.stop()
+
     def _publish(self, now: float) -> Generator[float, float, None]:
         """Publish what has changed, as work for `PeriodicWork`."""
         self._totals = Totals(self._core)

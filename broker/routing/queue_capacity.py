@@ -25,7 +25,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
@@ -98,6 +98,9 @@ LOG_SECONDS: Final = 60.0
 LOGGED_SESSIONS: Final = 16
 """While no more sessions are full, each is logged; of further ones, each doubling of the number.
 Very many lines at once block the loop."""
+
+_NARROW: Final = "narrow limits"
+"""Is in `OutboxLimits.over_half` while the room for each message is to be computed."""
 
 _SLACK_BYTES: Final = 1024 * 1024
 """More memory than one message takes besides what counts as its size."""
@@ -178,17 +181,13 @@ class QueueCapacity:
             rejects: as the attribute.
             seconds: how long publishers wait for one session; None for as long as it is full.
         """
-        self.rejects = rejects
         self.waiting: dict[Publisher, None] = {}
         self.each_bytes = HELD_BYTES
-        self.over_half = core.outbox_rules.over_half if rejects else frozenset[object]()
-        if rejects and (core.copies_payloads or not _are_wide(core.outbox_rules)):
-            core.outbox_rules.over_half.add(None)
         self._held_bytes = 0
         self._n_looked = 0
         self._core = core
         self._rules = core.outbox_rules
-        self._seconds = seconds
+        self.change(rejects=rejects, seconds=seconds)
         self._full: dict[Subscriber | None, float] = {}
         self._given_up: set[Subscriber | None] = set()
         self._drops_logged_since = -math.inf
@@ -196,6 +195,21 @@ class QueueCapacity:
         self._drops: dict[str, _Drops] = {}
         self._trying: set[Publisher] = set()
         self._timer: Timer | None = None
+
+    def change(self, *, rejects: bool, seconds: float | None) -> None:
+        """Take other limits, those of the outboxes' rules included; arguments as at the beginning.
+
+        Publishers that wait are tried again.
+        """
+        rules = self._rules
+        self.rejects, self._seconds = rejects, seconds
+        self.over_half: Collection[object] = rules.over_half if rejects else ()
+        if rejects and (self._core.copies_payloads or not _are_wide(rules)):
+            rules.over_half.add(_NARROW)
+        else:
+            rules.over_half.discard(_NARROW)
+        if self.waiting:
+            self._look_at(-math.inf)
 
     @property
     def n_held(self) -> int:

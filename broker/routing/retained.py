@@ -109,8 +109,8 @@ class RetainedMessages:
         self._n_sets = 0
         self._timers = timers if timers is not None else Timers()
         self._expiries: dict[str, Timer] = {}
-        self._max_messages = max_messages
-        self._max_bytes = max_bytes
+        self.max_messages = max_messages
+        self.max_bytes = max_bytes
         self.by_topic: dict[str, Message] = {}
         self.n_limited = 0
         self.n_bytes = self.level_bytes = 0
@@ -144,8 +144,8 @@ class RetainedMessages:
 
     def _fits(self, message: Message, n_messages: int, n_bytes: int, _: int) -> bool:
         return (
-            self.n_limited + n_messages <= self._max_messages
-            and self.n_bytes + n_bytes <= self._max_bytes
+            self.n_limited + n_messages <= self.max_messages
+            and self.n_bytes + n_bytes <= self.max_bytes
         ) or _is_own(message)
 
     def set(self, message: Message, *, is_restored: bool = False) -> bool:

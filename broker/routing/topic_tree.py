@@ -302,6 +302,12 @@ class TopicTree:
         self.n_bytes = 0
         self.on_plans_void: Callable[[], None] = lambda: None
 
+    def change(self, most_plan_bytes: int, most_payload_bytes: int) -> None:
+        """Have other limits, as at the beginning, and ask anew which messages are large."""
+        self._most_plan_bytes = most_plan_bytes
+        self._most_payload_bytes = most_payload_bytes
+        self.void_plans()
+
     def add(self, subscription: Subscription) -> bool:
         """Add or replace a session's subscription to a filter [MQTT-3.8.4-3].
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import sys
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
 
@@ -56,6 +56,13 @@ ARRIVAL_SECONDS: Final = 0.125
 """Messages that arrive in the same eighth of a second share one float object. With a float for each
 chunk, a backlog of 100,000 messages had 2,000, and each page that held one kept a MiB from being
 returned to the system. An eighth is exact as a binary number."""
+
+
+SORTED_AT_ONCE: Final = 1_000
+"""So many outboxes are looked at before others are served: a millisecond's work."""
+
+_UNSORTED: Final = "changed limits"
+"""Is in `OutboxLimits.over_half` until `Core.sort_outboxes` has ended."""
 
 
 class Core(CoreContext):
@@ -157,7 +164,7 @@ class Core(CoreContext):
         self.why_away: dict[str, Callable[[], str]] = {}
         self.retained = RetainedMessages(
             limits.retained_messages,
-            sys.maxsize if limits.retained_bytes is None else limits.retained_bytes,
+            _or_none(limits.retained_bytes),
             timers=self.timers,
         )
         self.tree = TopicTree(
@@ -176,7 +183,7 @@ class Core(CoreContext):
             self.options,
             logger,
         )
-        self.received = ReceivedBytes(limits.total_received_bytes or sys.maxsize)
+        self.received = ReceivedBytes(_or_none(limits.total_received_bytes))
         self.room = QueueCapacity(
             self, rejects=limits.queue_full == "reject", seconds=limits.queue_full_seconds
         )
@@ -190,6 +197,63 @@ class Core(CoreContext):
         self.journal: Journal | None = None
         self.router = Router(self, self.tree, self.retained, self.sessions.get)
         self._arrived_at = -math.inf
+
+    def change(
+        self,
+        limits: Limits,
+        options: MqttOptions,
+        *,
+        session_expiry_limit: float | None,
+        keep_alive_grace: float,
+        sizes_by_listener: Mapping[str, SizeClass],
+    ) -> None:
+        """Have other limits and options from now on; arguments are as at the beginning.
+
+        What a client was told in its CONNACK holds for as long as it is connected. `sort_outboxes`
+        is to follow.
+        """
+        rules = self.outbox_rules
+        self.limits, self.options = limits, options
+        self.most_payload_bytes = limits.most_payload_bytes
+        self.session_expiry_limit = session_expiry_limit
+        self.keep_alive_grace = keep_alive_grace
+        self.sizes_by_listener = sizes_by_listener
+        self.is_restricted = is_restricted(options)
+        rules.change(
+            limits.queued_messages,
+            limits.queued_bytes,
+            drops_oldest=limits.queue_full == "drop_oldest",
+        )
+        if rules.backlog is not None:
+            rules.backlog.change(
+                _or_none(limits.total_queued_messages), _or_none(limits.total_queued_bytes)
+            )
+        rules.over_half.add(_UNSORTED)
+        self.room.change(rejects=limits.queue_full == "reject", seconds=limits.queue_full_seconds)
+        self.retained.max_messages = limits.retained_messages
+        self.retained.max_bytes = _or_none(limits.retained_bytes)
+        self.tree.change(limits.plan_bytes, limits.most_payload_bytes)
+        self.sessions.quota.change(limits)
+        self.logins.change(limits)
+        self.received.most_bytes = _or_none(limits.total_received_bytes)
+        self.lanes.change(options)
+
+    def gate_changed(self) -> None:
+        """Ask anew which messages are large, and for the name of the gate's policy."""
+        self.outbox_rules.gate_changed()
+        self.tree.void_plans()
+
+    def sort_outboxes(self) -> Iterator[None]:
+        """Find out anew which outboxes are more than half full; yields between slices of sessions.
+
+        Until it has ended, the room for each message is computed.
+        """
+        for number, session in enumerate(list(self.sessions), 1):
+            if not session.is_unused:
+                session.outbox.rules = session.outbox.rules
+            if not number % SORTED_AT_ONCE:
+                yield
+        self.outbox_rules.over_half.discard(_UNSORTED)
 
     def arrived_at(self, now: float, sinks: Sequence[MessageSink] = ()) -> float:
         """Return the arrival time that is stored with a message.
@@ -223,6 +287,11 @@ class Core(CoreContext):
             if not session.is_unused:
                 total.add(session.settle_direct())
         return total
+
+
+def _or_none(limit: int | None) -> int:
+    """Return a limit; None stands for none."""
+    return sys.maxsize if limit is None else limit
 
 
 class CoreSinks:

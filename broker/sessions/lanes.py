@@ -124,8 +124,7 @@ class Lanes:
             options: the same; say when a lane is taken over.
             logger: the same.
         """
-        self._takeover_seconds = options.lane_takeover_seconds
-        self._give_up_seconds = options.lane_give_up_seconds
+        self.change(options)
         self._session_of = sessions
         self._close = close
         self._broker_timers = timers
@@ -138,6 +137,11 @@ class Lanes:
         self._takers: dict[str, str] = {}
         self._pacers: dict[str, Pacer] = {}
         self.has_lanes = False
+
+    def change(self, options: MqttOptions) -> None:
+        """Take the options that say when a lane is taken over, for those that go away later."""
+        self._takeover_seconds = options.lane_takeover_seconds
+        self._give_up_seconds = options.lane_give_up_seconds
 
     def asked(
         self, client_id: str, username: str | None, user_properties: Sequence[tuple[str, str]]

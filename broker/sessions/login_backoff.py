@@ -134,15 +134,19 @@ class LoginBackoff:
         Args:
             limits: the keys that begin with `login`; a count that is None is no limit.
         """
-        self._per_pair = limits.login_failures
-        self._per_address = limits.login_failures_per_address
-        self._per_user = limits.login_failures_per_user
-        self._longest = limits.login_backoff_seconds
+        self.change(limits)
         self._pairs: OrderedDict[int, _Pair] = OrderedDict()
         self._addresses: OrderedDict[int, _InHand] = OrderedDict()
         self._users: OrderedDict[int, _InHand] = OrderedDict()
         self._good: OrderedDict[int, None] = OrderedDict()
         self._now = -math.inf
+
+    def change(self, limits: Limits) -> None:
+        """Have other limits, as at the beginning; what was counted stays."""
+        self._per_pair = limits.login_failures
+        self._per_address = limits.login_failures_per_address
+        self._per_user = limits.login_failures_per_user
+        self._longest = limits.login_backoff_seconds
 
     def begin(
         self, address: str, username: str | None, password: bytes | None, now: float

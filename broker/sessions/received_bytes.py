@@ -39,6 +39,7 @@ class ReceivedBytes:
 
     Attributes:
         n_bytes: held by all of them.
+        most_bytes: limit of `n_bytes`; a lower one counts from the next `count` on.
     """
 
     def __init__(self, most_bytes: int) -> None:
@@ -47,7 +48,7 @@ class ReceivedBytes:
         Args:
             most_bytes: limit of `n_bytes`.
         """
-        self._most_bytes = most_bytes
+        self.most_bytes = most_bytes
         self._holders: dict[Receiving, int] = {}
         self.n_bytes = 0
 
@@ -64,13 +65,13 @@ class ReceivedBytes:
             return
         self._holders[client] = n_bytes
         self.n_bytes += n_bytes
-        while self.n_bytes > self._most_bytes:
+        while self.n_bytes > self.most_bytes:
             largest = max(self._holders, key=lambda c: (not c.is_open, self._holders[c]))
             held = self._holders[largest]
             self.forget(largest)
             largest.peer_failed(
                 ProtocolError(
-                    f"{held} bytes of incomplete packets; allowed: {self._most_bytes} of "
+                    f"{held} bytes of incomplete packets; allowed: {self.most_bytes} of "
                     "all connections",
                     ReasonCode.QUOTA_EXCEEDED,
                 ),

@@ -45,12 +45,16 @@ class SessionQuota:
     """
 
     def __init__(self, limits: Limits) -> None:
+        self.change(limits)
+        self.of_user: dict[str, int] = {}
+        self.of_address: dict[str, int] = {}
+
+    def change(self, limits: Limits) -> None:
+        """Have other limits; one for each user or address counts sessions from its first on."""
         self._limits = limits
         self.is_limited = (
             limits.sessions_per_user is not None or limits.sessions_per_address is not None
         )
-        self.of_user: dict[str, int] = {}
-        self.of_address: dict[str, int] = {}
 
     def refusal(self, n_sessions: int, username: str | None, address: str) -> tuple[str, str]:
         """Return which limit refuses a further session, and what it allows; ("", "") for none.

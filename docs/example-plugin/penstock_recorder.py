@@ -18,7 +18,14 @@ from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
 from penstock.broker.errors import PenstockError
-from penstock.broker.extensions import MessageSink, Plugin, PluginContext, Receipt, SinkCounts
+from penstock.broker.extensions import (
+    MessageSink,
+    Plugin,
+    PluginContext,
+    Receipt,
+    Reload,
+    SinkCounts,
+)
 from penstock.broker.message import Message
 from penstock.broker.mqtt.reason_codes import ReasonCode
 
@@ -50,9 +57,8 @@ class FileSink(MessageSink):
         self._file: TextIO | None = None
         self._pending: list[tuple[str, Receipt | None]] = []
 
-    def open(self, path: str) -> None:
+    def write_to(self, file: TextIO) -> None:
         """Write to a file from now on; the one before is closed."""
-        file = Path(path).open("a", encoding="utf-8")  # noqa: SIM115 (`close` closes it)
         self.close()
         self._file = file
 
@@ -109,6 +115,11 @@ def _line(message: Message) -> str:
     return json.dumps(row, ensure_ascii=False) + "\n"
 
 
+def open_to_append(path: str) -> TextIO:
+    """Return a file that what is written is added to."""
+    return Path(path).open("a", encoding="utf-8")
+
+
 class RecorderPlugin(Plugin):
     """`recorder` in a policy file."""
 
@@ -123,18 +134,18 @@ class RecorderPlugin(Plugin):
 
     async def start(self) -> None:
         """Open the file; one that cannot be opened ends the start."""
-        await self.reload()
+        (await self.reload(self.config)).apply()
 
-    async def reload(self) -> Sequence[str]:
-        """Open the file anew."""
+    async def reload(self, config: RecorderConfig) -> Reload:
+        """Open the file anew, or another one; `topics` need a restart."""
         try:
-            self._sink.open(self.config.file)
+            file = open_to_append(config.file)
         except OSError as error:
             raise PenstockError(
-                f"{self.context.policy_file}: plugins.recorder.file: {self.config.file}: "
+                f"{self.context.policy_file}: plugins.recorder.file: {config.file}: "
                 f"{error.strerror}; allowed: a file that this user may write"
             ) from error
-        return [f"file {self.config.file}"]
+        return Reload([f"file {config.file}"], ["file"], apply=lambda: self._sink.write_to(file))
 
     async def close(self) -> None:
         """Write what waits: the broker has closed its listeners."""

@@ -36,7 +36,7 @@ def test_a_message_is_acknowledged_once_it_is_written(tmp_path: Path) -> None:
 
     async def publish() -> None:
         sink = FileSink(["#"])
-        sink.open(str(file))
+        sink.write_to(file.open("a", encoding="utf-8"))
         sink.accept(Message("t", b"\xff", qos=1), acknowledgement)
         assert acknowledgement.reason_code is None
         await asyncio.sleep(0)

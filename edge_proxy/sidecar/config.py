@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass as checked_dataclass
 
+from penstock.broker.config.changes import KeyPath, flatten
 from penstock.broker.config.checked_yaml import FileReading, parse_mapping, read_mapping, show
 from penstock.broker.config.key_types import STRICT, Positive, PositiveSize, Seconds, Size
-from penstock.broker.config.listener_config import Listener, read_listeners
+from penstock.broker.config.listener_config import SOCKET_KEYS, Listener, read_listeners
 from penstock.broker.errors import ConfigError
 from penstock.broker.mqtt.enums import MAX_REMAINING_LENGTH
 from penstock.edge_proxy.upstream_config import UpstreamKeys
@@ -122,6 +123,25 @@ class ProxyConfig:
     keys: ProxyKeys
     listeners: Mapping[str, Listener]
     plugins: Mapping[str, Mapping[str, Any]]
+
+    def values(self) -> dict[KeyPath, Any]:
+        """Return the keys of the file, without those of its plugins."""
+        flat = flatten(self.listeners, ("listeners",))
+        for key in fields(self.keys):
+            if key.name not in ("listener", "listeners", "plugins"):
+                flat |= flatten(getattr(self.keys, key.name), (key.name,))
+        return flat
+
+
+LIVE: Final[Mapping[KeyPath, bool]] = {
+    ("listeners",): True,
+    **{("listeners", "*", key): False for key in SOCKET_KEYS},
+    ("limits", "connections"): True,
+    ("limits", "connections_per_address"): True,
+    ("limits", "connect_timeout_seconds"): True,
+    ("drain_seconds",): True,
+}
+"""Which keys of the proxy's file change live; plugins say it of their own."""
 
 
 def load_proxy_config(path: str | Path) -> ProxyConfig:

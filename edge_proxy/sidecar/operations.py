@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.broker.client_report import ClientReport
@@ -11,6 +11,7 @@ from penstock.broker.reports.client_reports import Subject, report, subject_of_l
 
 if TYPE_CHECKING:
     from penstock.broker.link import Link
+    from penstock.broker.operations_contract import Reloaded
     from penstock.edge_proxy.sidecar.proxied_client import ProxiedClient
     from penstock.edge_proxy.sidecar.proxy_state import ProxyState
     from penstock.edge_proxy.upstream import Upstreams
@@ -23,11 +24,29 @@ class ProxyOperations:
         self._clock = clock
         self._shared: ProxyState | None = None
         self._upstreams: Upstreams | None = None
+        self._reload: Callable[[], Awaitable[Reloaded]] | None = None
 
-    def attach(self, shared: ProxyState, upstreams: Upstreams | None = None) -> None:
-        """Report on this proxy's clients and on the addresses of its broker from now on."""
+    def attach(
+        self,
+        shared: ProxyState,
+        upstreams: Upstreams | None = None,
+        reload: Callable[[], Awaitable[Reloaded]] | None = None,
+    ) -> None:
+        """Report on this proxy's clients and on the addresses of its broker from now on.
+
+        Args:
+            shared: the state of the proxy.
+            upstreams: the addresses of the broker.
+            reload: reads all files of the program again.
+        """
         self._shared = shared
         self._upstreams = upstreams
+        self._reload = reload
+
+    async def reload(self) -> Reloaded:
+        """Read all files again, as at SIGHUP."""
+        assert self._reload is not None  # noqa: S101 (for the type checker)
+        return await self._reload()
 
     def client_ids(self) -> list[str]:
         """Return the Client Identifier of every connected client."""

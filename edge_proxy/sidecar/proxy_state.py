@@ -102,6 +102,11 @@ class ProxyState:
         self.n_ended = 0
         self.user_properties_ignored = 0
 
+    def gate_changed(self) -> None:
+        """Ask anew which messages are large, and for the name of the gate's policy."""
+        self.outbox_rules.gate_changed()
+        self.topics.known.clear()
+
     def ledger(self) -> Ledger:
         """Return the sum of the ledgers of all clients, past and present."""
         total = Ledger()

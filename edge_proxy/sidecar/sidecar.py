@@ -5,23 +5,30 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import Final
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
 
+from penstock.broker.config.changes import InForce, compare
 from penstock.broker.errors import ConfigError, ConfigProblem, PenstockError
+from penstock.broker.extensions import Reload
 from penstock.broker.mqtt.proxy_header import LOCAL_HEADER
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.network.admission import Admission
-from penstock.broker.network.listeners import Listening, reload_files
+from penstock.broker.network.listener_set import Listeners
 from penstock.broker.network.new_connection import Reception
 from penstock.broker.network.open_files import most_connections
 from penstock.broker.plugin_guard import Guard
 from penstock.broker.plugin_loader import LoadedPlugins, load_plugins
-from penstock.edge_proxy.sidecar.config import ProxyConfig
+from penstock.edge_proxy.sidecar.config import LIVE, ProxyConfig
 from penstock.edge_proxy.sidecar.default_store import choose_store
 from penstock.edge_proxy.sidecar.operations import ProxyOperations
 from penstock.edge_proxy.sidecar.proxy_state import ProxyState, describe, describe_large
-from penstock.edge_proxy.sidecar.transport import ProxiedClients
+from penstock.edge_proxy.sidecar.transport import ClientTransport, ProxiedClients
 from penstock.edge_proxy.upstream import Upstreams
+
+if TYPE_CHECKING:
+    from penstock.broker.operations_contract import Reloaded
 
 FILES_OF_A_CLIENT: Final = 2
 """Its connection and the one to the broker."""
@@ -34,29 +41,42 @@ class Sidecar:
     """One proxy.
 
     Attributes:
-        addresses: listener name to the (host, port) that it is bound to, or (path, 0) of a Unix
-            socket; filled by `start`.
         shared: what its clients share, once started.
         upstreams: addresses of the broker, once started.
     """
 
-    def __init__(self, config: ProxyConfig, logger: logging.Logger | None = None) -> None:
+    def __init__(
+        self,
+        config: ProxyConfig,
+        logger: logging.Logger | None = None,
+        *,
+        read_config: Callable[[], ProxyConfig] | None = None,
+    ) -> None:
         """Make a proxy that is not running.
 
         Args:
             config: a checked proxy file.
             logger: for what an operator should know; None for one named ``penstock.proxy``.
+            read_config: reads the proxy's file again, for a reload; it may raise a `ConfigError`.
+                None: a reload reads the files that it names, alone.
         """
         self._config = config
+        self._read_config = read_config or (lambda: config)
         self._logger = logger or logging.getLogger("penstock.proxy")
         self._plugins = LoadedPlugins()
-        self._listening: list[Listening] = []
+        self._listeners: Listeners
         self._reception: Reception
         self._clients: ProxiedClients
         self._hurried = asyncio.Event()
-        self.addresses: dict[str, tuple[str, int]] = {}
+        self._in_force: InForce
+        self._reloading = asyncio.Lock()
         self.shared: ProxyState
         self.upstreams: Upstreams
+
+    @property
+    def addresses(self) -> dict[str, tuple[str, int]]:
+        """Listener name to the (host, port) that it is bound to, or (path, 0) of a Unix socket."""
+        return self._listeners.addresses if hasattr(self, "_listeners") else {}
 
     async def start(self) -> None:
         """Start plugins, then listen.
@@ -90,7 +110,7 @@ class Sidecar:
             self._logger,
             check_header=LOCAL_HEADER if config.keys.identity == "proxy_v2" else b"",
         )
-        operations.attach(self.shared, self.upstreams)
+        operations.attach(self.shared, self.upstreams, self.reload)
         self._reception = Reception(
             Admission(
                 self.shared.counters,
@@ -113,16 +133,13 @@ class Sidecar:
         self._plugins = plugins
         await plugins.start()
         self.upstreams.start()
-        for listener in config.listeners.values():
-            listening = Listening(
-                listener,
-                self._reception,
-                self._clients.accept,
-                maximum_packet_size=config.keys.limits.maximum_packet_size,
-            )
-            self._listening.append(listening)
-            await listening.open()
-            self.addresses[listener.name] = listening.address
+        self._in_force = InForce(config.file, config.values() | plugins.values(), self._logger)
+        self._listeners = Listeners(
+            self._reception,
+            self._clients.accept,
+            maximum_packet_size=config.keys.limits.maximum_packet_size,
+        )
+        await self._listeners.open(config.listeners.values())
         self._logger.info("serving the clients of the broker at %s", self.upstreams)
 
     def _connections(self, files_of_plugins: int) -> int:
@@ -138,32 +155,73 @@ class Sidecar:
             )
         return wanted or most
 
-    async def reload(self) -> None:
-        """Have every plugin reload its files, and reload certificates.
+    async def reload(self) -> Reloaded:
+        """Read the proxy's file and the files that it names again, and make what has changed count.
 
-        A file that cannot be used is logged and changes nothing.
+        Where anything cannot be used, nothing changes. The log has the same account.
         """
-        read, failed = await reload_files(self._listening)
+        async with self._reloading:
+            return await self._reload()
+
+    async def _reload(self) -> Reloaded:
         try:
-            read += [f"upstream.tls.{file}" for file in self.upstreams.reload()]
+            config = await asyncio.to_thread(self._read_config)
         except PenstockError as error:
-            self._logger.error("%s; its old files stay in use", error)  # noqa: TRY400 (a user's)
-            failed.append("upstream.tls")
-        await self._plugins.reload(
-            self._logger,
-            self.shared.guard,
-            at_start_alone=self._config.file,
-            read=read,
-            failed=failed,
+            return self._in_force.refuse(error)
+        plugins = await self._plugins.reload(config, config.listeners)
+        found = await self._listeners.prepare(config.listeners)
+        failed, upstream = plugins.failed | found.failed, Reload()
+        try:
+            upstream = self.upstreams.reload()
+        except PenstockError as error:
+            failed["upstream.tls"] = str(error)
+        if failed:
+            found.abandon()
+            self._plugins.give_up(plugins)
+            return self._in_force.refuse(failed)
+        wanted = config.values() | plugins.values
+        changes = compare(self._in_force.values, wanted, {**LIVE, **plugins.live})
+        closed = [one for one in self._clients.running if one.arrival.listener in found.gone]
+        self._take(config)
+        upstream.apply()
+        rest = [self._listeners.take(found), plugins.apply(self.shared.guard)]
+        self._plugins.share_period()
+        self.shared.gate_changed()
+        for each in rest:
+            await each
+        read = [*found.read, *(f"upstream.tls.{file}" for file in upstream.read), *plugins.read]
+        done = self._in_force.take(changes, read, plugins.failed | found.failed)
+        self._disconnect(closed)
+        return done
+
+    def _take(self, config: ProxyConfig) -> None:
+        """Make what is not a plugin's or a listener's count."""
+        limits = config.keys.limits
+        self._config = replace(
+            self._config,
+            keys=replace(
+                self._config.keys,
+                drain_seconds=config.keys.drain_seconds,
+                limits=replace(self._config.keys.limits, connections=limits.connections),
+            ),
         )
-        listening = {one.listener.name: one for one in self._listening}
-        for one in self._listening:
+        files = sum(one.open_files for one in self._plugins.plugins)
+        self._reception.admission.change(self._connections(files), limits.connections_per_address)
+        self._reception.timeout = limits.connect_timeout_seconds
+
+    def _disconnect(self, closed: Iterable[ClientTransport]) -> None:
+        """Disconnect the clients of closed listeners, and those whose certificate is revoked."""
+        for transport in closed:
+            self._logger.info("%s: its listener was closed", transport.arrival.peer())
+            transport.close(ReasonCode.ADMINISTRATIVE_ACTION)
+        for one in self._listeners:
             one.abort_handshakes()
-        for client_transport in list(self._clients.running):
-            arrival = client_transport.arrival
-            if listening[arrival.listener].has_revoked(arrival.ssl_object):
+        for transport in list(self._clients.running):
+            arrival = transport.arrival
+            listening = self._listeners.get(arrival.listener)
+            if listening is not None and listening.has_revoked(arrival.ssl_object):
                 self._logger.info("%s: its certificate is revoked", arrival.peer())
-                client_transport.close(ReasonCode.NOT_AUTHORIZED)
+                transport.close(ReasonCode.NOT_AUTHORIZED)
 
     async def stop(self) -> None:
         """Stop listening, let withheld messages leave, disconnect the clients and free everything.
@@ -171,8 +229,7 @@ class Sidecar:
         At the end it logs the totals. `hurry` ends each wait.
         """
         self._logger.info("stopping")
-        for listening in self._listening:
-            listening.close()
+        self._listeners.close()
         self._reception.close()
         seconds = self._config.keys.drain_seconds
         if seconds and (n_left := self._clients.drain()):
@@ -213,8 +270,8 @@ class Sidecar:
             wait.cancel()
 
     async def _close(self) -> None:
-        for listening in self._listening:
-            listening.close()
+        if hasattr(self, "_listeners"):
+            self._listeners.close()
         if hasattr(self, "_reception"):
             self._reception.close()
         if hasattr(self, "_clients"):

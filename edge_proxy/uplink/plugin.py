@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from penstock.broker.config.secret_file import warn_of_readers
 from penstock.broker.counters import by_name
 from penstock.broker.errors import ConfigError, ConfigProblem
 from penstock.broker.events import Callbacks, ClientSubscribed, ClientUnsubscribed, SessionEnded
-from penstock.broker.extensions import LOCAL_CLIENT_PREFIX, LocalClients, Plugin, PluginContext
+from penstock.broker.extensions import (
+    LOCAL_CLIENT_PREFIX,
+    LocalClients,
+    Plugin,
+    PluginContext,
+    Reload,
+)
 from penstock.edge_proxy.uplink.config import UplinkConfig
 from penstock.edge_proxy.uplink.connecting import recorded_states
 from penstock.edge_proxy.uplink.lanes import LARGE, Lane, lanes_of, leaving_lane
@@ -169,19 +175,25 @@ class UplinkPlugin(Plugin):
                 small, large = lanes
                 local_clients.keep_order(small.up_id, large.up_id)
 
-    async def reload(self) -> Sequence[str]:
+    async def reload(self, config: UplinkConfig) -> Reload:  # noqa: ARG002 (read at the start)
         """Read the files of TLS again; a password file is read for each connection.
 
         Raises:
-            PenstockError: a file cannot be used; the old ones stay in use.
+            PenstockError: a file cannot be used.
         """
-        files = [
-            f"uplinks.{name}.upstream.{file}"
-            for name, lanes in self._lanes.items()
-            for lane in lanes
-            for file in lane.upstreams.reload()
-        ]
-        return list(dict.fromkeys(files))
+        files: list[str] = []
+        applies: list[Callable[[], None]] = []
+        for name, lanes in self._lanes.items():
+            for lane in lanes:
+                found = lane.upstreams.reload()
+                files += [f"uplinks.{name}.upstream.{file}" for file in found.read]
+                applies.append(found.apply)
+
+        def apply() -> None:
+            for each in applies:
+                each()
+
+        return Reload(list(dict.fromkeys(files)), apply=apply)
 
     def figures(self) -> Mapping[str, int]:
         """Return the counters of all uplinks, with their names."""

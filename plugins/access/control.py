@@ -18,6 +18,7 @@ import hmac
 import secrets
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields
 from functools import partial
 from typing import Final
 
@@ -38,7 +39,7 @@ from penstock.broker.access_control import (
 from penstock.broker.config.addresses import address_key
 from penstock.broker.config.checked_yaml import NamedBy, check_listeners, read_text
 from penstock.broker.config.secret_file import warn_of_readers
-from penstock.broker.extensions import Plugin, PluginContext
+from penstock.broker.extensions import Plugin, PluginContext, Reload
 from penstock.plugins.access import certificate
 from penstock.plugins.access.acl import READ, WRITE, AccessList, parse_acl
 from penstock.plugins.access.config import AccessConfig, Rules
@@ -355,7 +356,6 @@ class AccessPlugin(Plugin):
 
     def __init__(self, config: AccessConfig, context: PluginContext) -> None:
         super().__init__(config, context)
-        self._policy_file = context.policy_file
         check_listeners(
             f"{_PATH}.listeners", config.listeners, context.listeners, context.policy_file
         )
@@ -370,33 +370,45 @@ class AccessPlugin(Plugin):
         Raises:
             ConfigError: a file cannot be read or is not valid.
         """
-        await self.reload()
+        (await self.reload(self.config)).apply()
 
-    async def reload(self) -> list[str]:
-        """Read every file again; take all of them or none.
+    async def reload(self, config: AccessConfig) -> Reload:
+        """Read every file again; all of them count, or none.
 
-        Returns:
-            The files, as ``key file`` texts.
+        The first `acl_file` or `scram_file` needs a restart: without any, the broker does not ask.
 
         Raises:
             ConfigError: a file cannot be read or is not valid.
         """
-        self.access.scopes = await asyncio.to_thread(self._read_all)
-        self.access.rules_changed()
-        config = self.config
-        return config.files() + [
+        file, access = self.context.policy_file, self.access
+        check_listeners(f"{_PATH}.listeners", config.listeners, self.context.listeners, file)
+        scopes = await asyncio.to_thread(_read_all, config, file)
+        own_places = [(), *(("listeners", name) for name in config.listeners)]
+        leaves: list[tuple[str, ...]] = []
+        if not access.checks_publish:
+            leaves += [(*place, "acl_file") for place in own_places]
+        if not self.authenticators:
+            leaves += [(*place, "scram_file") for place in own_places]
+
+        def apply() -> None:
+            self.config = config
+            access.scopes = scopes
+            access.rules_changed()
+
+        files = config.files() + [
             f"listeners.{name}.{file}"
             for name, rules in config.listeners.items()
             for file in rules.files()
         ]
-
-    def _read_all(self) -> dict[str, Scope]:
-        file = self._policy_file
-        return {"": Scope(self.config, file, _PATH)} | {
-            name: Scope(rules, file, f"{_PATH}.listeners.{name}")
-            for name, rules in self.config.listeners.items()
-        }
+        return Reload(files, [key.name for key in fields(config)], leaves, apply)
 
     async def close(self) -> None:
         """End the threads that verify passwords."""
         self.access.close()
+
+
+def _read_all(config: AccessConfig, policy_file: str) -> dict[str, Scope]:
+    return {"": Scope(config, policy_file, _PATH)} | {
+        name: Scope(rules, policy_file, f"{_PATH}.listeners.{name}")
+        for name, rules in config.listeners.items()
+    }

@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from logging import Logger
 from typing import Final
 
@@ -30,7 +30,7 @@ from penstock.broker.client_report import as_json
 from penstock.broker.config.checked_yaml import NamedBy
 from penstock.broker.config.secret_file import read_secret
 from penstock.broker.errors import ConfigError, ConfigProblem
-from penstock.broker.extensions import Plugin, PluginContext
+from penstock.broker.extensions import Claim, Plugin, PluginContext, Reload
 from penstock.broker.mqtt.enums import MAX_STRING_BYTES
 from penstock.broker.operations_contract import Operations
 from penstock.plugins.console.config import ConsoleConfig
@@ -209,25 +209,31 @@ class ConsolePlugin(Plugin):
             ConfigError: the token cannot be used.
             HttpStartError: the address cannot be bound.
         """
-        await self.reload()
+        (await self.reload(self.config)).apply()
         self.http_url = await self._http.start(self.config.http)
         self.context.logger.info("console API listens on %s", self.http_url)
 
-    async def reload(self) -> list[str]:
+    async def reload(self, config: ConsoleConfig) -> Reload:
         """Read the token again; requests that run go on.
 
         Raises:
-            ConfigError: the file cannot be used; the token of before stays.
+            ConfigError: the file cannot be used.
         """
-        self._api.token = self._read_token()
-        file = self.config.token_file
-        return [] if file is None else [f"token_file {file}"]
+        file, token = config.token_file, None
+        if file is not None:
+            named_by = NamedBy(self.context.policy_file, "plugins.console.token_file")
+            token = read_secret(file, named_by)
+        # Without a token, the address must be of this machine, which is checked at the start.
+        takes = [] if (file is None) != (self.config.token_file is None) else ["token_file"]
 
-    def _read_token(self) -> str | None:
-        file = self.config.token_file
-        if file is None:
-            return None
-        return read_secret(file, NamedBy(self.context.policy_file, "plugins.console.token_file"))
+        def apply() -> None:
+            self._api.token = token
+
+        return Reload([] if file is None else [f"token_file {file}"], takes, apply=apply)
+
+    def claims(self) -> Sequence[Claim]:
+        """Return the address of the HTTP API."""
+        return [Claim("http", "address", self.config.http)]
 
     async def close(self) -> None:
         """Answer running requests and stop listening."""

@@ -30,10 +30,11 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from penstock.broker.errors import ConfigError, ConfigProblem
-from penstock.broker.extensions import LinkSampler, Plugin, PluginContext
+from penstock.broker.extensions import LinkSampler, Plugin, PluginContext, Reload
 from penstock.broker.link import Link, TcpLook
 from penstock.broker.network.tcp_info import (
     TcpInfo,
@@ -119,16 +120,20 @@ class RttSampler(LinkSampler):
     is_sparing = True
 
     def __init__(self, config: ProbingConfig, logger: logging.Logger) -> None:
-        self.period = config.probe_period
         self._logger = logger
-        self._reads_kernel = "tcp_info" in config.sources
-        self._max_age_seconds = config.max_age_seconds
-        # No payload is shorter than -1 byte: without the source no packet is timed.
-        self._max_timed_bytes = MAX_TIMED_BYTES if "puback" in config.sources else -1
+        self.change(config, config.sources)
         if "probe" in config.sources:
             self.probe_topic = config.probe_topic
             self.probe_payload = os.urandom(config.probe_bytes)
         self._paths: dict[Link, SubscriberPath] = {}
+
+    def change(self, config: ProbingConfig, sources: Sequence[str]) -> None:
+        """Use other times and sources from now on; the topic and the bytes of probes stay."""
+        self.period = config.probe_period
+        self._reads_kernel = "tcp_info" in sources
+        self._max_age_seconds = config.max_age_seconds
+        # No payload is shorter than -1 byte: without the source no packet is timed.
+        self._max_timed_bytes = MAX_TIMED_BYTES if "puback" in sources else -1
 
     def read_tcp_info(self, fileno: int) -> TcpInfo | None:
         """Ask the kernel; a simulation answers itself."""
@@ -306,3 +311,11 @@ class ProbingPlugin(Plugin):
             "probing: source tcp_info left out: it needs Linux 4.9 or newer; RTTs come from %s",
             ", ".join(source for source in sources if source != "tcp_info"),
         )
+
+    async def reload(self, config: ProbingConfig) -> Reload:
+        """Take times and sources; a source `probe` that comes or goes needs a restart."""
+        takes, sources = ["probe_period", "max_age_seconds"], self.config.sources
+        if ("probe" in config.sources) == (self.sampler.probe_topic is not None):
+            takes.append("sources")
+            sources = config.sources
+        return Reload(takes=takes, apply=lambda: self.sampler.change(config, sources))

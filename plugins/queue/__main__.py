@@ -49,7 +49,7 @@ def serve(
         )
         raise ConfigError(config, [problem])
     plugin = QueuePlugin.alone(read, logging.getLogger("penstock.queue"), config)
-    run_until_stopped(StandaloneServer(plugin))
+    run_until_stopped(StandaloneServer(plugin, config))
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Final, Literal, NamedTuple, TypeAlias
@@ -213,7 +213,7 @@ class QueueAccess:
             ConfigError: with each mistake; no part of a secret is in its text.
         """
         access = cls(path, named_by)
-        access.reload()
+        access.read()()
         return access
 
     @classmethod
@@ -221,14 +221,17 @@ class QueueAccess:
         """Return the access of an API that needs no token."""
         return cls("", None)
 
-    def reload(self) -> None:
+    def read(self) -> Callable[[], None]:
         """Read the file again; it blocks while it reads. Requests that run go on.
+
+        Returns:
+            What makes its tokens count.
 
         Raises:
             ConfigError: it is wrong; the tokens of before stay.
         """
         if self.is_open:
-            return
+            return lambda: None
         read = parse_mapping(read_text(self.file, form="YAML", named_by=self._named_by), self.file)
         found = validate_config(_TokensFile, read, self.file, "")
         by_digest: dict[bytes, Caller] = {}
@@ -258,7 +261,11 @@ class QueueAccess:
                 by_key[key] = caller
         if problems:
             raise ConfigError(self.file, problems)
-        self._by_digest, self._by_key = by_digest, by_key
+
+        def apply() -> None:
+            self._by_digest, self._by_key = by_digest, by_key
+
+        return apply
 
     def _secret(self, file: str, where: str) -> str:
         named_by = NamedBy(self.file, f"{where}.secret_file")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from logging import Logger
 from typing import Final
 
@@ -14,11 +15,18 @@ from aiohttp import web
 from penstock.broker.config.checked_yaml import NamedBy
 from penstock.broker.durable.storage_clock import Clocks
 from penstock.broker.errors import ConfigError, ConfigProblem
-from penstock.broker.extensions import MessageSink, Plugin, PluginContext, Receipt
+from penstock.broker.extensions import (
+    Claim,
+    MessageSink,
+    Plugin,
+    PluginContext,
+    Receipt,
+    Reload,
+)
 from penstock.broker.message import Message
 from penstock.broker.plugin_guard import note_fault
 from penstock.plugins.queue.access import QueueAccess, require_tokens
-from penstock.plugins.queue.config import QueueConfig, RedisConfig
+from penstock.plugins.queue.config import LogicalQueueConfig, QueueConfig, RedisConfig
 from penstock.plugins.queue.consumers import QueueConsumers
 from penstock.plugins.queue.engines.contract import Engine, StorageError
 from penstock.plugins.queue.engines.local import LocalEngine
@@ -203,16 +211,60 @@ class QueuePlugin(Plugin):
         """Return the routes of operators; see `penstock.plugins.web.operators`."""
         return self._api.management(self.config.max_request_bytes)
 
-    async def reload(self) -> Sequence[str]:
-        """Read the tokens and the certificate again; see `Plugin`."""
-        read = []
+    async def reload(self, config: QueueConfig) -> Reload:
+        """Read the tokens and the certificate again, and take new and changed queues; see `Plugin`.
+
+        What is gone from the file is served as before: it may hold messages.
+        """
+        read: list[str] = []
+        applies: list[Callable[[], None]] = []
         if not self._access.is_open:
-            await asyncio.to_thread(self._access.reload)
+            applies.append(await asyncio.to_thread(self._access.read))
             read.append(f"tokens {self._access.file}")
         if self._tls is not None:
-            await asyncio.to_thread(self._tls.reload)
+            applies.append(await asyncio.to_thread(self._tls.read))
             read.append(f"certificate {self.config.http_tls.certificate}")
-        return read
+        before = self.config.queues
+        gone: list[tuple[str, ...]] = [
+            ("queues", name) for name in before if name not in config.queues
+        ]
+        gone += [
+            ("queues", name, "groups", group)
+            for name, queue in before.items()
+            if name in config.queues
+            for group in queue.groups
+            if group not in config.queues[name].groups
+        ]
+        changed = {
+            name: queue for name, queue in config.queues.items() if before.get(name) != queue
+        }
+
+        def apply() -> Awaitable[None]:
+            for each in applies:
+                each()
+            return self._take(changed)
+
+        return Reload(read, ["queues"], gone, apply)
+
+    async def _take(self, queues: Mapping[str, LogicalQueueConfig]) -> None:
+        """Create or change some queues; those that they send dead letters to may be among them."""
+        for name, queue in sorted(queues.items(), key=lambda each: _sends_dead_letters(each[1])):
+            await self.service.bring(name, queue)
+        self.config = replace(self.config, queues={**self.config.queues, **queues})
+
+    def claims(self) -> Sequence[Claim]:
+        """Return the addresses of the APIs, and the files of SQLite."""
+        config = self.config
+        claims = [
+            Claim(key, "address", bind)
+            for key, bind in (("http", config.http), ("sqs", config.sqs))
+            if bind is not None
+        ]
+        if config.engine == "sqlite":
+            claims.append(Claim("path", "database", config.path))
+        if config.publishing is not None:
+            claims.append(Claim("publishing.path", "database", config.publishing.path))
+        return claims
 
     async def close(self) -> None:
         """Answer waiting requests, store accepted messages and stop; may be called again."""
@@ -280,6 +332,10 @@ class QueuePlugin(Plugin):
         )
         self._servers.append(server)
         return server
+
+
+def _sends_dead_letters(queue: LogicalQueueConfig) -> bool:
+    return any(group.dead_letter_queue is not None for group in queue.groups.values())
 
 
 def _access_and_tls(config: QueueConfig, policy_file: str) -> tuple[QueueAccess, ServerTls | None]:

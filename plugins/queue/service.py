@@ -311,6 +311,25 @@ class QueueService:
         self._wanted.pop(name, None)
         return snapshot
 
+    async def bring(self, name: str, config: LogicalQueueConfig) -> None:
+        """Create a queue, or give it and its groups the settings of the policy file.
+
+        Groups that the file does not have stay.
+
+        Raises:
+            PenstockError: a setting cannot change while the queue holds messages, or the engine
+                cannot store it.
+        """
+        spec = queue_spec(config)
+        if name not in self.engine.queues():
+            await self.create(name, spec)
+            return
+        groups = self.engine.snapshot(name).groups
+        await self.change(name, replace(spec, tags=self.engine.snapshot(name).spec.tags))
+        for group, wanted in spec.groups.items():
+            if group in groups and groups[group].spec != wanted:
+                await self.change_group(name, group, wanted)
+
     async def delete(self, name: str) -> None:
         """Delete a queue with its messages and groups; requests that wait for it fail.
 

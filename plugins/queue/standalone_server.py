@@ -6,18 +6,35 @@ when no broker has the file, to drain or fill its queues.
 
 from __future__ import annotations
 
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from penstock.broker.config.changes import InForce, KeyPath, compare, flatten
 from penstock.broker.config.checked_yaml import validate_config
 from penstock.broker.config.policy import load_policy
 from penstock.broker.errors import ConfigError, ConfigProblem, PenstockError
 from penstock.plugins.queue.config import QueueConfig
-from penstock.plugins.queue.plugin import QueuePlugin
+from penstock.plugins.queue.plugin import KEY, QueuePlugin
+
+if TYPE_CHECKING:
+    from penstock.broker.operations_contract import Reloaded
+
+_PATH: Final[KeyPath] = ("plugins", "queue")
 
 
 class StandaloneServer:
     """The queue plugin as a program of its own."""
 
-    def __init__(self, plugin: QueuePlugin) -> None:
+    def __init__(self, plugin: QueuePlugin, file: str) -> None:
+        """Prepare the program.
+
+        Args:
+            plugin: with the keys of the policy file.
+            file: the policy file, which `reload` reads again.
+        """
         self._plugin = plugin
+        self._file = file
+        self._in_force = InForce(file, flatten(plugin.config, _PATH), plugin.context.logger)
 
     async def start(self) -> None:
         """Open the engine and the HTTP API; a failed start closes what it opened."""
@@ -27,15 +44,24 @@ class StandaloneServer:
             await self._plugin.close()
             raise
 
-    async def reload(self) -> None:
-        """Read tokens and certificates again; of what cannot be used, the old stays in force."""
-        logger = self._plugin.context.logger
+    async def reload(self) -> Reloaded:
+        """Read tokens, certificates and queues again; where one cannot be used, nothing changes."""
         try:
-            read = await self._plugin.reload()
+            config = await asyncio.to_thread(read_config, self._file)
+            found = await self._plugin.reload(config)
         except PenstockError as error:
-            logger.error("not reloaded: %s", error)  # noqa: TRY400 (a user's mistake)
-        else:
-            logger.info("reloaded: %s", ", ".join(read) or "nothing")
+            return self._in_force.refuse(error)
+        live = {(*_PATH, key): True for key in found.takes}
+        live |= {(*_PATH, *left): False for left in found.leaves}
+        changes = compare(self._in_force.values, flatten(config, _PATH), live)
+        failed: dict[str, str] = {}
+        try:
+            rest = found.apply()
+            if rest is not None:
+                await rest
+        except PenstockError as error:
+            failed[KEY] = str(error)
+        return self._in_force.take(changes, found.read, failed)
 
     async def stop(self) -> None:
         """Answer waiting requests and close the engine."""

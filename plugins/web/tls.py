@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+from collections.abc import Callable
 from typing import Any, Final
 
 from penstock.broker.config.listener_config import Tls
@@ -46,20 +47,28 @@ class ServerTls:
         self._policy_key = policy_key
         self.context: ssl.SSLContext
         self.handshakes = Turns()
-        self.reload()
+        self.read()()
 
-    def reload(self) -> None:
+    def read(self) -> Callable[[], None]:
         """Read both files again; connections that exist go on. It blocks while it reads.
+
+        Returns:
+            What makes them count.
 
         Raises:
             TlsError: a file cannot be used; the certificate of before stays.
         """
         warn_of_readers(f"{self._policy_key}.key", self._files.keyfile)
         try:
-            self.context = make_context(self._files, _PROTOCOLS)
+            context = make_context(self._files, _PROTOCOLS)
         except TlsFilesError as error:
             told = str(error).replace("certfile ", "certificate ").replace("keyfile ", "key ")
             raise TlsError(f"{self._policy_key}: {told}") from error
+
+        def apply() -> None:
+            self.context = context
+
+        return apply
 
 
 class HttpArrival(AcceptedConnection):

@@ -19,10 +19,11 @@ Where the paper is silent:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 
 from penstock.broker.client_report import PassageFigures
 from penstock.broker.config.checked_yaml import check_listeners
-from penstock.broker.extensions import DeliveryGate, Plugin, PluginContext, Verdict
+from penstock.broker.extensions import DeliveryGate, Plugin, PluginContext, Reload, Verdict
 from penstock.broker.link import Link
 from penstock.broker.message import Message
 from penstock.plugins.withholding.config import WithholdingConfig
@@ -48,6 +49,15 @@ class WithholdingGate(DeliveryGate):
     """
 
     def __init__(self, config: WithholdingConfig) -> None:
+        self.keeps_topics = config.ordering == "topic"
+        self.supersedes = config.supersede
+        if config.priority:  # without priorities the broker must not call it
+            self.is_first = FirstTopics(config.priority).has  # type: ignore[method-assign]
+        self.passages: dict[Link, Passage] = {}
+        self.change(config)
+
+    def change(self, config: WithholdingConfig) -> None:
+        """Decide by other keys from now on, but for those that the broker has asked for once."""
         self.policy: Policy = make_policy(
             config.policy,
             max_withhold=config.max_withhold,
@@ -55,16 +65,13 @@ class WithholdingGate(DeliveryGate):
             exposure=config.exposure,
         )
         self.policy_name = config.policy
-        self.keeps_topics = config.ordering == "topic"
-        self.supersedes = config.supersede
-        if config.priority:  # without priorities the broker must not call it
-            self.is_first = FirstTopics(config.priority).has  # type: ignore[method-assign]
         self._classes = config.size_classes()
         self._thresholds = config.thresholds()
         self._profile = LatencyProfile(config.profile)
         self._max_overdue = config.max_withhold
         self._exposure = config.exposure
-        self.passages: dict[Link, Passage] = {}
+        for passage in self.passages.values():
+            passage.exposure = config.exposure
 
     def threshold_s(self, topic: str) -> int | None:
         """Return the least threshold_s of `topic` for any subscriber; None for never large."""
@@ -229,3 +236,11 @@ class WithholdingPlugin(Plugin):
         path, file = "plugins.withholding.listeners", context.policy_file
         check_listeners(path, config.listeners, context.listeners, file)
         self.gate = WithholdingGate(config)
+
+    async def reload(self, config: WithholdingConfig) -> Reload:
+        """Take thresholds and policy; see `Plugin`."""
+        context = self.context
+        path = "plugins.withholding.listeners"
+        check_listeners(path, config.listeners, context.listeners, context.policy_file)
+        takes = {key.name for key in fields(config)} - {"ordering", "priority", "supersede"}
+        return Reload(takes=sorted(takes), apply=lambda: self.gate.change(config))

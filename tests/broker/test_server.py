@@ -74,7 +74,7 @@ async def test_without_a_way_to_authenticate_this_machine_alone_is_served(
     try:
         bound = [
             sock.getsockname()[0]
-            for listening in server._listening
+            for listening in server._listeners
             for opened in listening._servers
             for sock in opened.sockets
         ]
@@ -359,7 +359,7 @@ async def test_a_file_that_goes_while_it_is_read_again_ends_nothing(
         await server.reload()
         async with await StreamClient.dial_tls(port_of(server), authority.client_context()) as one:
             await one.connect("c")
-    assert "No such file or directory; its old files stay in use" in caplog.text
+    assert "not reloaded: listeners.default: [Errno 2] No such file" in caplog.text
 
 
 def test_what_messages_take_is_known_while_they_are_there() -> None:

@@ -318,7 +318,7 @@ def test_files_that_cannot_be_used(authority: Authority, tmp_path: Path) -> None
     file = tmp_path / "ca.pem"
     file.write_bytes(Path(authority.cafile).read_bytes())
     upstreams = make_upstreams("a", tls={"cafile": str(file)})
-    assert upstreams.reload() == [f"cafile {file}"]
+    assert upstreams.reload().read == [f"cafile {file}"]
     break_file(str(file))
     problem = f"upstream.tls: cafile {file}: no certificates in PEM form"
     with pytest.raises(UpstreamError, match=problem):

@@ -22,6 +22,7 @@ from penstock.broker.extensions import (
     MessageSink,
     Plugin,
     Receipt,
+    Reload,
     SinkCounts,
 )
 from penstock.broker.message import Message
@@ -90,14 +91,14 @@ class Gated(Recorded):
         super().__init__(config, context)
         self.gate = SwitchGate()
 
-    async def reload(self) -> list[str]:
+    async def reload(self, config: Any) -> Reload:
         """Read its file again.
 
         Raises:
             ConfigError: it cannot be read.
         """
-        read_text(self.config.file)
-        return [f"file {self.config.file}"]
+        read_text(config.file)
+        return Reload([f"file {config.file}"])
 
 
 class Sink(MessageSink):
@@ -283,11 +284,11 @@ async def test_files_of_plugins_are_read_again_with_clients_connected(
     async with running(f"plugins: {{gated: {{file: '{table}'}}}}") as (proxy, _):
         assert isinstance(proxy, ReloadingService)
         await proxy.reload()
-        assert f"reloaded: plugins.gated.file {table}; read at the start alone: " in caplog.text
+        assert f"reloaded: plugins.gated.file {table}; changed: no keys" in caplog.text
         table.unlink()
-        await proxy.reload()
-    assert any("not reloaded: " in message for message in caplog.messages)
-    assert "reloaded: nothing; failed, and as before: plugins.gated; " in caplog.text
+        answer = await proxy.reload()
+    assert list(answer.failed) == [f"{table}: file"]
+    assert f"not reloaded: {table}: file: read No such file" in caplog.text
 
 
 async def test_plugins_are_found_by_their_short_names() -> None:
@@ -572,9 +573,10 @@ async def test_files_that_cannot_be_reloaded(
     await proxy.start()
     for file in (authority.cafile, keys["certfile"]):
         break_file(file)
-    await proxy.reload()
+    answer = await proxy.reload()
     await proxy.stop()
-    assert "failed, and as before: listeners.tls, upstream.tls" in caplog.text
+    assert list(answer.failed) == ["listeners.tls", "upstream.tls"]
+    assert "not reloaded: listeners.tls: " in caplog.text
 
 
 # -- the stop ---------------------------------------------------------------------------------

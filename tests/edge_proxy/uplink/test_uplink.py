@@ -555,7 +555,8 @@ async def test_an_uplink_over_tls(tmp_path: Path) -> None:
         async with site(0, upstream=upstream) as edge:
             await stands(edge)
             [plugin] = [one for one in edge._plugins.plugins if isinstance(one, UplinkPlugin)]
-            assert await plugin.reload() == [f"uplinks.cloud.upstream.cafile {authority.cafile}"]
+            found = await plugin.reload(plugin.config)
+            assert found.read == [f"uplinks.cloud.upstream.cafile {authority.cafile}"]
         upstream["tls"] = {"server_name": "other", "cafile": authority.cafile}
         async with site(0, upstream=upstream) as edge:
             counts = uplink_of(edge).counts

@@ -273,11 +273,13 @@ async def test_with_a_token_other_machines_are_answered(tmp_path: Path) -> None:
         assert await status("/api/clients/a", f"bearer  {TOKEN} ") == 200
         assert await status("/nowhere", f"Bearer {TOKEN}") == 404
         file.write_text("another token of it")
-        assert await plugin.reload() == [f"token_file {file}"]
+        found = await plugin.reload(plugin.config)
+        found.apply()
+        assert found.read == [f"token_file {file}"]
         assert await status("/api/clients/a", f"Bearer {TOKEN}") == 401
         file.write_text("short")
         with pytest.raises(ConfigError, match="allowed: 16 printable"):
-            await plugin.reload()
+            await plugin.reload(plugin.config)
         assert await status("/api/clients/a", "Bearer another token of it") == 200
     finally:
         await plugin.close()

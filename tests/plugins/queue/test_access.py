@@ -107,7 +107,7 @@ def test_without_a_file_anybody_may_do_everything() -> None:
     assert caller is not None
     assert (caller.name, caller.may("admin", ALL_QUEUES), access.is_open) == ("", True, True)
     assert access.by_key("any") == caller
-    access.reload()
+    access.read()()
 
 
 def test_a_caller_may_send_so_many_requests(tmp_path: Path) -> None:
@@ -141,10 +141,10 @@ def test_a_file_is_read_again(tmp_path: Path) -> None:
     file = tmp_path / "tokens.yaml"
     file.write_text("tokens: []")
     with pytest.raises(ConfigError, match="tokens: read"):
-        access.reload()
+        access.read()()
     assert access.bearer(f"Bearer {TOKEN}") is not None
     file.write_text(GOOD.replace(DIGEST, hashlib.sha256(b"another").hexdigest()))
-    access.reload()
+    access.read()()
     assert access.bearer(f"Bearer {TOKEN}") is None
     assert access.bearer("Bearer another") is not None
 

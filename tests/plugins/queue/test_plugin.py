@@ -434,11 +434,11 @@ async def test_tokens_and_certificate_are_read_again(tmp_path: Path) -> None:
     async with running_plugin(tokens=str(tokens), http="0.0.0.0:0", http_tls=tls) as plugin:
         assert plugin.http_url is not None
         assert plugin.http_url.startswith("https://")
-        told = list(await plugin.reload())
-        assert told == [f"tokens {tokens}", f"certificate {certificate.certfile}"]
+        told = await plugin.reload(plugin.config)
+        assert told.read == [f"tokens {tokens}", f"certificate {certificate.certfile}"]
         tokens.write_text("tokens: []")
         with pytest.raises(ConfigError):
-            await plugin.reload()
+            await plugin.reload(plugin.config)
 
 
 def test_plugin_is_made_without_a_running_loop() -> None:

@@ -127,7 +127,7 @@ async def test_tls_serves_the_same(tmp_path: Path) -> None:
         other = Authority(tmp_path, "other")
         for name, file in zip((certificate, key), other.issue("127.0.0.1"), strict=True):
             shutil.copy(file, name)
-        tls.reload()
+        tls.read()()
         server.tls = other.client_context()
         assert (await server.ask("GET", "/health")).status == 200
 
