@@ -22,7 +22,7 @@ from penstock.broker.config.key_types import show_size
 from penstock.broker.config.limits import Limits
 from penstock.broker.config.listener_config import ListenerKeys
 from penstock.broker.config.mqtt_options import MqttOptions
-from penstock.broker.config.policy import Persistence, PolicyKeys
+from penstock.broker.config.policy import LogOptions, Persistence, PolicyKeys
 from penstock.edge_proxy.parts.config import PartsConfig
 from penstock.edge_proxy.sidecar.config import ProxyKeys, ProxyLimits
 from penstock.edge_proxy.uplink.config import BacklogKeys, ReconnectKeys, UplinkConfig, UplinkKeys
@@ -55,6 +55,7 @@ POLICY: Final[Mapping[str, type[Any]]] = {
     "limits": Limits,
     "mqtt": MqttOptions,
     "persistence": Persistence,
+    "log": LogOptions,
     "plugins.access": AccessConfig,
     "plugins.probing": ProbingConfig,
     "plugins.withholding": WithholdingConfig,
