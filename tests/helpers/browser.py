@@ -34,11 +34,16 @@ class Browser:
         self.driver = driver
 
     def become(
-        self, size: tuple[int, int] = WIDE, theme: Literal["light", "dark"] = "light"
+        self,
+        size: tuple[int, int] = WIDE,
+        theme: Literal["light", "dark"] = "light",
+        *,
+        keeps_login: bool = False,
     ) -> None:
-        """Be a fresh window of another size, on a system with this theme, that knows no site."""
+        """Be a window of another size on a system with this theme, and forget every login."""
         self.driver.get("about:blank")
-        self._command("Network.clearBrowserCookies")
+        if not keeps_login:
+            self._command("Network.clearBrowserCookies")
         self.resize(*size)
         feature = {"name": "prefers-color-scheme", "value": theme}
         self._command("Emulation.setEmulatedMedia", features=[feature])

@@ -2,9 +2,10 @@
 
 /** The server has refused a request, and says why. */
 export class Refused extends Error {
-  constructor(status, message) {
-    super(message);
+  constructor(status, answer) {
+    super(answer.error);
     this.status = status;
+    this.answer = answer;
   }
 }
 
@@ -58,7 +59,7 @@ export async function call(method, target, body, signal) {
   } catch {
     answer = { error: `read ${response.status} without JSON; is something else between the page and the broker?` };
   }
-  if (!response.ok) throw new Refused(response.status, answer.error ?? `${response.status} ${response.statusText}`);
+  if (!response.ok) throw new Refused(response.status, { error: `${response.status} ${response.statusText}`, ...answer });
   return answer;
 }
 

@@ -10,7 +10,7 @@ import { logIn, logOut, me, meet, Refused, Unreachable } from "./api.js";
 import { client, clients } from "./clients.js";
 import { el, field, notice, panel, setText } from "./dom.js";
 import { clock, seconds } from "./format.js";
-import { retained, retainedMessage, subscriptions, topics, uplinks } from "./lists.js";
+import { retained, retainedMessage, subscriptions, topics, uplinks, upstreams } from "./lists.js";
 import { overview } from "./overview.js";
 import { queue, queues } from "./queues.js";
 import { system } from "./system.js";
@@ -29,6 +29,7 @@ const VIEWS = [
   ["retained", "Retained", "retained", retained, retainedMessage],
   ["queues", "Queues", "queues", queues, queue],
   ["uplinks", "Uplinks", "uplinks", uplinks],
+  ["brokers", "Brokers", "proxy", upstreams],
   ["tail", "Live tail", "tail", tail],
   ["system", "System", null, system],
 ];

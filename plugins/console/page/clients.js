@@ -108,13 +108,13 @@ function clientActions(page, clientId) {
     }), verb === "Release" ? "" : "danger");
   const parts = {
     disconnect: act("Disconnect", `Disconnect ${name}?`, "Its connection is closed; its session stays. Most clients connect again at once: to keep it away, ban it.", "Disconnect", () => call("POST", path`clients/${clientId}/disconnect`), () => `Disconnected ${name}.`),
-    ban: button("Ban…", page.acts(() => ban([["client_id", "this client id", clientId], ...(page.row?.username ? [["username", "its user", page.row.username]] : []), ...(page.row?.address ? [["address", "its address", page.row.address.replace(/^\[?(.*?)\]?(:\d+)?$/, "$1")]] : [])], page.refresh)), "danger"),
+    ban: !page.has("bans") ? null : button("Ban…", page.acts(() => ban([["client_id", "this client id", clientId], ...(page.row?.username ? [["username", "its user", page.row.username]] : []), ...(page.row?.address ? [["address", "its address", page.row.address.replace(/^\[?(.*?)\]?(:\d+)?$/, "$1")]] : [])], page.refresh)), "danger"),
     release: act("Release held", `Release what is held for ${name}?`, "The held messages are sent at once, however slow the link is. Small ones may wait behind them.", "Release", () => call("POST", path`clients/${clientId}/release`), (a) => `Released ${many(a.released, "held message")} of ${name}.`),
     drop: act("Drop held", `Drop what is held for ${name}?`, "The held messages are deleted and counted as dropped. The client does not get them.", "Drop", () => call("POST", path`clients/${clientId}/drop`), (a) => `Dropped ${many(a.dropped, "held message")} of ${name}.`),
     end: act("End session", `End the session of ${name}?`, "It is disconnected; its subscriptions and all messages that wait for it are deleted.", "End session", () => call("DELETE", path`clients/${clientId}`), () => `Ended the session of ${name}.`),
   };
   return {
-    nodes: page.isAdmin ? Object.values(parts) : [],
+    nodes: page.isAdmin ? Object.values(parts).filter(Boolean) : [],
     update(data) {
       parts.disconnect.disabled = !data.is_connected;
       parts.release.disabled = parts.drop.disabled = !data.withholding.withheld;
@@ -164,15 +164,13 @@ export function client(page, clientId) {
     ["Listener", (d) => (d.listener ? shown(d.listener) : null)],
     ["MQTT", (d) => d.row?.version],
     ["Connected for", (d) => (d.is_connected ? seconds(d.row?.connected_seconds) : "not connected")],
-    ["Received from it", (d) => many(d.row?.received, "message")],
-    ["Sent to it", (d) => many(d.row?.sent, "message")],
     ["Subscriptions", (d) => count(d.subscriptions?.total)],
   ]);
   const filters = el("ul", { class: "lines" });
   const lately = new Table(
     [
       { label: "When", text: (r) => clock(Date.now() / 1000 - r.seconds_ago) },
-      { label: "What", text: (r) => r.kind },
+      { label: "What", text: (r) => r.kind.replaceAll("_", " ") },
       { label: "From", text: (r) => (r.address ? shown(r.address, 60) : NONE) },
       { label: "Why", kind: "wrap", text: (r) => (r.reason ? shown(r.reason, 500) : NONE) },
     ],

@@ -2,7 +2,7 @@
 
 import { call, get, path } from "./api.js";
 import { clientLink } from "./clients.js";
-import { ask, button, el, figures, notice, panel, replace, setText, shown, title, tone } from "./dom.js";
+import { ask, button, el, figures, notice, panel, setText, shown, title } from "./dom.js";
 import { bytes, count, NONE, seconds } from "./format.js";
 import { listView, Table } from "./table.js";
 
@@ -21,7 +21,7 @@ export function topics(page) {
     empty: "Nothing waits: every message has been delivered.",
     columns: [
       topicColumn((r) => `#/tail?filter=${encodeURIComponent(r.topic)}`),
-      { label: "Size", sort: "size", text: (r) => r.size },
+      { label: "Size", text: (r) => r.size },
       { label: "Messages", sort: "messages", kind: "number", text: (r) => count(r.messages) },
       { label: "Bytes", sort: "bytes", kind: "number", text: (r) => bytes(r.bytes) },
       { label: "Oldest", sort: "oldest_seconds", kind: "number", text: (r) => seconds(r.oldest_seconds) },
@@ -44,6 +44,7 @@ export function subscriptions(page) {
       { label: "Client", kind: "wide", text: (r) => shown(r.client_id), href: (r) => clientLink(r.client_id) },
       { label: "QoS", kind: "number", text: (r) => String(r.qos) },
       { label: "Shared as", text: (r) => shown(r.share_name || NONE) },
+      { label: "Sizes", text: (r) => r.sizes ?? "all" },
     ],
   });
 }
@@ -65,31 +66,33 @@ export function retained(page) {
     list: "retained",
     key: (r) => r.topic,
     search: ["filter", "Topic filter", "sensors/+/state, or # for all"],
+    sort: "topic",
+    ascending: ["topic"],
     empty: "No retained message matches. Leave the topic filter empty to see all.",
     columns: [
       topicColumn((r) => `#/retained/${encodeURIComponent(r.topic)}`),
-      { label: "Size", kind: "number", text: (r) => bytes(r.bytes) },
+      { label: "Size", sort: "bytes", kind: "number", text: (r) => bytes(r.bytes) },
       { label: "QoS", kind: "number", text: (r) => String(r.qos) },
-      { label: "Age", kind: "number", text: (r) => seconds(r.age_seconds) },
+      { label: "Age", sort: "age_seconds", kind: "number", text: (r) => seconds(r.age_seconds) },
+      { label: "From", kind: "wide", text: (r) => shown(r.publisher || NONE) },
       ...(page.isAdmin ? [act] : []),
     ],
   });
 }
 
-/** A payload as text where it is some, else as hexadecimal bytes; the beginning of a long one. */
-export function payloadText(base64, text = undefined) {
+const SHOWN_BYTES = 1024;
+
+/** A payload as text where it is some, else as hexadecimal bytes; it may have lost its end. */
+export function payloadText(base64) {
   const raw = Uint8Array.from(atob(base64), (c) => c.charCodeAt(0));
-  let decoded = text;
-  if (decoded === undefined) {
-    try {
-      decoded = new TextDecoder("utf-8", { fatal: true }).decode(raw);
-    } catch {
-      decoded = null;
-    }
+  if (!raw.length) return "(empty)";
+  try {
+    const text = new TextDecoder("utf-8", { fatal: true }).decode(raw, { stream: true });
+    return text.split("\n").map((line) => (line ? shown(line, Infinity) : "")).join("\n");
+  } catch {
+    const hex = [...raw.subarray(0, SHOWN_BYTES)].map((byte) => byte.toString(16).padStart(2, "0"));
+    return hex.join(" ").match(/.{1,48}/g).join("\n") + (raw.length > SHOWN_BYTES ? "\n…" : "");
   }
-  if (decoded !== null) return decoded.split("\n").map((line) => (line ? shown(line, 65_536) : "")).join("\n");
-  const hex = [...raw.subarray(0, 1024)].map((byte) => byte.toString(16).padStart(2, "0"));
-  return (hex.join(" ").match(/.{1,48}/g) ?? []).join("\n") + (raw.length > 1024 ? "\n…" : "");
 }
 
 export function retainedMessage(page, topic) {
@@ -98,6 +101,8 @@ export function retainedMessage(page, topic) {
     ["Size", (d) => bytes(d.bytes)],
     ["QoS", (d) => String(d.qos)],
     ["Age", (d) => seconds(d.age_seconds)],
+    ["Expires in", (d) => (d.expires_seconds === null ? "never" : seconds(d.expires_seconds))],
+    ["From", (d) => shown(d.publisher || NONE, 500)],
     ["Properties", (d) => (Object.keys(d.properties ?? {}).length ? shown(JSON.stringify(d.properties), 2000) : "none")],
   ]);
   const doClear = button("Clear", page.acts(() => clear(page, topic, () => page.go("#/retained"))), "danger");
@@ -109,52 +114,75 @@ export function retainedMessage(page, topic) {
       async (signal) => {
         const data = await get(path`retained/${topic}`, signal);
         facts.update(data);
-        setText(payload, data.bytes ? payloadText(data.base64, data.text) : "(empty)");
+        setText(payload, payloadText(data.base64));
       },
     ],
   };
 }
 
-const words = (name) => name.replaceAll("_", " ").replace(/ (seconds|bytes)$/, "");
-const written = (name, value) =>
-  value === null || value === "" ? NONE : name.endsWith("seconds") ? seconds(value) : name.endsWith("bytes") ? bytes(value) : typeof value === "number" ? count(value) : typeof value === "boolean" ? (value ? "yes" : "no") : shown(String(value), 300);
-const isPlain = ([, value]) => typeof value !== "object" || value === null;
+const laneColumns = () => [
+  { label: "Lane", text: (r) => (r.name ? shown(r.name) : "the only one") },
+  { label: "State", text: (r) => (r.is_connected ? "connected" : "not connected"), tone: (r) => (r.is_connected ? "ok" : "bad") },
+  { label: "For", kind: "number", text: (r) => seconds(r.since_seconds) },
+  { label: "To", kind: "wide", text: (r) => shown(r.address) },
+  { label: "RTT", kind: "number", text: (r) => seconds(r.rtt) },
+  { label: "Waiting", kind: "number", text: (r) => (r.waiting ? `${count(r.waiting)}, ${bytes(r.waiting_bytes)}` : "0") },
+  { label: "Oldest", kind: "number", text: (r) => seconds(r.oldest_seconds) },
+  { label: "Why", kind: "wrap", text: (r) => shown(r.why || NONE, 500) },
+];
 
-export function uplinks(page) {
-  const list = el("div", { class: "halves" });
+export function uplinks() {
+  const list = el("div", {});
+  const tables = new Map();
+  const none = el("p", { class: "empty", hidden: true }, "This broker has no uplink. The plugin uplink in the policy file joins it to another broker: docs/how-to/edge.md.");
   return {
-    node: [title("Uplinks", "Connections to other brokers, and the lanes of each."), list],
+    node: [title("Uplinks", "Whether the other brokers are reached, and what waits for each lane."), none, list],
     sources: [
       async (signal) => {
         const found = (await get("uplinks", signal)).uplinks;
-        replace(
-          list,
-          () =>
-            found.length
-              ? found.map((one) => {
-                  const { name, lanes, ...rest } = one;
-                  const facts = Object.entries(rest).filter(isPlain).map(([key, value]) => [words(key), () => written(key, value)]);
-                  const shownFacts = figures(facts);
-                  shownFacts.update({});
-                  const head = el("h2", {}, `${shown(name)} `, one.is_connected === undefined ? "" : tone(one.is_connected ? "ok" : "bad", one.is_connected ? "connected" : "not connected"));
-                  return panel(head, shownFacts.node, ...(lanes?.length ? [laneTable(lanes)] : []));
-                })
-              : [el("p", { class: "empty" }, "This broker has no uplink. The plugin uplink in the policy file joins it to another broker: docs/how-to/edge.md.")],
-          found,
-        );
+        none.hidden = found.length > 0;
+        for (const one of found) {
+          if (!tables.has(one.name)) {
+            tables.set(one.name, new Table(laneColumns(), (r) => r.name, "", { caption: "Lanes" }));
+            list.append(panel(shown(one.name), tables.get(one.name).node));
+          }
+          tables.get(one.name).update(one.lanes);
+        }
       },
     ],
   };
 }
 
-function laneTable(lanes) {
-  const keys = Object.entries(lanes[0]).filter(isPlain).map(([key]) => key);
-  const table = new Table(
-    keys.map((key) => ({ label: words(key), kind: typeof lanes[0][key] === "number" ? "number" : "", text: (r) => written(key, r[key]) })),
-    (r) => JSON.stringify(r[keys[0]]),
-    "",
-    { caption: "Lanes" },
+export function upstreams() {
+  const brokers = new Table(
+    [
+      { label: "Broker", kind: "wide", text: (r) => shown(r.address) },
+      { label: "State", text: (r) => (r.is_up ? "up" : "down"), tone: (r) => (r.is_up ? "ok" : "bad") },
+      { label: "For", kind: "number", text: (r) => seconds(r.since_seconds) },
+      { label: "Connections", kind: "number", text: (r) => count(r.connections) },
+      { label: "Why", kind: "wrap", text: (r) => shown(r.why || NONE, 500) },
+    ],
+    (r) => r.address,
+    "No broker is named.",
+    { caption: "Brokers behind the proxy" },
   );
-  table.update(lanes);
-  return table.node;
+  const passed = figures([
+    ["Clients connected", (d) => count(d.clients.connected)],
+    ["Clients gone", (d) => count(d.clients.gone)],
+    ["Clients refused", (d) => Object.entries(d.clients.refused).map(([why, n]) => `${count(n)} ${why}`).join(", ") || "0"],
+    ["Messages matched", (d) => count(d.messages.matched)],
+    ["Delivered", (d) => count(d.messages.delivered)],
+    ["Held", (d) => count(d.messages.withheld)],
+    ["Waiting", (d) => `${count(d.messages.queued)}, ${bytes(d.messages.queued_bytes)}`],
+  ]);
+  return {
+    node: [title("Brokers behind the proxy", "Which are up, and what goes through."), el("section", { class: "panel" }, brokers.node), panel("Through the proxy", passed.node)],
+    sources: [
+      async (signal) => {
+        const found = await get("proxy", signal);
+        brokers.update(found.upstreams);
+        passed.update(found);
+      },
+    ],
+  };
 }

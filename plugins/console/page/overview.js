@@ -150,7 +150,7 @@ export function overview(page) {
 
   return {
     node: [
-      title("Overview", "What goes through this moment, and whether anything stands in its way."),
+      title("Overview", "What goes through, and whether anything stands in its way. Graphs show the last 10 minutes."),
       panel("Needs attention", needs),
       el("div", { class: "tiles" }, tiles.map(({ node }) => node)),
       el(

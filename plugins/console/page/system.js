@@ -8,12 +8,18 @@ import { Table } from "./table.js";
 
 const LEVELS = [["debug", "debug: connects, held messages"], ["info", "info: what is refused or dropped"], ["warning", "warning"], ["error", "error"]];
 
-/** Returns lines of an answer whose form is the server's own: lists and objects as words. */
-function lines(answer) {
-  return Object.entries(answer).flatMap(([name, value]) => {
-    const values = Array.isArray(value) ? value : value && typeof value === "object" ? Object.entries(value).map(([key, one]) => `${key}: ${one}`) : [value];
-    return values.length ? values.map((one) => `${name.replaceAll("_", " ")}: ${one}`) : [];
-  });
+/** What a reload has done: [the answer's key, how the page says it]. */
+const OUTCOMES = [
+  ["failed", "could not be used, and is as before"],
+  ["changed", "changed"],
+  ["needs_restart", "counts from the next start on"],
+  ["read", "read again"],
+];
+
+function outcome(answer) {
+  const lines = OUTCOMES.flatMap(([key, words]) => (answer[key] ?? []).map((what) => [key, `${what}: ${words}`]));
+  if (!lines.length) lines.push(["", "Read again; nothing has changed."]);
+  return el("ul", { class: "lines" }, lines.map(([key, words]) => el("li", { class: key === "failed" ? "error" : null }, shown(words, 4000))));
 }
 
 export function system(page) {
@@ -23,7 +29,7 @@ export function system(page) {
     ["Version", () => me.version],
     ["Machine", () => shown(me.name)],
     ["Running for", (d) => seconds(me.started_seconds + (performance.now() - d.since) / 1000)],
-    ["Log level", (d) => d.level ?? NONE],
+    ["Log level", () => level ?? NONE],
   ]);
   const said = el("div", { role: "status" });
   const bans = new Table(
@@ -52,11 +58,9 @@ export function system(page) {
     if (!(await ask("Reload the policy file?", "What can change while it runs is changed; what needs a restart is named. A wrong file changes nothing.", "Reload", [], ""))) return;
     said.replaceChildren(el("p", { class: "quiet" }, "Reloading…"));
     try {
-      const answer = lines(await call("POST", "reload"));
-      said.replaceChildren(el("ul", { class: "lines" }, (answer.length ? answer : ["Read again; nothing has changed."]).map((line) => el("li", {}, shown(line, 2000)))));
+      said.replaceChildren(outcome(await call("POST", "reload")));
     } catch (error) {
-      said.replaceChildren(el("p", { class: "error" }, "Nothing was changed. ", shown(error.message, 4000)));
-      if (error.status !== 409) throw error;
+      said.replaceChildren(error.answer?.failed ? outcome(error.answer) : el("p", { class: "error" }, shown(error.message, 4000)));
     }
   };
   const drain = async () => {
@@ -86,6 +90,7 @@ export function system(page) {
 
   async function load(signal) {
     const data = await get("overview", signal);
+    about.update({ since: opened });
     const problems = Object.entries(data.problems ?? {});
     replace(
       ready,
@@ -95,7 +100,7 @@ export function system(page) {
   }
   async function loadLog(signal) {
     level = (await get("log", signal)).level;
-    about.update({ level, since: opened });
+    about.update({ since: opened });
   }
   async function loadBans(signal) {
     bans.update((await get("bans", signal)).bans);
@@ -106,14 +111,14 @@ export function system(page) {
       title("System", "Whether the program is ready, and what it is to do."),
       el("div", { class: "halves" }, panel("Readiness", ready), panel("Program", about.node)),
       ...(page.isAdmin
-        ? [panel("Actions", el("div", { class: "buttons" }, button("Reload the policy file", page.acts(reload)), button("Log level…", page.acts(setLevel)), button("Back up…", page.acts(backup)), button("Drain…", page.acts(drain), "danger")), said)]
+        ? [page.has("clients") && panel("Actions", el("div", { class: "buttons" }, button("Reload the policy file", page.acts(reload)), button("Log level…", page.acts(setLevel)), page.has("backup") ? button("Back up…", page.acts(backup)) : null, page.has("drain") ? button("Drain…", page.acts(drain), "danger") : null), said)]
         : []),
-      panel(
+      page.has("bans") && panel(
         el("h2", {}, "Bans"),
         bans.node,
         ...(page.isAdmin ? [el("div", { class: "buttons" }, button("Ban…", page.acts(() => ban([["client_id", "client id", ""], ["username", "user", ""], ["address", "address", ""]], page.refresh)), "danger"))] : []),
       ),
-    ],
-    sources: [load, loadLog, ...(page.has("clients") ? [loadBans] : [])],
+    ].filter(Boolean),
+    sources: page.has("clients") ? [load, loadLog, loadBans] : [load],
   };
 }

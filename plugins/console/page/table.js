@@ -4,6 +4,8 @@ import { get, query } from "./api.js";
 import { button, el, field, replace, setText, title } from "./dom.js";
 import { count, NOTHING } from "./format.js";
 
+const MANY_COLUMNS = 9;
+
 /**
  * A table. A column is {label, text(row), href(row), tone(row), draw(row), kind, sort, act}: `kind` is
  * a class of its cells such as "number", `draw` makes an element in place of a text, `sort` is the
@@ -29,7 +31,7 @@ export class Table {
     });
     this.table = el(
       "table",
-      {},
+      { class: columns.length > MANY_COLUMNS ? "many" : null },
       caption ? el("caption", { class: "hidden-text" }, caption) : null,
       el("thead", {}, el("tr", {}, heads)),
       this.#body,
@@ -166,13 +168,12 @@ export function listView(page, about) {
   ];
   async function load(signal) {
     const [sort, direction] = order();
-    const { after, search: _, ...own } = page.params;
-    const asked = { limit: PAGE_ROWS, after, ...Object.fromEntries(inputs.map(({ name }) => [name, page.params[name]])), ...(about.sort ? { sort, order: direction } : {}), ...about.always };
+    const { after } = page.params;
+    const asked = { limit: PAGE_ROWS, after, ...Object.fromEntries(inputs.map(({ name }) => [name, page.params[name]])), ...(about.sort ? { sort, order: direction } : {}) };
     const answer = await get(`${about.api}${query(asked)}`, signal);
     const rows = answer[about.list];
     table.update(rows);
     if (about.sort) table.sorted(sort, direction);
-    about.told?.(answer);
     following = answer.next ?? null;
     const total = answer.total ?? (following === null ? start() + rows.length : null);
     setText(words, rows.length === 0 ? "Nothing to show" : `${count(start() + 1)} to ${count(start() + rows.length)}${total === null ? "" : ` of ${count(total)}`}`);
