@@ -4,7 +4,7 @@ import { call, get, path } from "./api.js";
 import { ask, button, el, field, figures, notice, panel, replace, select, setText, shown, title, tone } from "./dom.js";
 import { bytes, clock, count, many, NONE, percent, seconds } from "./format.js";
 import { holds } from "./graphs.js";
-import { listView, Table } from "./table.js";
+import { listView, name, number, Table, text } from "./table.js";
 
 const SLOW_SECONDS = 0.5;
 const STUCK_SECONDS = 2;
@@ -24,13 +24,13 @@ const rttTone = (row) => (row.rtt > STUCK_SECONDS ? "bad" : row.rtt > SLOW_SECON
 
 export function linkColumns() {
   return [
-    { label: "Client", sort: "client_id", kind: "wide", text: (r) => shown(r.client_id), href: (r) => clientLink(r.client_id), full: (r) => shown(r.client_id, 1000) },
-    { label: "State", text: (r) => state(r)[1], tone: (r) => state(r)[0] },
-    { label: "RTT", sort: "rtt", kind: "number", text: (r) => seconds(r.rtt), tone: rttTone },
-    { label: "Held", sort: "withheld", kind: "number", text: (r) => count(r.withheld), tone: (r) => (r.withheld ? "warn" : "") },
-    { label: "Waiting", sort: "queued_bytes", kind: "number", text: (r) => (r.queued || r.queued_bytes ? `${count(r.queued)}, ${bytes(r.queued_bytes)}` : "0") },
-    { label: "Delivered", sort: "delivered", kind: "number", text: (r) => count(r.delivered) },
-    { label: "Dropped", sort: "dropped", kind: "number", text: (r) => count(r.dropped), tone: (r) => (r.dropped ? "bad" : "") },
+    name("Client", (r) => r.client_id, { sort: "client_id", href: (r) => clientLink(r.client_id) }),
+    text("State", (r) => state(r)[1], { tone: (r) => state(r)[0] }),
+    number("RTT", (r) => seconds(r.rtt), { sort: "rtt", tone: rttTone }),
+    number("Held", (r) => count(r.withheld), { sort: "withheld", tone: (r) => (r.withheld ? "warn" : "") }),
+    number("Waiting", (r) => (r.queued || r.queued_bytes ? `${count(r.queued)}, ${bytes(r.queued_bytes)}` : "0"), { sort: "queued_bytes" }),
+    number("Delivered", (r) => count(r.delivered), { sort: "delivered" }),
+    number("Dropped", (r) => count(r.dropped), { sort: "dropped", tone: (r) => (r.dropped ? "bad" : "") }),
   ];
 }
 
@@ -68,10 +68,10 @@ export function clients(page) {
     empty: "No client matches. Clients appear here as soon as they connect; shorten the search to see more.",
     columns: [
       ...linkColumns(),
-      { label: "User", kind: "clip", text: (r) => shown(r.username || NONE, 40) },
-      { label: "From", kind: "clip", text: (r) => shown(r.address || NONE, 50) },
-      { label: "MQTT", text: (r) => r.version ?? NONE },
-      { label: "Since", sort: "connected_seconds", kind: "number", text: (r) => seconds(r.connected_seconds) },
+      text("User", (r) => shown(r.username || NONE, 40), { kind: "clip" }),
+      text("From", (r) => shown(r.address || NONE, 50), { kind: "clip" }),
+      text("MQTT", (r) => r.version ?? NONE),
+      number("Since", (r) => seconds(r.connected_seconds), { sort: "connected_seconds" }),
     ],
     changed: mark,
   });
@@ -99,7 +99,7 @@ export async function ban(kinds, refresh) {
 }
 
 function clientActions(page, clientId) {
-  const name = shown(clientId, 60);
+  const who = shown(clientId, 60);
   const act = (words, question, told, verb, order, done) =>
     button(words, page.acts(async () => {
       if (!(await ask(question, told, verb))) return;
@@ -107,11 +107,11 @@ function clientActions(page, clientId) {
       page.refresh();
     }), verb === "Release" ? "" : "danger");
   const parts = {
-    disconnect: act("Disconnect", `Disconnect ${name}?`, "Its connection is closed; its session stays. Most clients connect again at once: to keep it away, ban it.", "Disconnect", () => call("POST", path`clients/${clientId}/disconnect`), () => `Disconnected ${name}.`),
+    disconnect: act("Disconnect", `Disconnect ${who}?`, "Its connection is closed; its session stays. Most clients connect again at once: to keep it away, ban it.", "Disconnect", () => call("POST", path`clients/${clientId}/disconnect`), () => `Disconnected ${who}.`),
     ban: !page.has("bans") ? null : button("Ban…", page.acts(() => ban([["client_id", "this client id", clientId], ...(page.row?.username ? [["username", "its user", page.row.username]] : []), ...(page.row?.address ? [["address", "its address", page.row.address.replace(/^\[?(.*?)\]?(:\d+)?$/, "$1")]] : [])], page.refresh)), "danger"),
-    release: act("Release held", `Release what is held for ${name}?`, "The held messages are sent at once, however slow the link is. Small ones may wait behind them.", "Release", () => call("POST", path`clients/${clientId}/release`), (a) => `Released ${many(a.released, "held message")} of ${name}.`),
-    drop: act("Drop held", `Drop what is held for ${name}?`, "The held messages are deleted and counted as dropped. The client does not get them.", "Drop", () => call("POST", path`clients/${clientId}/drop`), (a) => `Dropped ${many(a.dropped, "held message")} of ${name}.`),
-    end: act("End session", `End the session of ${name}?`, "It is disconnected; its subscriptions and all messages that wait for it are deleted.", "End session", () => call("DELETE", path`clients/${clientId}`), () => `Ended the session of ${name}.`),
+    release: act("Release held", `Release what is held for ${who}?`, "The held messages are sent at once, however slow the link is. Small ones may wait behind them.", "Release", () => call("POST", path`clients/${clientId}/release`), (a) => `Released ${many(a.released, "held message")} of ${who}.`),
+    drop: act("Drop held", `Drop what is held for ${who}?`, "The held messages are deleted and counted as dropped. The client does not get them.", "Drop", () => call("POST", path`clients/${clientId}/drop`), (a) => `Dropped ${many(a.dropped, "held message")} of ${who}.`),
+    end: act("End session", `End the session of ${who}?`, "It is disconnected; its subscriptions and all messages that wait for it are deleted.", "End session", () => call("DELETE", path`clients/${clientId}`), () => `Ended the session of ${who}.`),
   };
   return {
     nodes: page.isAdmin ? Object.values(parts).filter(Boolean) : [],
@@ -169,10 +169,10 @@ export function client(page, clientId) {
   const filters = el("ul", { class: "lines" });
   const lately = new Table(
     [
-      { label: "When", text: (r) => clock(Date.now() / 1000 - r.seconds_ago) },
-      { label: "What", text: (r) => r.kind.replaceAll("_", " ") },
-      { label: "From", text: (r) => (r.address ? shown(r.address, 60) : NONE) },
-      { label: "Why", kind: "wrap", text: (r) => (r.reason ? shown(r.reason, 500) : NONE) },
+      text("When", (r) => clock(Date.now() / 1000 - r.seconds_ago)),
+      text("What", (r) => r.kind.replaceAll("_", " ")),
+      text("From", (r) => (r.address ? shown(r.address, 60) : NONE)),
+      text("Why", (r) => (r.reason ? shown(r.reason, 500) : NONE), { kind: "wrap" }),
     ],
     (r) => `${r.kind} ${Math.round(Date.now() / 1000 - r.seconds_ago)} ${r.address}`,
     "Nothing has happened since the start.",

@@ -4,9 +4,7 @@ import { call, get, path } from "./api.js";
 import { clientLink } from "./clients.js";
 import { ask, button, el, figures, notice, panel, setText, shown, title } from "./dom.js";
 import { bytes, count, NONE, seconds } from "./format.js";
-import { listView, Table } from "./table.js";
-
-const topicColumn = (href) => ({ label: "Topic", sort: "topic", kind: "wide", text: (r) => shown(r.topic), full: (r) => shown(r.topic, 1000), href });
+import { acts, listView, name, number, Table, text } from "./table.js";
 
 export function topics(page) {
   return listView(page, {
@@ -20,11 +18,11 @@ export function topics(page) {
     ascending: ["topic"],
     empty: "Nothing waits: every message has been delivered.",
     columns: [
-      topicColumn((r) => `#/tail?filter=${encodeURIComponent(r.topic)}`),
-      { label: "Size", text: (r) => r.size },
-      { label: "Messages", sort: "messages", kind: "number", text: (r) => count(r.messages) },
-      { label: "Bytes", sort: "bytes", kind: "number", text: (r) => bytes(r.bytes) },
-      { label: "Oldest", sort: "oldest_seconds", kind: "number", text: (r) => seconds(r.oldest_seconds) },
+      name("Topic", (r) => r.topic, { sort: "topic", href: (r) => `#/tail?filter=${encodeURIComponent(r.topic)}` }),
+      text("Size", (r) => r.size),
+      number("Messages", (r) => count(r.messages), { sort: "messages" }),
+      number("Bytes", (r) => bytes(r.bytes), { sort: "bytes" }),
+      number("Oldest", (r) => seconds(r.oldest_seconds), { sort: "oldest_seconds" }),
     ],
   });
 }
@@ -40,25 +38,30 @@ export function subscriptions(page) {
     filters: [["client", "Client", "a client id"], ["filter", "Topic filter", "sensors/#"]],
     empty: "No subscription matches. Leave a field empty to see more.",
     columns: [
-      { label: "Topic filter", kind: "wide", text: (r) => shown(r.topic_filter), full: (r) => shown(r.topic_filter, 1000) },
-      { label: "Client", kind: "wide", text: (r) => shown(r.client_id), href: (r) => clientLink(r.client_id) },
-      { label: "QoS", kind: "number", text: (r) => String(r.qos) },
-      { label: "Shared as", text: (r) => shown(r.share_name || NONE) },
-      { label: "Sizes", text: (r) => r.sizes ?? "all" },
+      name("Topic filter", (r) => r.topic_filter),
+      name("Client", (r) => r.client_id, { href: (r) => clientLink(r.client_id) }),
+      number("QoS", (r) => String(r.qos)),
+      text("Shared as", (r) => shown(r.share_name || NONE)),
+      text("Sizes", (r) => r.sizes ?? "all"),
     ],
   });
 }
 
-async function clear(page, topic, then) {
-  const name = shown(topic, 80);
-  if (!(await ask(`Clear the retained message of ${name}?`, "New subscribers no longer get it. Those that have it keep it.", "Clear"))) return;
+async function clear(topic, then) {
+  const which = shown(topic, 80);
+  if (!(await ask(`Clear the retained message of ${which}?`, "New subscribers no longer get it. Those that have it keep it.", "Clear"))) return;
   await call("DELETE", path`retained/${topic}`);
-  notice(`Cleared the retained message of ${name}.`);
+  notice(`Cleared the retained message of ${which}.`);
   then();
 }
 
 export function retained(page) {
-  const act = { label: "", kind: "acts", act: [{ words: "Clear", kind: "danger", named: (r) => shown(r.topic, 80), run: page.acts((r) => clear(page, r.topic, page.refresh)) }] };
+  const clearOne = {
+    words: "Clear",
+    kind: "danger",
+    named: (r) => shown(r.topic, 80),
+    run: page.acts((r) => clear(r.topic, page.refresh)),
+  };
   return listView(page, {
     title: "Retained messages",
     about: "What a new subscriber gets at once. Open one to see its payload.",
@@ -70,12 +73,12 @@ export function retained(page) {
     ascending: ["topic"],
     empty: "No retained message matches. Leave the topic filter empty to see all.",
     columns: [
-      topicColumn((r) => `#/retained/${encodeURIComponent(r.topic)}`),
-      { label: "Size", sort: "bytes", kind: "number", text: (r) => bytes(r.bytes) },
-      { label: "QoS", kind: "number", text: (r) => String(r.qos) },
-      { label: "Age", sort: "age_seconds", kind: "number", text: (r) => seconds(r.age_seconds) },
-      { label: "From", kind: "wide", text: (r) => shown(r.publisher || NONE) },
-      ...(page.isAdmin ? [act] : []),
+      name("Topic", (r) => r.topic, { sort: "topic", href: (r) => `#/retained/${encodeURIComponent(r.topic)}` }),
+      number("Size", (r) => bytes(r.bytes), { sort: "bytes" }),
+      number("QoS", (r) => String(r.qos)),
+      number("Age", (r) => seconds(r.age_seconds), { sort: "age_seconds" }),
+      name("From", (r) => r.publisher || NONE),
+      ...(page.isAdmin ? [acts(clearOne)] : []),
     ],
   });
 }
@@ -105,7 +108,7 @@ export function retainedMessage(page, topic) {
     ["From", (d) => shown(d.publisher || NONE, 500)],
     ["Properties", (d) => (Object.keys(d.properties ?? {}).length ? shown(JSON.stringify(d.properties), 2000) : "none")],
   ]);
-  const doClear = button("Clear", page.acts(() => clear(page, topic, () => page.go("#/retained"))), "danger");
+  const doClear = button("Clear", page.acts(() => clear(topic, () => page.go("#/retained"))), "danger");
   const heading = title(shown(topic, 300), "Retained message", ...(page.isAdmin ? [doClear] : []));
   heading.querySelector("h1").classList.add("id");
   return {
@@ -121,14 +124,14 @@ export function retainedMessage(page, topic) {
 }
 
 const laneColumns = () => [
-  { label: "Lane", text: (r) => (r.name ? shown(r.name) : "the only one") },
-  { label: "State", text: (r) => (r.is_connected ? "connected" : "not connected"), tone: (r) => (r.is_connected ? "ok" : "bad") },
-  { label: "For", kind: "number", text: (r) => seconds(r.since_seconds) },
-  { label: "To", kind: "wide", text: (r) => shown(r.address) },
-  { label: "RTT", kind: "number", text: (r) => seconds(r.rtt) },
-  { label: "Waiting", kind: "number", text: (r) => (r.waiting ? `${count(r.waiting)}, ${bytes(r.waiting_bytes)}` : "0") },
-  { label: "Oldest", kind: "number", text: (r) => seconds(r.oldest_seconds) },
-  { label: "Why", kind: "wrap", text: (r) => shown(r.why || NONE, 500) },
+  text("Lane", (r) => (r.name ? shown(r.name) : "the only one")),
+  text("State", (r) => (r.is_connected ? "connected" : "not connected"), { tone: (r) => (r.is_connected ? "ok" : "bad") }),
+  number("For", (r) => seconds(r.since_seconds)),
+  name("To", (r) => r.address),
+  number("RTT", (r) => seconds(r.rtt)),
+  number("Waiting", (r) => (r.waiting ? `${count(r.waiting)}, ${bytes(r.waiting_bytes)}` : "0")),
+  number("Oldest", (r) => seconds(r.oldest_seconds)),
+  text("Why", (r) => shown(r.why || NONE, 500), { kind: "wrap" }),
 ];
 
 export function uplinks() {
@@ -156,11 +159,11 @@ export function uplinks() {
 export function upstreams() {
   const brokers = new Table(
     [
-      { label: "Broker", kind: "wide", text: (r) => shown(r.address) },
-      { label: "State", text: (r) => (r.is_up ? "up" : "down"), tone: (r) => (r.is_up ? "ok" : "bad") },
-      { label: "For", kind: "number", text: (r) => seconds(r.since_seconds) },
-      { label: "Connections", kind: "number", text: (r) => count(r.connections) },
-      { label: "Why", kind: "wrap", text: (r) => shown(r.why || NONE, 500) },
+      name("Broker", (r) => r.address),
+      text("State", (r) => (r.is_up ? "up" : "down"), { tone: (r) => (r.is_up ? "ok" : "bad") }),
+      number("For", (r) => seconds(r.since_seconds)),
+      number("Connections", (r) => count(r.connections)),
+      text("Why", (r) => shown(r.why || NONE, 500), { kind: "wrap" }),
     ],
     (r) => r.address,
     "No broker is named.",

@@ -4,7 +4,7 @@ import { get } from "./api.js";
 import { el, figures, panel, replace, setText, title, tone } from "./dom.js";
 import { bytes, count, many, NONE, percent, rate, seconds } from "./format.js";
 import { bar, graph, GRAPH_SECONDS, range, rangeEnds } from "./graphs.js";
-import { Table } from "./table.js";
+import { number, Table, text } from "./table.js";
 import { linkColumns } from "./clients.js";
 
 const LATE_LOOP_SECONDS = 0.1;
@@ -65,6 +65,8 @@ class History {
 
 const history = new History();
 
+const drawRange = (r) => range(r.messages ? r.p50_seconds : null, r.p99_seconds, r.congested ? "warn" : "");
+
 export function overview(page) {
   const tiles = [
     tile("Received", (d) => `${rate(d.rates.received_messages)} /s`, (d) => `${bytes(d.rates.received_bytes)}/s`, (h) => h.of("received_messages"), rate),
@@ -75,12 +77,12 @@ export function overview(page) {
   const needs = el("ul", { class: "attention" });
   const latency = new Table(
     [
-      { label: "Messages", text: (r) => r.size, kind: "" },
-      { label: "Path", text: (r) => (r.congested ? "congested" : "calm"), tone: (r) => (r.congested ? "warn" : "ok") },
-      { label: "p50", kind: "number", text: (r) => seconds(r.p50_seconds) },
-      { label: "p99", kind: "number", text: (r) => seconds(r.p99_seconds) },
-      { label: "Count", kind: "number", text: (r) => count(r.messages) },
-      { label: "p50 to p99", kind: "drawn", head: rangeEnds, draw: (r) => range(r.messages ? r.p50_seconds : null, r.p99_seconds, r.congested ? "warn" : "") },
+      text("Messages", (r) => r.size, { kind: "" }),
+      text("Path", (r) => (r.congested ? "congested" : "calm"), { tone: (r) => (r.congested ? "warn" : "ok") }),
+      number("p50", (r) => seconds(r.p50_seconds)),
+      number("p99", (r) => seconds(r.p99_seconds)),
+      number("Count", (r) => count(r.messages)),
+      text("p50 to p99", null, { kind: "drawn", head: rangeEnds, draw: drawRange }),
     ],
     (r) => `${r.size} ${r.congested}`,
     "Nothing was delivered in the last minute.",

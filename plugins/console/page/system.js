@@ -4,7 +4,7 @@ import { call, get, me, path } from "./api.js";
 import { ban } from "./clients.js";
 import { ask, button, el, field, figures, notice, panel, replace, select, shown, title, tone } from "./dom.js";
 import { NONE, seconds } from "./format.js";
-import { Table } from "./table.js";
+import { acts, name, number, Table, text } from "./table.js";
 
 const LEVELS = [["debug", "debug: connects, held messages"], ["info", "info: what is refused or dropped"], ["warning", "warning"], ["error", "error"]];
 
@@ -32,20 +32,23 @@ export function system(page) {
     ["Log level", () => level ?? NONE],
   ]);
   const said = el("div", { role: "status" });
+  const liftOne = {
+    words: "Lift",
+    named: (b) => shown(b.value, 80),
+    run: page.acts(async (b) => {
+      await call("DELETE", path`bans/${b.kind}/${b.value}`);
+      notice(`Lifted the ban of ${shown(b.value, 80)}.`);
+      page.refresh();
+    }),
+  };
   const bans = new Table(
     [
-      { label: "Who", kind: "wide", text: (b) => shown(b.value), full: (b) => shown(b.value, 1000) },
-      { label: "By", text: (b) => b.kind.replaceAll("_", " ") },
-      { label: "Left", kind: "number", text: (b) => seconds(b.seconds) },
-      { label: "Reason", kind: "wrap", text: (b) => shown(b.reason || NONE) },
-      { label: "Ordered by", text: (b) => shown(b.by || NONE) },
-      ...(page.isAdmin
-        ? [{ label: "", kind: "acts", act: [{ words: "Lift", named: (b) => shown(b.value, 80), run: page.acts(async (b) => {
-            await call("DELETE", path`bans/${b.kind}/${b.value}`);
-            notice(`Lifted the ban of ${shown(b.value, 80)}.`);
-            page.refresh();
-          }) }] }]
-        : []),
+      name("Who", (b) => b.value),
+      text("By", (b) => b.kind.replaceAll("_", " ")),
+      number("Left", (b) => seconds(b.seconds)),
+      text("Reason", (b) => shown(b.reason || NONE), { kind: "wrap" }),
+      text("Ordered by", (b) => shown(b.by || NONE)),
+      ...(page.isAdmin ? [acts(liftOne)] : []),
     ],
     (b) => `${b.kind} ${b.value}`,
     "Nobody is banned.",

@@ -1,10 +1,17 @@
 // Tables whose rows keep their place and their focus while the figures change, and lists by pages.
 
 import { get, query } from "./api.js";
-import { button, el, field, replace, setText, title } from "./dom.js";
+import { button, el, field, replace, setText, shown, title } from "./dom.js";
 import { count, NOTHING } from "./format.js";
 
 const MANY_COLUMNS = 9;
+
+/** Columns: of words, of numbers, and of names that strangers chose; `more` as in `Table`. */
+export const text = (label, of, more) => ({ label, text: of, ...more });
+export const number = (label, of, more) => text(label, of, { kind: "number", ...more });
+export const name = (label, of, more) =>
+  text(label, (row) => shown(of(row)), { kind: "wide", full: (row) => shown(of(row), 1000), ...more });
+export const acts = (...buttons) => text("", null, { kind: "acts", act: buttons });
 
 /**
  * A table. A column is {label, text(row), href(row), tone(row), draw(row), kind, sort, act}: `kind` is
@@ -87,7 +94,9 @@ function value(cell, column) {
     const text = column.text(row);
     setText(place, text, column.tone ? (column.tone(row) ?? "") : null);
     cell.classList.toggle("nothing", NOTHING.has(text));
-    if (column.href) place.setAttribute("href", column.href(row));
+    const to = column.href?.(row);
+    if (to) place.setAttribute("href", to);
+    else place.removeAttribute("href");
     if (column.full) cell.title = column.full(row) ?? "";
   };
 }

@@ -4,7 +4,7 @@ import { query } from "./api.js";
 import { clientLink } from "./clients.js";
 import { button, el, field, setText, shown, title } from "./dom.js";
 import { bytes, count, many, NONE } from "./format.js";
-import { Table } from "./table.js";
+import { name, number, Table, text } from "./table.js";
 
 const MOST_LINES = 300;
 const DRAWN_MILLISECONDS = 250;
@@ -15,19 +15,19 @@ export function tail(page) {
     ["filter", "Topic filter", "sensors/#"],
     ["client", "Client", "a client id"],
     ["address", "Address", "10.0.0.7"],
-  ].map(([name, label, hint]) => {
-    const input = el("input", { name, value: page.params[name] ?? "", placeholder: hint, autocomplete: "off", spellcheck: "false" });
-    return { name, input, node: field(label, input, "search") };
+  ].map(([parameter, label, hint]) => {
+    const input = el("input", { name: parameter, value: page.params[parameter] ?? "", placeholder: hint, autocomplete: "off", spellcheck: "false" });
+    return { parameter, input, node: field(label, input, "search") };
   });
   const table = new Table(
     [
-      { label: "When", text: (r) => new Date(r.at * 1000).toISOString().slice(11, 23) },
-      { label: "What", text: (r) => r.kind, tone: (r) => TONES[r.kind] ?? "" },
-      { label: "Client", kind: "wide", text: (r) => shown(r.client_id), href: (r) => clientLink(r.client_id) },
-      { label: "Topic", kind: "wide", text: (r) => shown(r.topic || NONE), full: (r) => shown(r.topic, 1000) },
-      { label: "Size", kind: "number", text: (r) => bytes(r.bytes) },
-      { label: "QoS", kind: "number", text: (r) => count(r.qos) },
-      { label: "Why", kind: "wrap", text: (r) => shown(r.reason || r.address || NONE) },
+      text("When", (r) => new Date(r.at * 1000).toISOString().slice(11, 23)),
+      text("What", (r) => r.kind, { tone: (r) => TONES[r.kind] ?? "" }),
+      name("Client", (r) => r.client_id, { href: (r) => clientLink(r.client_id) }),
+      name("Topic", (r) => r.topic || NONE),
+      number("Size", (r) => bytes(r.bytes)),
+      number("QoS", (r) => count(r.qos)),
+      text("Why", (r) => shown(r.reason || r.address || NONE), { kind: "wrap" }),
     ],
     (r) => r.number,
     "Nothing yet. Lines appear here as messages pass; connects and disconnects as well.",
@@ -57,7 +57,7 @@ export function tail(page) {
   const start = () => {
     stop();
     missed = 0;
-    const asked = Object.fromEntries(inputs.map(({ name, input }) => [name, input.value]));
+    const asked = Object.fromEntries(inputs.map(({ parameter, input }) => [parameter, input.value]));
     source = new EventSource(`api/tail${query(asked)}`);
     source.addEventListener("record", (event) => {
       lines.unshift({ ...JSON.parse(event.data), number: ++number });
@@ -83,7 +83,7 @@ export function tail(page) {
       class: "tools",
       onsubmit: (event) => {
         event.preventDefault();
-        page.change(Object.fromEntries(inputs.map(({ name, input }) => [name, input.value])), { replaces: true });
+        page.change(Object.fromEntries(inputs.map(({ parameter, input }) => [parameter, input.value])), { replaces: true });
         lines = [];
         draw();
         start();
