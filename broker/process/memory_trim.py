@@ -5,7 +5,8 @@ library, and both keep it: a broker that once had 200 MB of messages waiting wou
 C library returns only free memory at the end of its heap, unless it is asked to search the whole
 heap for free pages (`malloc_trim`: 20 ms for 300 MB). Python's allocator for small objects returns
 arenas of 1 MiB that are entirely free. A freed tuple that the interpreter keeps for reuse holds an
-arena just as a live one does, and only a full collection releases these.
+arena just as a live one does, and only a full collection releases these. It visits no frozen
+object (`penstock.broker.process.gc_control`), so that it takes no time that a client would notice.
 
 Neither is worth doing again and again, nor while a backlog is still draining. The number of small
 blocks in use shows when many of them are freed and no more are being freed; to count them costs
@@ -51,16 +52,6 @@ RESTING_BYTES: Final = 2 * 1024 * 1024
 
 STEADY_BLOCKS: Final = 1_000
 """An idle broker may still free so many blocks between two looks."""
-
-MOST_TO_COLLECT: Final = 500_000
-"""With more blocks allocated since the start there is no full collection. A collection visits most
-of them, and so many take 50 ms, in which no client is served. A broker with more has many clients,
-and misses the memory less."""
-
-LOOKS_BETWEEN: Final = 20
-"""A full collection follows another after so many looks at least. Clients that connect, publish and
-vanish leave free blocks all the time, and up to 60 ms of every second look would go into
-collections."""
 
 RESERVED_NUMBERS: Final = 30_000
 """So many numbers take 1 MB. With 10,000, some of the numbers of 200,000 messages for five sessions
@@ -130,24 +121,19 @@ class SpareMemory:
     def __init__(
         self,
         count_blocks: Callable[[], int] = sys.getallocatedblocks,
-        collect: Callable[[], object] = gc.collect,
         resident_bytes: Callable[[], int] = resident_bytes,
     ) -> None:
         """Begin to watch.
 
         Args:
             count_blocks: returns the small blocks in use.
-            collect: runs a full collection.
             resident_bytes: returns the memory of the process that is not on disk.
         """
-        self._collect = collect
         self._count_blocks = count_blocks
         self._malloc_trim = find_malloc_trim()
         self._reserve = reserve_blocks()
-        self._blocks_at_start = self._most_blocks = self._last_blocks = count_blocks()
+        self._most_blocks = self._last_blocks = count_blocks()
         self._looks_left = 0
-        self._looks_to_collection = 0
-        self._is_collection_due = False
         self._resident_bytes = resident_bytes
         self._last_bytes = self._resting_bytes = self._least_bytes = resident_bytes()
         self._looks_at_rest = 0
@@ -161,10 +147,6 @@ class SpareMemory:
         self._last_blocks = n_blocks
         self._most_blocks = max(self._most_blocks, n_blocks)
         n_gone = self._most_blocks - n_blocks
-        self._looks_to_collection -= 1
-        if self._is_collection_due and self._looks_to_collection <= 0:
-            self._collect_soon()
-            self._looks_left = LOOKS_AFTERWARDS
         if is_falling or n_gone < max(LEAST_BLOCKS, n_blocks // LEAST_PART):
             if self._looks_left:
                 self._looks_left -= 1
@@ -173,17 +155,9 @@ class SpareMemory:
             return
         self.n_times += 1
         self._looks_left = LOOKS_AFTERWARDS
-        if n_blocks - self._blocks_at_start < MOST_TO_COLLECT:
-            self._collect_soon()
+        gc.collect()
         self._trim()
         self._most_blocks = n_blocks
-
-    def _collect_soon(self) -> None:
-        """Run a full collection, at once or when `LOOKS_BETWEEN` have passed since the last one."""
-        self._is_collection_due = self._looks_to_collection > 0
-        if not self._is_collection_due:
-            self._looks_to_collection = LOOKS_BETWEEN
-            self._collect()
 
     def _trim_at_rest(self) -> None:
         before, n_bytes = self._last_bytes, self._resident_bytes()

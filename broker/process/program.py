@@ -122,7 +122,7 @@ async def _serve(service: Service) -> None:
     keep_a_little()
     await service.start()
     collector = Collector(kept=service.kept) if isinstance(service, KeepingService) else Collector()
-    spare_memory = SpareMemory(collect=collector.collect_all)
+    spare_memory = SpareMemory()
 
     faults: dict[str, int] = {}
 

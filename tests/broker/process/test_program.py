@@ -8,7 +8,6 @@ import os
 import signal
 import stat
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -87,9 +86,6 @@ class Resting(Service):
 
 class EndingLook:
     """Takes the place of what gives memory back: its first look ends the process."""
-
-    def __init__(self, collect: Callable[[], object] = gc.collect) -> None:
-        """Take what collects."""
 
     def collect_all(self) -> None:
         """Nothing."""
