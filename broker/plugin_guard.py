@@ -111,18 +111,33 @@ class Guard:
 
         return guarded
 
-    async def wait_for(
-        self, plugin: object, ask: Callable[..., Any], *args: Any, otherwise: Any
-    ) -> Any:
-        """Ask a plugin that may return an awaitable; arguments as of `call`."""
+    def ask(self, plugin: object, ask: Callable[..., Any], *args: Any, otherwise: Any) -> Any:
+        """Ask a plugin that may return an awaitable; return its answer, or what gives that.
+
+        Arguments are those of `call`.
+        """
         try:
             answer = ask(*args)
-            if type(answer) is not bool and isinstance(answer, Awaitable):
-                return await answer
         except Exception as error:  # noqa: BLE001 (a plugin's fault is not its caller's)
             self.failed(plugin, error)
             return otherwise
-        return answer
+        if type(answer) is bool or not isinstance(answer, Awaitable):
+            return answer
+        return self._await(plugin, answer, otherwise)
+
+    async def _await(self, plugin: object, awaited: Awaitable[Any], otherwise: Any) -> Any:
+        try:
+            return await awaited
+        except Exception as error:  # noqa: BLE001 (a plugin's fault is not its caller's)
+            self.failed(plugin, error)
+            return otherwise
+
+    async def wait_for(
+        self, plugin: object, ask: Callable[..., Any], *args: Any, otherwise: Any
+    ) -> Any:
+        """Ask a plugin that may return an awaitable, and wait; arguments as of `call`."""
+        answer = self.ask(plugin, ask, *args, otherwise=otherwise)
+        return await answer if isinstance(answer, Awaitable) else answer
 
     def tell(self, callbacks: Iterable[Callable[[Any], object]], event: object) -> None:
         """Call each callback of an event."""

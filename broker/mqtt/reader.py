@@ -45,7 +45,7 @@ from penstock.broker.mqtt.packets import (
 from penstock.broker.mqtt.properties import WILL, read_properties, read_publish_properties
 from penstock.broker.mqtt.publish_head import read_publish_head
 from penstock.broker.mqtt.reason_codes import SUBACK_FAILURE_3_1_1, ReasonCode, describe_reason_code
-from penstock.broker.mqtt.topics import SHARE_PREFIX, validate_filter_read, validate_topic
+from penstock.broker.mqtt.topics import SHARE_PREFIX, validate_filters_read, validate_topic
 
 PacketReader: TypeAlias = Callable[[int, Buffer, int, int], Packet]
 
@@ -272,16 +272,19 @@ def read_subscribe(_first_byte: int, body: Buffer, version: int, most_properties
     packet_id, properties, position = _read_packet_id_and_properties(
         body, version, PacketType.SUBSCRIBE, most_properties
     )
+    topic_filters: list[str] = []
     subscriptions = []
-    while position < len(body):
+    body = bytes(body)
+    size = len(body)
+    while position < size:
         try:  # inlined `read_utf8_string` and `read_byte`, in half the time
             end = position + 2 + (body[position] << 8 | body[position + 1])
-            topic_filter, options = str(body[position + 2 : end], "utf-8"), body[end]
+            topic_filter, options = body[position + 2 : end].decode(), body[end]
         except (IndexError, UnicodeDecodeError):
             read_byte(body, read_utf8_string(body, position)[1])  # raises the specific error
             raise
         position = end + 1
-        validate_filter_read(topic_filter)
+        topic_filters.append(topic_filter)
         if options > 2:  # most have only a QoS
             _check_subscription_options(topic_filter, options, version)
             no_local, as_published = bool(options & 0x04), bool(options & 0x08)
@@ -293,6 +296,7 @@ def read_subscribe(_first_byte: int, body: Buffer, version: int, most_properties
         subscriptions.append(subscription)
     if not subscriptions:
         raise ProtocolError("SUBSCRIBE without a topic filter [MQTT-3.8.3-2]")
+    validate_filters_read(topic_filters)
     return Subscribe(packet_id, tuple(subscriptions), properties)
 
 
@@ -322,10 +326,10 @@ def read_unsubscribe(
     topic_filters = []
     while position < len(body):
         topic_filter, position = read_utf8_string(body, position)
-        validate_filter_read(topic_filter)
         topic_filters.append(topic_filter)
     if not topic_filters:
         raise ProtocolError("UNSUBSCRIBE without a topic filter [MQTT-3.10.3-2]")
+    validate_filters_read(topic_filters)
     return Unsubscribe(packet_id, tuple(topic_filters), properties)
 
 

@@ -7,6 +7,7 @@ broker has other reason codes (0x8F, 0x90).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from penstock.broker.errors import MalformedPacketError
@@ -64,17 +65,32 @@ def validate_topic_filter(topic_filter: str) -> None:
             ``$share/`` without share name or filter [MQTT-4.8.2-1].
     """
     _validate_text("topic filter", topic_filter)
-    validate_filter_read(topic_filter)
+    _validate_filter_read(topic_filter)
 
 
-def validate_filter_read(topic_filter: str) -> None:
-    """Check a Topic Filter that was read as UTF-8 after its length.
+def validate_filters_read(topic_filters: Sequence[str]) -> None:
+    """Check Topic Filters that were read as UTF-8 after their lengths.
 
-    Such a filter has no surrogate and is not too long; a packet may have thousands.
+    Such a filter has no surrogate and is not too long. A packet may have thousands: they are looked
+    at together, and one by one only where that finds something.
 
     Raises:
         MalformedPacketError: as `validate_topic_filter`.
     """
+    text = "/\0/".join(("", *topic_filters, ""))  # a level is what stands between slashes
+    n_plus, n_hash = text.count("+"), text.count("#")
+    if (
+        text.count("\0") != len(topic_filters) + 1  # U+0000 in one of them
+        or "\0//\0" in text  # an empty one
+        or "\0/$" in text
+        or (n_plus and not text.count("/+") == text.count("+/") == n_plus)
+        or (n_hash and text.count("/#/\0") != n_hash)
+    ):
+        for topic_filter in topic_filters:
+            _validate_filter_read(topic_filter)
+
+
+def _validate_filter_read(topic_filter: str) -> None:
     if not topic_filter or "\0" in topic_filter:
         _validate_text("topic filter", topic_filter)
     if topic_filter[0] == "$":

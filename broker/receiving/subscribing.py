@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, get_args
 
 from penstock.broker.access_control import RECEIVE, SUBSCRIBE
@@ -25,7 +25,7 @@ from penstock.broker.mqtt.size_limit import explained
 from penstock.broker.mqtt.topics import parse_share
 from penstock.broker.plugin_guard import is_logged
 from penstock.broker.receiving.publishing import MAX_LOGGED_TOPIC
-from penstock.broker.routing.topic_tree import Subscription
+from penstock.broker.routing.topic_tree import Subscription, most_bytes
 from penstock.broker.sending import eager_coroutine
 from penstock.broker.sessions import redelivery, retained_delivery
 from penstock.broker.sessions.bridges import of_bridge
@@ -102,6 +102,10 @@ def handle_subscribe(client: Client, packet: Subscribe, now: float) -> None:
 async def _subscribe(
     client: Client, packet: Subscribe, sizes: SizeClass | None, now: float
 ) -> None:
+    """Decide about each filter, and add those that are granted in runs.
+
+    What is asked about one filter may depend on what was added before it; then a run ends.
+    """
     core = client.core
     session = client.session
     (subscription_id,) = packet.properties.get("subscription_identifier") or (0,)
@@ -113,67 +117,59 @@ async def _subscribe(
     wanted = packet.subscriptions
     if client.is_bridge:
         wanted = tuple(map(of_bridge, wanted))
-    most_bytes = core.limits.subscription_bytes
-    most_bytes_of_all = core.limits.total_subscription_bytes or sys.maxsize
+    if maximum_qos < 2:
+        wanted = tuple(each._replace(qos=min(each.qos, maximum_qos)) for each in wanted)
     checks_subscribe = core.access is not None and core.access.checks_subscribe
-    is_anything_due = checks_subscribe or retained_delivery.is_anything_due(session)
-    unquestioned = _unquestioned_characters(client, len(wanted))
-    for number, request in enumerate(wanted, 1):
-        if not number % FILTERS_IN_TURN:
+    for start in range(0, len(wanted), FILTERS_IN_TURN):
+        if start:
             await eager_coroutine.others_turn()
             if not client.is_open:
                 return
-            is_anything_due = checks_subscribe or retained_delivery.is_anything_due(session)
-            unquestioned = _unquestioned_characters(client, len(wanted))
-        topic_filter, qos, no_local, retain_as_published, retain_handling = request
-        if (
-            topic_filter[0] == "$"
-            and core.consuming is not None
-            and (source := core.consuming.source_of(topic_filter))
-        ):
-            refused = await _consume(client, request, source, subscription_id)
-            if not client.is_open:
-                return
-            n_refused += refused is not None
-            codes.append(
-                _refuse(client, request, *refused, reasons)
-                if refused is not None
-                else session.subscriptions[topic_filter].qos
-            )
+        requests = wanted[start : start + FILTERS_IN_TURN]
+        is_plain = _are_plain(client, requests)
+        if is_plain and not checks_subscribe:
+            codes += [request[1] for request in requests]
+            _grant(client, requests, subscription_id, sizes, granted)
             continue
-        if (
-            checks_subscribe
-            or len(topic_filter) > unquestioned
-            or not topic_filter.isprintable()
-            or session.subscription_bytes >= most_bytes
-            or core.tree.n_bytes >= most_bytes_of_all
-        ):
-            refusal = _refusal(client, topic_filter)
+        run: list[SubscriptionRequest] = []
+        for request in requests:
+            topic_filter = request.topic_filter
+            refusal = None
+            if not is_plain:
+                _grant(client, run, subscription_id, sizes, granted)
+                run = []
+                if core.consuming is not None and (
+                    source := core.consuming.source_of(topic_filter)
+                ):
+                    refusal = await _consume(client, request, source, subscription_id)
+                    if not client.is_open:
+                        return
+                    n_refused += refusal is not None
+                    codes.append(
+                        _refuse(client, request, *refusal, reasons)
+                        if refusal is not None
+                        else session.subscriptions[topic_filter].qos
+                    )
+                    continue
+                refusal = _refusal(client, topic_filter)
             if refusal is None and checks_subscribe:
                 # A share opens no topic that its filter alone would not.
-                asked = parse_share(topic_filter).topic_filter
-                if not await core.router.is_allowed(session, asked, SUBSCRIBE):
+                answer = core.router.ask(session, parse_share(topic_filter).topic_filter, SUBSCRIBE)
+                if not isinstance(answer, bool):
+                    _grant(client, run, subscription_id, sizes, granted)
+                    run = []
+                    answer = await answer
+                if not client.is_open:
+                    return
+                if not answer:
                     refusal = ReasonCode.NOT_AUTHORIZED, "not authorized to subscribe"
-            if not client.is_open:
-                return
             if refusal is not None:
                 n_refused += 1
                 codes.append(_refuse(client, request, *refusal, reasons))
                 continue
-        if maximum_qos < 2:
-            qos = min(qos, maximum_qos)
-        subscription = Subscription(session, topic_filter, qos)
-        if no_local or retain_as_published or subscription_id or sizes:
-            subscription.no_local = no_local
-            subscription.retain_as_published = retain_as_published
-            subscription.subscription_id = subscription_id
-            subscription.sizes = sizes
-        if len(codes) == n_refused:  # it is the first: another one changes nothing
-            _note_sizes(session, sizes)
-        is_new = add_subscription(core, session, subscription)
-        if is_anything_due or topic_filter[0] == "$":
-            granted.append((subscription, retain_handling, is_new))
-        codes.append(qos)
+            codes.append(request.qos)
+            run.append(request)
+        _grant(client, run, subscription_id, sizes, granted)
     suback = SubAck(packet.packet_id, tuple(codes), explained("; ".join(reasons)))
     if n_refused < len(wanted):
         client.sender.send_when_safe(suback)
@@ -181,6 +177,75 @@ async def _subscribe(
         client.sender.send_packet(suback)
     retained_delivery.subscribed(session, granted)
     retained_delivery.begin(session, now)
+
+
+def _grant(
+    client: Client,
+    requests: Sequence[SubscriptionRequest],
+    subscription_id: int,
+    sizes: SizeClass | None,
+    granted: list[retained_delivery.Granted],
+) -> None:
+    """Add the subscriptions of a run.
+
+    Args:
+        client: an open one.
+        requests: those that are granted, as they are granted; one alone where its filter begins
+            with ``$``.
+        subscription_id: Subscription Identifier, or 0 for none.
+        sizes: the size class of the messages that they take; None for both.
+        granted: gets those that retained messages may be due for.
+    """
+    if not requests:
+        return
+    core = client.core
+    session = client.session
+    subscriptions: list[Subscription] = []
+    for topic_filter, qos, no_local, retain_as_published, _ in requests:
+        subscription = Subscription(session, topic_filter, qos)
+        if no_local or retain_as_published or subscription_id or sizes:
+            subscription.no_local = no_local
+            subscription.retain_as_published = retain_as_published
+            subscription.subscription_id = subscription_id
+            subscription.sizes = sizes
+        subscriptions.append(subscription)
+    _note_sizes(session, sizes)
+    is_special = requests[0].topic_filter[0] == "$"
+    if is_special:
+        are_new = [add_subscription(core, session, subscriptions[0])]
+    else:
+        are_new = _add_run(core, session, subscriptions)
+    if is_special or retained_delivery.is_anything_due(session):
+        handling = [request.retain_handling for request in requests]
+        granted += zip(subscriptions, handling, are_new, strict=True)
+
+
+def _are_plain(client: Client, requests: Sequence[SubscriptionRequest]) -> bool:
+    """Say whether `_refusal` refuses none of several filters, and none of them begins with ``$``.
+
+    One SUBSCRIBE may have thousands. A character has four bytes at most, and a level one character
+    at least, with the ``/`` before it.
+    """
+    core = client.core
+    limits, options, session = core.limits, core.options, client.session
+    if (
+        (core.journal is not None and core.journal.is_failing)
+        or len(session.subscriptions) + len(requests) > limits.subscriptions
+        or not options.wildcard_subscription_available
+        or not options.shared_subscription_available
+    ):
+        return False
+    topic_filters = [request[0] for request in requests]
+    text = "/".join(topic_filters)
+    if text[0] == "$" or "/$" in text or not text.isprintable():
+        return False
+    if max(map(len, topic_filters)) > min(limits.topic_bytes // 4, limits.topic_levels - 1):
+        return False
+    n_bytes = most_bytes(topic_filters)
+    most = limits.total_subscription_bytes
+    return session.subscription_bytes + n_bytes <= limits.subscription_bytes and (
+        most is None or core.tree.n_bytes + n_bytes <= most
+    )
 
 
 def _note_sizes(session: Session, sizes: SizeClass | None) -> None:
@@ -225,7 +290,7 @@ async def _consume(
     if why:
         return ReasonCode.TOPIC_FILTER_INVALID, why
     if client.is_open:
-        qos = min(request.qos, core.options.maximum_qos, 1)
+        qos = min(request.qos, 1)
         subscription = Subscription(session, topic_filter, qos)
         subscription.subscription_id = subscription_id
         _note_sizes(session, None)
@@ -252,24 +317,6 @@ def _asked_sizes(client: Client, packet: Subscribe) -> tuple[SizeClass | None, s
             return sizes, ""
     read = asked[0][:MAX_SHOWN]
     return None, f"user property {SIZE_PROPERTY}: read {read!r}; allowed: small or large"
-
-
-def _unquestioned_characters(client: Client, n_filters: int) -> int:
-    """Return the length up to which no printable one of so many filters is refused by `_refusal`.
-
-    One SUBSCRIBE may have thousands. A character has four bytes at most, and a level one character
-    at least, with the ``/`` before it.
-    """
-    core = client.core
-    limits, options = core.limits, core.options
-    if (
-        (core.journal is not None and core.journal.is_failing)
-        or len(client.session.subscriptions) + n_filters > limits.subscriptions
-        or not options.wildcard_subscription_available
-        or not options.shared_subscription_available
-    ):
-        return 0
-    return min(limits.topic_bytes // 4, limits.topic_levels - 1)
 
 
 def _refusal(client: Client, topic_filter: str) -> tuple[ReasonCode, str] | None:
@@ -347,20 +394,40 @@ def _refuse(
 def add_subscription(core: Core, session: Session, subscription: Subscription) -> bool:
     """Add or replace a subscription; return True where the session had none to this filter."""
     topic_filter = subscription.topic_filter
-    session.subscriptions[topic_filter] = subscription
-    if session.journal is not None:
-        session.journal.subscription_changed(topic_filter)
-    is_special = topic_filter[0] == "$"
-    if is_special and core.consuming is not None and core.consuming.source_of(topic_filter):
+    if topic_filter[0] != "$":
+        return _add_run(core, session, (subscription,))[0]
+    _note_subscriptions(session, (subscription,))
+    if core.consuming is not None and core.consuming.source_of(topic_filter):
         is_new = core.consuming.add(session, subscription)
     else:
         is_new = core.tree.add(subscription)
-    if is_special and is_new and topic_filter in core.tree.shares:
+    if is_new and topic_filter in core.tree.shares:
         redelivery.member_came(session)
-    if core.callbacks.client_subscribed:
-        event = ClientSubscribed(session, topic_filter, subscription.qos)
-        core.guard.tell(core.callbacks.client_subscribed, event)
+    _tell_subscribed(core, session, (subscription,))
     return is_new
+
+
+def _add_run(core: Core, session: Session, subscriptions: Sequence[Subscription]) -> list[bool]:
+    """Add or replace subscriptions, none of whose filters begins with ``$``; as the one above."""
+    _note_subscriptions(session, subscriptions)
+    are_new = core.tree.add_each(session, subscriptions)
+    if core.callbacks.client_subscribed:
+        _tell_subscribed(core, session, subscriptions)
+    return are_new
+
+
+def _note_subscriptions(session: Session, subscriptions: Sequence[Subscription]) -> None:
+    own, journal = session.subscriptions, session.journal
+    for subscription in subscriptions:
+        own[subscription.topic_filter] = subscription
+        if journal is not None:
+            journal.subscription_changed(subscription.topic_filter)
+
+
+def _tell_subscribed(core: Core, session: Session, subscriptions: Sequence[Subscription]) -> None:
+    for subscription in subscriptions:
+        event = ClientSubscribed(session, subscription.topic_filter, subscription.qos)
+        core.guard.tell(core.callbacks.client_subscribed, event)
 
 
 def handle_unsubscribe(client: Client, packet: Unsubscribe, now: float) -> None:

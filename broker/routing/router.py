@@ -6,7 +6,7 @@ or a will, comes by `Router.publish`. What each target does with it is the subsc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from penstock.broker.access_control import PUBLISH, RECEIVE, Action, SessionView
@@ -267,11 +267,18 @@ class Router:
         access = self._shared.access
         if access is None or not getattr(access, f"checks_{action.name}"):
             return True
+        answer = self.ask(session, topic, action)
+        return answer if isinstance(answer, bool) else await answer
+
+    def ask(self, session: SessionView, topic: str, action: Action) -> bool | Awaitable[bool]:
+        """Ask access control, which checks the action; as `is_allowed`, also without a wait."""
+        access = self._shared.access
+        assert access is not None  # noqa: S101 (it checks the action)
         name = f"access control, {action.name}"
-        answer: bool = await self._shared.guard.wait_for(
+        answer: bool | Awaitable[bool] = self._shared.guard.ask(
             name, access.authorize, session, topic, action, otherwise=False
         )
-        return answer
+        return answer if isinstance(answer, Awaitable) else bool(answer)
 
     def for_one(self, message: Message) -> Message:
         """Return a message for one subscriber: the message itself, unless the store copies."""

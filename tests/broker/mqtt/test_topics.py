@@ -1,9 +1,10 @@
 from __future__ import annotations
 
+import contextlib
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.broker.errors import MalformedPacketError
@@ -11,6 +12,7 @@ from penstock.broker.mqtt.topics import (
     matches,
     parse_share,
     read_topic,
+    validate_filters_read,
     validate_topic,
     validate_topic_filter,
 )
@@ -202,3 +204,29 @@ def test_generated_filters_are_valid(shared: str, topic_filter: str) -> None:
     validate_topic_filter(shared)
     validate_topic_filter(topic_filter)
     assert parse_share(shared).share_name
+
+
+@given(st.lists(TOPIC_FILTERS | st.text("a/+#$\0", max_size=5), max_size=6))
+@example(["a", "#/b"])
+@example(["a#", "b"])
+@example(["/", "a", ""])
+@example(["a/+b"])
+@example(["a+/b"])
+@example(["++"])
+@example(["a\0b"])
+@example(["$share/+/a"])
+@example(["#", "#", "+", "+", "/#", "+/+/#"])
+def test_filters_that_are_read_together_are_checked_as_each_by_itself(filters: list[str]) -> None:
+    """A packet that has one which is not valid is malformed, whatever stands beside it."""
+
+    def is_valid(topic_filter: str) -> bool:
+        with contextlib.suppress(MalformedPacketError):
+            validate_topic_filter(topic_filter)
+            return True
+        return False
+
+    if all(map(is_valid, filters)):
+        validate_filters_read(filters)
+    else:
+        with pytest.raises(MalformedPacketError):
+            validate_filters_read(filters)

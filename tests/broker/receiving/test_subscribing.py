@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from penstock.broker.config.limits import Limits
-from penstock.broker.events import Callbacks
+from penstock.broker.events import Callbacks, ClientSubscribed
 from penstock.broker.mqtt.packets import (
     ConnAck,
     Connect,
@@ -25,7 +27,10 @@ from penstock.broker.mqtt.packets import (
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.receiving.subscribing import FILTERS_IN_TURN
 from tests.helpers.access import Access, finish
+from tests.helpers.effort import examples
 from tests.helpers.virtual import VirtualBroker, VirtualClient
+
+FILTERS = ("a", "a/+", "a/b/#", "é/b", "b\t", "$SYS/a", "$share/s/a", "no", "no/+")
 
 # -- SUBSCRIBE, UNSUBSCRIBE
 
@@ -64,6 +69,54 @@ def test_many_filters_are_taken_in_parts_and_answered_as_one() -> None:
     assert client.take(UnsubAck).reason_codes == codes
     client.take(PingResp)
     assert broker.core.tree.n_subscriptions == 0
+
+
+@settings(max_examples=examples(60))
+@given(
+    filters=st.lists(
+        st.tuples(st.sampled_from(FILTERS), st.integers(0, 2)), min_size=1, max_size=8
+    ),
+    waits=st.sampled_from([None, False, True]),
+    most=st.sampled_from([3, 100]),
+    most_bytes=st.sampled_from([900, 1_000_000]),
+)
+def test_filters_of_one_packet_are_taken_as_those_of_one_each(
+    *, filters: list[tuple[str, int]], waits: bool | None, most: int, most_bytes: int
+) -> None:
+    """The same codes, subscriptions, events and account, whether access control waits or not."""
+    requests = [SubscriptionRequest(*each) for each in filters]
+    seen = []
+    for packets in ([tuple(requests)], [(each,) for each in requests]):
+        told: list[ClientSubscribed] = []
+        access = None
+        if waits is not None:
+            access = Access(publish=False, receive=False)
+            access.refused.update({("subscribe", "no"), ("subscribe", "a/b/#")})
+        broker = VirtualBroker(
+            Limits(subscriptions=most, subscription_bytes=most_bytes),
+            access=access,
+            callbacks=Callbacks(client_subscribed=(told.append,)),
+        )
+        client = broker.connect("a")
+        if access is not None:
+            access.waits = bool(waits)
+        codes: list[int] = []
+        for packet_id, packet in enumerate(packets, 1):
+            client.send(Subscribe(packet_id, packet))
+            finish(client)
+            codes += client.take(SubAck).reason_codes
+        tree = broker.core.tree
+        seen.append(
+            (
+                codes,
+                [(each.topic_filter, each.qos) for each in client.session.subscriptions.values()],
+                [event[1:] for event in told],
+                client.session.subscription_bytes,
+                (tree.n_subscriptions, tree.n_bytes, sorted(tree.shares)),
+                [target.session.client_id for target in tree.plan("a", b"a").targets],
+            )
+        )
+    assert seen[0] == seen[1]
 
 
 @pytest.mark.parametrize("kind", [Subscribe, Unsubscribe])
