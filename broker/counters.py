@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -28,8 +29,9 @@ class Counters:
         connections_total: network connections accepted.
         connections_refused: network connections that were refused or failed, by reason: the limit
             that was exceeded (`all`, `listener`, `address`; of sessions: `sessions`,
-            `user_sessions`, `address_sessions`; `wills`), `cut_off` for those of them that got no
-            answer, or what went wrong (`tls`, `websocket`, `proxy_header`, `timeout`).
+            `user_sessions`, `address_sessions`; `wills`; of an operator: `banned`), `cut_off` for
+            those of them that got no answer, or what went wrong (`tls`, `websocket`,
+            `proxy_header`, `timeout`).
         clients_connected: clients connected now.
         logins_failed: CONNECT packets and exchanges with a wrong user or password.
         logins_not_judged: logins refused unchecked after too many failures; see
@@ -107,11 +109,11 @@ class Sample(NamedTuple):
 
     Attributes:
         labels: name to value, in their order.
-        value: the value of a counter, or a histogram.
+        value: the value of a counter or gauge, or a histogram.
     """
 
     labels: Mapping[str, str]
-    value: int | Histogram
+    value: float | Histogram
 
 
 class Metric(NamedTuple):
@@ -119,13 +121,14 @@ class Metric(NamedTuple):
 
     Attributes:
         name: ends in its unit, or in ``_total``.
-        type: the metric's type, as Prometheus names it.
+        type: the metric's type, as Prometheus names it. A ``gaugehistogram`` is one of this moment,
+            such as the RTTs of all clients, and may go down.
         help: one sentence about what it counts.
         samples: each with other labels.
     """
 
     name: str
-    type: Literal["counter", "histogram"]
+    type: Literal["counter", "gauge", "histogram", "gaugehistogram"]
     help: str
     samples: Sequence[Sample]
 
@@ -141,12 +144,61 @@ class Metric(NamedTuple):
         }
 
 
-def figures(value: int | Histogram) -> dict[str, Any]:
+def figures(value: float | Histogram) -> dict[str, Any]:
     """Return the figures of a sample by their names."""
-    if isinstance(value, int):
+    if not isinstance(value, Histogram):
         return {"value": value}
     buckets = value.buckets()
     return {"buckets": buckets, "sum": round(value.total, 6), "count": buckets["+Inf"]}
+
+
+def metrics_of(
+    several: Sequence[tuple[Mapping[str, str], Any]],
+    *,
+    states: Container[str] = (),
+    leaves_out: Container[str] = (),
+) -> Iterator[Metric]:
+    """Yield the metrics of dataclasses of counters, one for each field.
+
+    What a metric counts is said by the class's docstring. Each reason has a sample of its own, with
+    the label ``reason``.
+
+    Args:
+        several: pairs of labels and counters, all of one class; one at least.
+        states: fields that go up and down, which are gauges.
+        leaves_out: fields that are no metrics.
+    """
+    if not several:
+        return
+    helps = _attributes_of(type(several[0][1]))
+    for field_ in fields(several[0][1]):
+        name = field_.name
+        if name in leaves_out:
+            continue
+        samples: list[Sample] = []
+        for labels, counts in several:
+            counted = getattr(counts, name)
+            if isinstance(counted, int):
+                samples.append(Sample(labels, counted))
+            else:
+                samples += [
+                    Sample({**labels, "reason": _shown(key)}, number)
+                    for key, number in sorted(counted.items())
+                ]
+        if name in states:
+            yield Metric(name, "gauge", helps[name], samples)
+        else:
+            yield Metric(f"{name.removesuffix('_total')}_total", "counter", helps[name], samples)
+
+
+def _attributes_of(cls: type) -> dict[str, str]:
+    """Return what the docstring of a class says of each attribute."""
+    _, _, text = (cls.__doc__ or "").partition("Attributes:")
+    found: dict[str, str] = {field_.name: field_.name for field_ in fields(cls)}
+    for part in re.split(r"\n {8}(?=\w+: )", text)[1:]:
+        name, _, told = part.partition(": ")
+        found[name] = " ".join(told.split())
+    return found
 
 
 def by_name(counts: Any) -> dict[str, int]:
@@ -164,11 +216,12 @@ def by_reason(name: str, counted: int | Mapping[Any, int]) -> dict[str, int]:
     """
     if isinstance(counted, int):
         return {name: counted}
-    found = {}
-    for key, number in sorted(counted.items()):
-        level = f"0x{key:02X}" if isinstance(key, int) else key.replace("/", ".")
-        found[f"{name}/{level}"] = number
-    return found
+    return {f"{name}/{_shown(key)}": number for key, number in sorted(counted.items())}
+
+
+def _shown(reason: str | int) -> str:
+    """Return a reason as a topic level and a label have it."""
+    return f"0x{reason:02X}" if isinstance(reason, int) else reason.replace("/", ".")
 
 
 def count(by_name: dict[Key, int], name: Key, number: int = 1) -> None:

@@ -1,6 +1,6 @@
 """The events that the broker tells plugins of: one frozen class each, in the past tense.
 
-Callbacks are fixed before the first client connects. A tuple that is empty costs one test.
+A tuple of callbacks that is empty costs one test.
 """
 
 from __future__ import annotations
@@ -20,9 +20,18 @@ class ClientConnected(NamedTuple):
 
 
 class ClientDisconnected(NamedTuple):
-    """A client's network connection has ended, for whatever reason."""
+    """A client's network connection has ended.
+
+    Attributes:
+        session: of the client.
+        peer: ``ADDRESS:PORT`` of the connection.
+        reason_code: for which it was closed; 0 where the client has disconnected; None where the
+            connection was lost.
+    """
 
     session: SessionView
+    peer: str = ""
+    reason_code: int | None = None
 
 
 class SessionEnded(NamedTuple):
@@ -97,6 +106,9 @@ class Callbacks:
 
     One that raises is logged with its name and counted. With a callback of a message's or packet's
     arrival or departure, every message goes the long way: see `Core.is_plain`.
+
+    Those of plugins are fixed before the first client connects. A live tail comes and goes
+    (`penstock.broker.sending.core_context.CoreContext.tell`).
     """
 
     client_connected: tuple[Callable[[ClientConnected], None], ...] = ()

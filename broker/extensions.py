@@ -37,10 +37,11 @@ from typing import (
 
 from penstock.broker.access_control import AccessControl, Authenticator
 from penstock.broker.client_report import PassageFigures
+from penstock.broker.counters import Metric
 from penstock.broker.events import Callbacks
 from penstock.broker.link import Link
 from penstock.broker.message import Message, SizeClass
-from penstock.broker.operations_contract import Operations
+from penstock.broker.operations_contract import Operations, UplinkState
 from penstock.broker.payload import Payload
 
 if TYPE_CHECKING:
@@ -720,6 +721,14 @@ class LocalClients(Protocol):
     def waiting(self, client_id: str) -> int:
         """Return how many messages wait for a client, or are unacknowledged by it."""
 
+    def backlog(self, client_id: str) -> tuple[int, int, float | None, float | None]:
+        """Return what waits for a client, for reports.
+
+        Returns:
+            (messages that wait or are unacknowledged, payload bytes of those that wait, the age in
+            seconds of the oldest that waits, the newest RTT of its path in seconds).
+        """
+
     def retained(self, topic_filter: str, publisher: str) -> Sequence[tuple[str, int]]:
         """Return (topic, payload bytes) of a publisher's retained messages that match a filter."""
 
@@ -875,12 +884,31 @@ class Plugin:
         """
         return None
 
-    def figures(self) -> Mapping[str, int]:
-        """Return figures by their names below ``$SYS/broker/penstock/NAME/``.
+    def figures(self) -> Iterable[Metric]:
+        """Return figures, for `$SYS` and for monitoring; asked for every few seconds.
 
-        NAME is that of the plugin in the policy file.
+        Metric ``messages_total`` with labels ``queue="a", reason="full"`` of a plugin with the name
+        ``queue`` in the policy file is ``$SYS/broker/penstock/queue/a/messages/full``, and
+        ``penstock_queue_messages_total`` in the console: so its name has neither. A histogram is in
+        the console alone.
         """
-        return {}
+        return ()
+
+    def uplink_states(self) -> Sequence[UplinkState]:
+        """Return how the uplinks are that the plugin keeps."""
+        return ()
+
+    async def problem(self) -> str:
+        """Return why the plugin cannot serve now, such as a database without an answer; or ""."""
+        return ""
+
+    async def backup(self, folder: str) -> int:  # noqa: ARG002 (a default)
+        """Write a copy of what is durable into a folder, while all goes on; return its bytes.
+
+        Raises:
+            PenstockError: it cannot be written.
+        """
+        return 0
 
     async def reload(self, config: Any) -> Reload:  # noqa: ARG002 (a default)
         """Read files again and check what a reload brings; change nothing before `Reload.apply`.

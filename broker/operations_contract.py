@@ -14,6 +14,8 @@ from penstock.broker.client_report import ClientReport
 from penstock.broker.counters import Metric
 from penstock.broker.message import SizeClass
 
+LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
+
 BanKind: TypeAlias = Literal["client_id", "username", "address"]
 
 
@@ -297,7 +299,7 @@ class Operations(Protocol):
         Names are without ``penstock_``.
         """
 
-    def problems(self) -> Mapping[str, str]:
+    async def problems(self) -> Mapping[str, str]:
         """Return what keeps the program from serving: name to the reason; empty where it serves."""
 
     async def topics(self) -> Sequence[TopicRow]:

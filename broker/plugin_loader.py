@@ -82,6 +82,11 @@ class LoadedPlugins:
     callbacks: tuple[Callbacks, ...] = ()
 
     @property
+    def by_name(self) -> dict[str, Plugin]:
+        """The plugins by their short names."""
+        return dict(zip(self.names, self.plugins, strict=True))
+
+    @property
     def has_authentication(self) -> bool:
         """Say whether one of them authenticates clients."""
         return bool(self.access or self.authenticators)

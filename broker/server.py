@@ -33,6 +33,7 @@ from penstock.broker.network.new_connection import Reception
 from penstock.broker.network.open_files import most_connections
 from penstock.broker.network.transport import MqttProtocol
 from penstock.broker.operations.operations import BrokerOperations
+from penstock.broker.operations.program import Program
 from penstock.broker.plugin_guard import Guard
 from penstock.broker.plugin_loader import LoadedPlugins, load_plugins
 from penstock.broker.process.log_lines import set_level
@@ -99,6 +100,7 @@ class Server:
         self._local_clients: InProcessClients
         self._sys_topics: list[SysTopics | ClientTopics] = []
         self._in_force: InForce
+        self._operations: BrokerOperations
         self._reloading = asyncio.Lock()
         self.core: Core
 
@@ -125,7 +127,7 @@ class Server:
         self._log_limits()
         self._driver = LoopScheduler(self._limits, self._logger)
         self._local_clients = InProcessClients(self._driver, lambda: self._reception)
-        operations = BrokerOperations(self._driver.clock)
+        operations = self._operations = BrokerOperations(self._driver.clock)
         sink_routes = CoreSinks()
         self._plugins = load_plugins(
             policy,
@@ -138,12 +140,14 @@ class Server:
         self._host = self._load_amqtt()
         listeners = self._listeners_to_open(policy)
         self._build_core()
-        operations.attach(self.core, self.reload)
+        program = self._program()
+        operations.attach(self.core, program)
         sink_routes.attach(self.core)
         await self._plugins.start()
         if self._host is not None:
             await self._host.pre_start()
         self._restore_state()
+        program.state = self._state
         self._receive()
         values = policy.values() | self._plugins.values()
         self._in_force = InForce(policy.file, values, self._logger)
@@ -158,7 +162,30 @@ class Server:
             if sampler.period is not None:
                 Sampling(self.core, sampler, sampler.period).start(now)
         self._start_sys_topics(now)
+        operations.start()
         self._driver.settle(now)
+
+    def _program(self) -> Program:
+        """Return what operators see and change of the program around the core."""
+        driver = self._driver
+        return Program(
+            version=importlib.metadata.version("penstock-mqtt"),
+            started_at=driver.clock(),
+            memory_bytes=self._memory_bytes,
+            plugins=self._plugins.by_name,
+            take_turn=driver.take_turn,
+            spawn=driver.spawn,
+            protocols=driver.protocols,
+            stop_listening=self._stop_listening,
+            is_listening=self._is_listening,
+            reload=self.reload,
+        )
+
+    def _stop_listening(self) -> None:
+        self._listeners.close()
+
+    def _is_listening(self) -> bool:
+        return len(self.addresses) == len(self._policy.listeners)
 
     def _log_limits(self) -> None:
         """Log the limits that are derived from the machine's memory."""
@@ -240,6 +267,7 @@ class Server:
                     ClientLog(self._logger).callbacks,
                     *([host.callbacks] if host is not None else []),
                     *plugins.callbacks,
+                    *self._operations.callbacks,
                 ]
             ),
             session_expiry_limit=policy.session_expiry_interval,
@@ -291,6 +319,7 @@ class Server:
             self._logger,
             clock=driver.clock,
             timeout=limits.connect_timeout_seconds,
+            bans=self.core.bans,
         )
         self._listeners = Listeners(
             self._reception,
@@ -323,13 +352,8 @@ class Server:
         if not self._sys_topics:
             has_common = self._host is None or not self._host.has_sys_plugin
             version = importlib.metadata.version("penstock-mqtt")
-            of_plugins = {
-                name: plugin.figures
-                for name, plugin in zip(self._plugins.names, self._plugins.plugins, strict=True)
-                if overridden(plugin.figures, Plugin.figures) is not None
-            }
-            core = self.core
-            topics = SysTopics(core, version, now, has_common=has_common, of_plugins=of_plugins)
+            core, plugins = self.core, self._plugins.by_name
+            topics = SysTopics(core, version, now, has_common=has_common, plugins=plugins)
             self._sys_topics = [topics, ClientTopics(core)]
         for topics in self._sys_topics:
             topics.start(now, interval)
@@ -343,6 +367,8 @@ class Server:
             return await self._reload()
 
     async def _reload(self) -> Reloaded:
+        if self._operations.is_draining:
+            return self._in_force.refuse(PenstockError("the broker drains: it ends soon"))
         try:
             policy = await asyncio.to_thread(self._read_policy)
             listeners = self._listeners_to_open(policy)
@@ -464,6 +490,8 @@ class Server:
         await self._close_plugins()
         if hasattr(self, "_reception"):
             self._reception.close()
+        if hasattr(self, "_operations"):
+            self._operations.close()
         if hasattr(self, "_driver"):
             await self._driver.close()
         state, self._state = self._state, None

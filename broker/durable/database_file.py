@@ -19,7 +19,7 @@ import os
 import sqlite3
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from typing import Final, NamedTuple
 
 from penstock.broker.errors import PenstockError
@@ -269,6 +269,23 @@ def connect(path: str, busy_seconds: float = BUSY_SECONDS) -> sqlite3.Connection
     return sqlite3.connect(
         path, timeout=busy_seconds, isolation_level=None, check_same_thread=False
     )
+
+
+def copy_database(path: str, to: str) -> int:
+    """Copy a database, which may be in use, to a new file, as of one moment; return its bytes.
+
+    Raises:
+        sqlite3.Error: there is no copy.
+        OSError: it is not on the disk.
+    """
+    with closing(connect(path)) as source, closing(sqlite3.connect(to)) as target:
+        source.backup(target, pages=-1)
+    descriptor = os.open(to, os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    return _size(to)
 
 
 def set_up(connection: sqlite3.Connection, database: Format) -> None:

@@ -18,16 +18,19 @@ import gc
 import logging
 import math
 import secrets
+import sqlite3
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
 from penstock.broker.config.policy import Persistence
+from penstock.broker.counters import Histogram
 from penstock.broker.durable.database import (
     RESERVE_BYTES,
     DatabaseError,
     SessionDatabase,
 )
+from penstock.broker.durable.database_file import copy_database
 from penstock.broker.durable.journal import Journal
 from penstock.broker.durable.records import Batch
 from penstock.broker.durable.recovery import restore
@@ -58,6 +61,9 @@ much if the broker is killed."""
 STEP_SECONDS: Final = 1.0
 """The wall clock may differ by so much from its last reading before it counts as set."""
 
+COMMIT_BOUNDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+"""Seconds: from a disk with a cache of its own to one that is overloaded."""
+
 FLUSH_SECONDS: Final = 5.0
 """Each `flush` waits so long for a disk that refuses; the end of the broker has two."""
 
@@ -67,6 +73,7 @@ class PersistentState:
 
     Attributes:
         journal: the changes, and who waits for the commit.
+        commit_seconds: the time of each commit.
     """
 
     def __init__(
@@ -102,6 +109,7 @@ class PersistentState:
         self._full_logged_at = -math.inf
         self._is_full_logged = False
         self._n_committed = 0
+        self.commit_seconds = Histogram(COMMIT_BOUNDS)
         self._progress: asyncio.Future[None] | None = None
         self._is_closed = False
         self._clock_timer: asyncio.TimerHandle | None = None
@@ -222,18 +230,19 @@ class PersistentState:
     def _write(self, batch: Batch) -> None:
         self._timer = None
         # asyncio's `run_in_executor` takes twice as long on the loop's thread.
-        self._writer.submit(self._write_in_thread, batch)
+        self._writer.submit(self._write_in_thread, batch, self._clock())
 
-    def _write_in_thread(self, batch: Batch) -> None:
+    def _write_in_thread(self, batch: Batch, begin: float) -> None:
         error = None
         try:
             self._database.write(batch)
         except BaseException as refused:  # noqa: BLE001 (told on the loop's thread)
             error = refused
         with contextlib.suppress(RuntimeError):  # the loop has ended
-            self._loop.call_soon_threadsafe(self._written, batch, error)
+            self._loop.call_soon_threadsafe(self._written, batch, error, begin)
 
-    def _written(self, batch: Batch, error: BaseException | None) -> None:
+    def _written(self, batch: Batch, error: BaseException | None, begin: float) -> None:
+        self.commit_seconds.observe(self._clock() - begin)
         self._look_for_room()
         if error is None:
             if self.journal.is_failing:
@@ -308,6 +317,18 @@ class PersistentState:
         except TimeoutError:
             return False
         return True
+
+    async def backup(self, folder: str) -> int:
+        """Copy the database into a folder, as ``sessions.db``, while all goes on; return its bytes.
+
+        Raises:
+            DatabaseError: there is no copy.
+        """
+        to = f"{folder}/sessions.db"
+        try:
+            return await asyncio.to_thread(copy_database, self._config.path, to)
+        except (sqlite3.Error, OSError) as error:
+            raise DatabaseError(f"backup of {self._config.path} to {to}: {error}") from error
 
     async def close(self) -> None:
         """Commit everything, then close the file."""

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from penstock.broker.access_control import SessionView
     from penstock.broker.config.limits import Limits
+    from penstock.broker.events import Callbacks
     from penstock.broker.fast_paths.fast_connection import FastClient
     from penstock.broker.message import Message
     from penstock.broker.routing.shared_subscriptions import SharedSubscription
@@ -95,7 +96,8 @@ class FastCore(Core):
 
     Attributes:
         fast_plans: protocol version to topic bytes to plan, `NOT_FAST` among them.
-        has_fast_paths: no plugin has to be asked or told about single messages or packets.
+        has_fast_paths: no plugin has to be asked or told about single messages or packets. While a
+            callback is there that came later (`tell`), they are not taken all the same.
         copy_maximum: bytes of the largest packet that is passed on as it was received, past the
             payload store. That is any packet where payloads are kept by reference; else it is the
             size up to which the store is not used, or the size that is read in one piece.
@@ -108,12 +110,11 @@ class FastCore(Core):
         super().__init__(limits, **keys)
         access = self.access
         self._asks_publishers = access is not None and access.checks_publish
-        is_asked = self._asks_publishers or self.router.asks_receivers
+        self._is_asked = self._asks_publishers or self.router.asks_receivers
         self.has_fast_paths = self.is_plain and (
-            access is None or not is_asked or access.answers_last
+            access is None or not self._is_asked or access.answers_last
         )
-        if self.has_fast_paths:
-            self.take_unchecked = take_judged if is_asked else take_unchecked
+        self._choose_unchecked()
         if access is not None:
             access.watch(self.tree.void_plans)
         self.copy_maximum = STORED_ABOVE_BYTES if self.copies_payloads else PIECE_BYTES
@@ -128,6 +129,18 @@ class FastCore(Core):
         self._n_judged = 0
         self._n_drops = 0
         self.tree.on_plans_void = self._drop_fast_plans
+
+    def _choose_unchecked(self) -> None:
+        """Take messages unchecked where nobody has to be asked or told about single ones."""
+        self.take_unchecked = None
+        if self.has_fast_paths and self.is_plain:
+            self.take_unchecked = take_judged if self._is_asked else take_unchecked
+
+    def tell(self, callbacks: Callbacks) -> None:
+        """Tell these callbacks of events; while they look at messages, no fast path is taken."""
+        super().tell(callbacks)
+        self._choose_unchecked()
+        self.tree.void_plans()
 
     def _drop_fast_plans(self) -> None:
         self._n_drops += 1
@@ -253,6 +266,8 @@ class FastCore(Core):
         """Return what stands for a plan for publishers of a version."""
         topic = (plan.topic, plan.topic_bytes)
         allowed = self._allowed(plan)
+        if not self.is_plain:  # a callback that came later looks at each message
+            return FastPlan(-1, (), 0, topic, allowed)
         if allowed is not None and _is_group(allowed):
             threshold_s = min(allowed.threshold_s, allowed.most_bytes)
             group = self._group(allowed, version)

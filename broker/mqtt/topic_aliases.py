@@ -136,6 +136,10 @@ class OutgoingAliases:
             self._uses[topic_bytes] = _Use(alias, self._n_messages)
         return alias, False
 
+    def topic_of(self, alias: int) -> bytes:
+        """Return the topic that an alias stands for; b"" for none. It looks at all of them."""
+        return next((topic for topic, use in self._uses.items() if use.alias == alias), b"")
+
     def _unused(self) -> int:
         """Return a free alias; 0 for none."""
         if self._free:

@@ -114,6 +114,19 @@ class Place:
         self._key = address_key(address)
         return admission.count_address(self, self._key)
 
+    def refuse_banned(self) -> bool:
+        """Refuse a connection from an address that is banned; once its address is known.
+
+        Returns:
+            False where the connection is to be cut off at once.
+        """
+        if self.refusal is not None:
+            return True
+        if not self._admission.may_hear("banned"):
+            return False
+        self.refuse(ReasonCode.BANNED)
+        return True
+
     def refuse(self, reason_code: ReasonCode) -> None:
         """Keep the connection only until its refusal is sent."""
         self.refusal = reason_code
@@ -196,13 +209,13 @@ class Admission:
         return place
 
     def _refused(self, limit: str, place: Place, reason_code: ReasonCode) -> Place | None:
-        if not self._may_hear(limit):
+        if not self.may_hear(limit):
             return None
         self.n_connections += 1
         place.refuse(reason_code)
         return place
 
-    def _may_hear(self, limit: str) -> bool:
+    def may_hear(self, limit: str) -> bool:
         """Count a refusal; return whether the connection may stay to be told."""
         count(self._counters.connections_refused, limit)
         if self._n_refused >= MAX_REFUSED:
@@ -216,7 +229,7 @@ class Admission:
         move(self._per_address, "", key)
         if self._per_address[key] <= self._limit_per_address or place.refusal is not None:
             return True
-        if not self._may_hear("address"):
+        if not self.may_hear("address"):
             return False
         place.refuse(ReasonCode.QUOTA_EXCEEDED)
         return True

@@ -481,6 +481,17 @@ class InProcessClients:
         session = self._driver.core.sessions.get(client_id)
         return 0 if session is None else session.outbox.n_messages + len(session.inflight)
 
+    def backlog(self, client_id: str) -> tuple[int, int, float | None, float | None]:
+        """Return what waits for a client; see `LocalClients.backlog`."""
+        session = self._driver.core.sessions.get(client_id)
+        if session is None or session.is_unused:
+            return 0, 0, None, None
+        outbox, link = session.outbox, session.link
+        oldest_at = outbox.oldest_at()
+        age = None if oldest_at is None else max(0.0, self._driver.clock() - oldest_at)
+        n_messages = outbox.n_messages + len(session.inflight)
+        return n_messages, outbox.n_bytes, age, link.rtt_latest
+
     def retained(self, topic_filter: str, publisher: str) -> Sequence[tuple[str, int]]:
         """Return what is retained of a client's; see `LocalClients.retained`."""
         walk = self._driver.core.retained.walk(topic_filter)

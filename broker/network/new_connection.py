@@ -20,6 +20,7 @@ from penstock.broker.counters import Counters, count
 from penstock.broker.network.admission import Admission, Place, Places
 from penstock.broker.network.tcp_options import set_give_up
 from penstock.broker.plugin_guard import is_logged
+from penstock.broker.sessions.bans import Bans
 
 CLOSE_TIMEOUT_SECONDS: Final = 5.0
 """A closed connection may take so long to send what was written before the close."""
@@ -78,6 +79,7 @@ class Reception:
         timeout: seconds that the layers of a connection may take.
         in_layers: connections that do not speak MQTT yet.
         handshakes: the turns of TLS handshakes.
+        bans: the bans of addresses.
         orphan_timeouts_ms: name of a listener to the argument of `tcp_options.set_give_up` for its
             connections as they are closed; other listeners have none.
     """
@@ -90,6 +92,7 @@ class Reception:
     timeout: float
     in_layers: set[AcceptedConnection] = field(default_factory=set)
     handshakes: Turns = field(default_factory=Turns)
+    bans: Bans = field(default_factory=Bans)
     orphan_timeouts_ms: dict[str, int] = field(default_factory=dict)
 
     def cut_off(self, transport: asyncio.Transport) -> None:
@@ -191,6 +194,14 @@ class AcceptedConnection:
 
     def _count_address(self) -> bool:
         place = self.place
+        if (
+            self.reception.bans.entries
+            and place is not None
+            and self.reception.bans.bans("address", self.remote_address, self.accepted_at)
+            and not place.refuse_banned()
+        ):
+            self.reception.cut_off(self.transport)
+            return False
         if (
             place is None
             or not self.reception.admission.counts_addresses

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
-from penstock.broker.operations_contract import ClientRow
+from penstock.broker.mqtt.topics import parse_share
+from penstock.broker.operations_contract import ClientRow, SubscriptionRow, TopicRow
 from penstock.broker.reports.client_reports import (
     report,
     subject_of,
@@ -14,11 +17,15 @@ from penstock.broker.reports.client_reports import (
 
 if TYPE_CHECKING:
     from penstock.broker.client_report import ClientReport
+    from penstock.broker.message import SizeClass
     from penstock.broker.sessions.broker_state import Core
     from penstock.broker.sessions.session import Session
 
 VERSIONS: Final = {3: "3.1", 4: "3.1.1", 5: "5.0"}
 """The names of protocol versions, by the level that a CONNECT has."""
+
+SEEN_IN_A_SLICE: Final = 500
+"""So many sessions and waiting messages are looked at in one slice, some 0.3 ms."""
 
 
 def report_of(core: Core, client_id: str, now: float) -> ClientReport | None:
@@ -65,3 +72,43 @@ def row_of(session: Session, now: float) -> ClientRow:
         delivered=delivered,
         dropped=dropped,
     )
+
+
+def subscription_rows(session: Session) -> Iterator[SubscriptionRow]:
+    """Yield a session's subscriptions."""
+    for subscription in session.subscriptions.values():
+        share_name, topic_filter = parse_share(subscription.topic_filter)
+        yield SubscriptionRow(
+            session.client_id, topic_filter, subscription.qos, share_name, subscription.sizes
+        )
+
+
+async def waiting_topics(core: Core, clock: Callable[[], float]) -> list[TopicRow]:
+    """Return what waits in all outboxes by topic and size class; other tasks run in between.
+
+    Args:
+        core: of the broker.
+        clock: returns monotonic seconds.
+    """
+    found: dict[tuple[str, SizeClass], list[float]] = {}
+    n_seen = 0
+    for session in core.sessions:
+        n_seen += 1
+        waiting = () if session.is_unused else list(session.outbox.waiting())
+        for delivery in waiting:
+            n_seen += 1
+            message = delivery.message
+            size: SizeClass = "small" if delivery.after is None else "large"
+            sums = found.setdefault((message.topic, size), [0, 0, message.arrived_at])
+            sums[0] += 1
+            sums[1] += message.payload_bytes
+            sums[2] = min(sums[2], message.arrived_at)
+            if not n_seen % SEEN_IN_A_SLICE:
+                await asyncio.sleep(0)
+        if not n_seen % SEEN_IN_A_SLICE:
+            await asyncio.sleep(0)
+    now = clock()
+    return [
+        TopicRow(topic, size, int(n), int(n_bytes), round(max(0.0, now - oldest_at), 3))
+        for (topic, size), (n, n_bytes, oldest_at) in found.items()
+    ]

@@ -44,6 +44,7 @@ CAUSES: Final = {
     "gate_failed": "the gate raised an exception",
     "no_estimate": "no recent RTT was known",
     "no_limit": "nothing is gained by holding it: policy `none`, or no small message can come",
+    "operator": "an operator released or dropped it",
     "on_way": "another large message was on its way and not acknowledged",
     "other": "a gate that names no cause",
     "overdue": "as `congested`; the RTT is the time for which a packet has been unanswered so far",
@@ -58,6 +59,9 @@ unsent while it is held."""
 Until = Literal["acknowledged", "sent"]
 """The end of a latency: at the PUBACK or PUBCOMP, or when a QoS 0 message is handed to the
 connection."""
+
+Path = Literal["calm", "congested"]
+"""Whether the subscriber's RTT was above `threshold_l` as a message was acknowledged."""
 
 SOJOURN_BOUNDS: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0)
 """Seconds; several messages that are held one after the other wait longer than `max_withhold`."""
@@ -98,11 +102,11 @@ class LargeMessages:
     @property
     def n_withheld(self) -> int:
         """Messages that wait for the gate."""
-        return sum(
-            len(self.chains[large.message.topic])
-            for large in self.firsts
-            if large.withheld_since is not None
-        )
+        return sum(len(self.chains[topic]) for topic in self.withheld_topics())
+
+    def withheld_topics(self) -> set[str]:
+        """Return the topics whose messages wait for the gate."""
+        return {large.message.topic for large in self.firsts if large.withheld_since is not None}
 
     def waiting(self) -> Iterator[Delivery]:
         """Yield every message, in order of arrival."""
@@ -276,7 +280,9 @@ class WithholdingRecord:
         policy: name of the gate's policy, a label of the counters.
         decisions: (outcome, cause) to how many.
         sojourn: seconds for which released messages were held.
-        latency: (size class, where it ends) to seconds since the arrival.
+        watch: called with the link, ``held`` or ``released``, and each such decision; None while
+            nobody listens.
+        latency: (size class, where it ends, state of the path) to seconds since the arrival.
     """
 
     def __init__(self, policy: str, logger: Logger) -> None:
@@ -289,7 +295,8 @@ class WithholdingRecord:
         self.policy = policy
         self.decisions: dict[tuple[Outcome, str], int] = {}
         self.sojourn = Histogram(SOJOURN_BOUNDS)
-        self.latency: dict[tuple[SizeClass, Until], Histogram] = {}
+        self.latency: dict[tuple[SizeClass, Until, Path], Histogram] = {}
+        self.watch: Callable[[Link, str, Decision], None] | None = None
         self._logger = logger
         self._window_at = 0.0
         self._n_lines = 0
@@ -323,24 +330,34 @@ class WithholdingRecord:
                 link, "held", Decision(verdict, message.topic, message.payload_bytes, 0.0, now)
             )
 
+    def gone(self, cause: str, deliveries: Sequence[Delivery]) -> int:
+        """Count those of some deliveries that were held and have left unsent; return all."""
+        n_held = sum(delivery.withheld_since is not None for delivery in deliveries)
+        if n_held:
+            self.count("gone", cause, n_held)
+        return len(deliveries)
+
     def released(self, link: Link, decision: Decision) -> None:
         """Count and log a message that was held and is sent."""
         self.count("released", decision.verdict.cause)
         self.sojourn.observe(decision.sojourn)
         self._log(link, "released", decision)
 
-    def observe_latency(self, size_class: SizeClass, until: Until, seconds: float) -> None:
+    def observe_latency(
+        self, size_class: SizeClass, until: Until, path: Path, seconds: float
+    ) -> None:
         """Take the latency of one message.
 
         Args:
             size_class: of the message, for its subscriber.
             until: where the latency ends.
+            path: of the subscriber, at that time.
             seconds: since the message arrived. The time of arrival is known to an eighth of a
                 second for a message that has waited.
         """
-        histogram = self.latency.get((size_class, until))
+        histogram = self.latency.get((size_class, until, path))
         if histogram is None:
-            histogram = self.latency[size_class, until] = Histogram(LATENCY_BOUNDS)
+            histogram = self.latency[size_class, until, path] = Histogram(LATENCY_BOUNDS)
         histogram.observe(seconds)
 
     def metrics(self) -> list[Metric]:
@@ -367,8 +384,8 @@ class WithholdingRecord:
                 "histogram",
                 "Time since the arrival of a message: each large one, small ones that are timed.",
                 [
-                    Sample({"size": size_class, "until": until}, histogram)
-                    for (size_class, until), histogram in sorted(self.latency.items())
+                    Sample({"size": size_class, "until": until, "path": path}, histogram)
+                    for (size_class, until, path), histogram in sorted(self.latency.items())
                 ],
             ),
         ]
@@ -379,6 +396,8 @@ class WithholdingRecord:
         Another line says at once that lines are left out, and the first line of a later window
         comes after one that says how many were.
         """
+        if self.watch is not None:
+            self.watch(link, what, decision)
         logger = self._logger
         if not logger.isEnabledFor(DEBUG):
             return

@@ -70,6 +70,7 @@ DROP_REASONS = {
     "not_authorized": "waiting when a user who may not receive it took the session up",
     "not_stored": "the disk had no room, and the subscriber is an uplink's, which was away",
     "offline": "QoS 0, for a subscriber that is not connected",
+    "operator": "held by the gate when an operator dropped it",
     "packet_too_large": "longer than the subscriber's Maximum Packet Size [MQTT-3.1.2-24]",
     "payload_lost": "its payload store could not read it back",
     "properties": "more properties than a proxy reads",

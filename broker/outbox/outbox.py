@@ -45,9 +45,9 @@ from penstock.broker.outbox.message_counts import Ledger
 from penstock.broker.outbox.outbox_limits import SWEEP_SECONDS, OutboxLimits
 
 if TYPE_CHECKING:
-    from penstock.broker.client_report import PassageFigures
     from penstock.broker.outbox.lane_order import LaneOrder
 
+_RELEASED: Final = Verdict(deliver=True, reason="released by an operator", cause="operator")
 _GATE_FAILED: Final = Verdict(deliver=True, reason="the gate failed", cause="gate_failed")
 
 MIN_LOOK_AGAIN_SECONDS: Final = 0.001
@@ -85,6 +85,7 @@ class Outbox:
         "_ask",
         "_held",
         "_ledger",
+        "_let_go",
         "_link",
         "_next_expiry",
         "_next_sweep",
@@ -118,6 +119,7 @@ class Outbox:
         self._ready: deque[Delivery] = NO_QUEUE
         self._held: LargeMessages | None = None
         self._sequence = 0
+        self._let_go = -1
         self._passed_bytes = 0
         self._next_expiry = math.inf
         self._next_sweep = 0.0
@@ -500,7 +502,7 @@ class Outbox:
                         if large.withheld_since is not None:
                             self._rules.record.count("gone", "expired")
                         continue
-                    self._note_latency(large, now)
+                    self._rules.note_leaving(self._link, large, now)
                     return large
             if source is None:
                 return None
@@ -513,12 +515,6 @@ class Outbox:
             return delivery
         return None
 
-    def _note_latency(self, large: Delivery, now: float) -> None:
-        """Note when a large message of QoS 0 left, as nothing acknowledges it."""
-        if not large.qos:
-            seconds = now - large.message.arrived_at
-            self._rules.record.observe_latency("large", "sent", seconds)
-
     def large_sent(self, large: Delivery, now: float) -> None:
         """Tell the gate of a large message of QoS 1 or 2 that was handed to the connection."""
         tell = self._rules.large_sent
@@ -530,11 +526,6 @@ class Outbox:
         tell = self._rules.large_acknowledged
         if tell is not None and tell(self._link, now):
             self._ask = True
-
-    def passage(self, now: float) -> PassageFigures | None:
-        """Return what the gate knows of the subscriber's large messages, for reports."""
-        gate, guard = self._rules.gate, self._rules.guard
-        return guard.call(gate, gate.passage, self._link, now, otherwise=None)
 
     def _is_next(self, large: Delivery) -> bool:
         """Say whether all messages of its QoS that were ready before a large one have left."""
@@ -555,7 +546,8 @@ class Outbox:
         if message.is_expired(now):
             return True
         sojourn = 0.0 if since is None else now - since
-        verdict = self._decide(message, sojourn, now)
+        is_let_go = large.sequence <= self._let_go
+        verdict = _RELEASED if is_let_go else self._decide(message, sojourn, now)
         self._ask = False
         decision = Decision(verdict, message.topic, message.payload_bytes, sojourn, now)
         self.last_decision = decision
@@ -735,20 +727,43 @@ class Outbox:
             self._take_held(self._held, lambda delivery: not delivery.qos)
         self._ledger.drop(reason, n_before - self.n_messages)
 
+    def release_held(self) -> int:
+        """Let what the gate holds now leave without it, one after the other; return how many.
+
+        The owner then asks `take`.
+        """
+        n_held = self.n_withheld
+        if n_held:
+            self._let_go, self._ask, self.look_again_at = self._sequence, True, None
+        return n_held
+
+    def drop_held(self) -> int:
+        """Drop what the gate holds, with what waits behind it, as ``operator``; return how many."""
+        held = self._held
+        topics = set() if held is None else held.withheld_topics()
+        if held is None or not topics:
+            return 0
+        dropped = self._take_held(held, lambda delivery: delivery.message.topic in topics)
+        self._ledger.drop("operator", self._rules.record.gone("operator", dropped))
+        return len(dropped)
+
     def drop_expired(self, now: float) -> None:
         """Make room by dropping expired messages [MQTT-3.3.2-5]."""
         if now < self._next_expiry or now < self._next_sweep:
             return
         self._next_sweep = now + SWEEP_SECONDS * self.n_messages
         expired = self.take_where(lambda d: d.message.is_expired(now))
-        self._ledger.expired += len(expired)
-        n_held = sum(delivery.withheld_since is not None for delivery in expired)
-        if n_held:
-            self._rules.record.count("gone", "expired", n_held)
+        self._ledger.expired += self._rules.record.gone("expired", expired)
         self._next_expiry = min(
             (d.message.expires_at for d in self.waiting() if d.message.expires_at is not None),
             default=math.inf,
         )
+
+    def oldest_at(self) -> float | None:
+        """Return when the oldest message that waits has arrived, monotonic seconds; or None."""
+        heads = [lane[0] for lane in self._lanes() if lane]
+        heads += [one for one in (self._next_large(), self._next_parked()) if one is not None]
+        return min((head.message.arrived_at for head in heads), default=None)
 
     def drop_older(self, arrived_before: float, now: float) -> None:
         """Drop what has waited too long, where anything has.
@@ -757,9 +772,8 @@ class Outbox:
             arrived_before: monotonic seconds.
             now: the same.
         """
-        heads = [lane[0] for lane in self._lanes() if lane]
-        heads += [one for one in (self._next_large(), self._next_parked()) if one is not None]
-        if any(head.message.arrived_at < arrived_before for head in heads):
+        oldest_at = self.oldest_at()
+        if oldest_at is not None and oldest_at < arrived_before:
             old = self.take_where(lambda d: d.message.arrived_at < arrived_before)
             self._rules.drop(self._link, self._ledger, "too_old", now, len(old))
 

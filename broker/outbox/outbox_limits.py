@@ -13,11 +13,13 @@ from penstock.broker.extensions import DeliveryGate, overridden
 from penstock.broker.link import Link
 from penstock.broker.message import DEFAULT_THRESHOLD_S, Message, SizeClass
 from penstock.broker.outbox.backlog import Backlog
-from penstock.broker.outbox.large_messages import WithholdingRecord
+from penstock.broker.outbox.large_messages import Path, Until, WithholdingRecord
 from penstock.broker.outbox.message_counts import Ledger
 from penstock.broker.plugin_guard import Guard
 
 if TYPE_CHECKING:
+    from penstock.broker.client_report import PassageFigures
+    from penstock.broker.outbox.delivery import Delivery
     from penstock.broker.outbox.outbox import Outbox
 
 SWEEP_SECONDS: Final = 0.00002
@@ -163,6 +165,28 @@ class OutboxLimits:
         """Check whether an outbox that messages have left is still more than half full."""
         if not self.is_over_half(outbox):
             self.over_half.discard(outbox)
+
+    def passage(self, link: Link, now: float) -> PassageFigures | None:
+        """Return what the gate knows of a subscriber's large messages, for reports."""
+        return self.guard.call(self.gate, self.gate.passage, link, now, otherwise=None)
+
+    def note_leaving(self, link: Link, large: Delivery, now: float) -> None:
+        """Note when a large message of QoS 0 leaves, as nothing acknowledges it."""
+        if not large.qos:
+            self.observe_latency(link, "large", "sent", now - large.message.arrived_at)
+
+    def observe_latency(
+        self, link: Link, size_class: SizeClass, until: Until, seconds: float
+    ) -> None:
+        """Take the latency of one message; see `WithholdingRecord.observe_latency`."""
+        rtt = link.rtt_latest
+        threshold_l = None
+        if rtt is not None:
+            gate = self.gate
+            threshold_l = self.guard.call(gate, gate.threshold_l, link, otherwise=None)
+        is_congested = rtt is not None and threshold_l is not None and rtt > threshold_l
+        path: Path = "congested" if is_congested else "calm"
+        self.record.observe_latency(size_class, until, path, seconds)
 
     def drop(
         self, link: Link, ledger: Ledger, reason: str, now: float, n_messages: int = 1

@@ -88,7 +88,7 @@ class PriorityOutbox(Outbox):
                 continue
             if delivery.message.is_large and self.is_large(delivery.message):
                 delivery.after = NOTHING_BEFORE  # it leaves alone, as other large ones
-                self._note_latency(delivery, now)
+                self._rules.note_leaving(self._link, delivery, now)
             if self.n_messages > len(self._first) + len(self._first0):
                 self._first_bytes += delivery.link_bytes
             return delivery

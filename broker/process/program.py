@@ -53,7 +53,7 @@ class Service(Protocol):
 class ReloadingService(Service, Protocol):
     """A service that can reload its files while it serves."""
 
-    async def reload(self) -> None:
+    async def reload(self) -> object:
         """Reload the files; a file that cannot be used is logged and changes nothing."""
 
 

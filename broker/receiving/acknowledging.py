@@ -50,7 +50,7 @@ def acknowledged(
     if delivery.after is not None:
         if reason_code < 0x80:
             seconds = now - delivery.message.arrived_at
-            core.outbox_rules.record.observe_latency("large", "acknowledged", seconds)
+            core.outbox_rules.observe_latency(session.link, "large", "acknowledged", seconds)
         if session.large_ahead is not None:
             session.large_ahead.acknowledged(session, delivery, now)
         if qos == 1:
@@ -122,7 +122,7 @@ def sample(
             if delivery.after is not None:
                 return
             sent_at = min(sent_at, delivery.message.arrived_at)
-        core.outbox_rules.record.observe_latency("small", "acknowledged", now - sent_at)
+        core.outbox_rules.observe_latency(link, "small", "acknowledged", now - sent_at)
 
 
 def handle_puback(client: Client, packet_id: int, now: float, reason_code: int = 0) -> None:

@@ -109,6 +109,8 @@ def handle_connect(client: Client, packet: Connect, now: float) -> None:
         client.refuse_connect(client.refusal)
         client.end(now)
         return
+    if client.core.bans.entries and _refuse_banned(client, packet.client_id, packet.username, now):
+        return
     method = asked.get("authentication_method")
     if method is not None:
         authenticating.check_method(client.core, method)
@@ -304,6 +306,8 @@ def let_in(
     core = client.core
     client_id = accepted.client_id or client_id
     username = packet.username if accepted.username is None else accepted.username
+    if core.bans.entries and _refuse_banned(client, client_id, username, now):
+        return None
     keep_alive = packet.keep_alive
     expiry_interval = None
     if not client.is_local:
@@ -477,6 +481,27 @@ def leave_listener(client: Client, now: float) -> None:
 def _holds(client: Client) -> bool:
     ask = client.holds
     return ask is None or client.core.guard.call("access control, holds", ask, otherwise=False)
+
+
+def _refuse_banned(client: Client, client_id: str, username: str | None, now: float) -> bool:
+    """Refuse a client whom an operator has banned by its name; say whether it was.
+
+    It is asked before the client is authenticated, and again where that has given it other names.
+    """
+    core = client.core
+    if client.is_local:
+        return False
+    if core.bans.bans("client_id", client_id, now):
+        why = "client id"
+    elif core.bans.bans("username", username, now):
+        why = f"user {username!r}"
+    else:
+        return False
+    count(core.counters.connections_refused, "banned")
+    core.logger.info("client %s: refused, banned by %s, from %s", client_id, why, client.peer())
+    client.refuse_connect(ReasonCode.BANNED)
+    client.end(now)
+    return True
 
 
 def _refuse_session(

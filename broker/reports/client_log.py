@@ -1,7 +1,6 @@
 """The log's lines about clients: connections, disconnections, and dropped messages.
 
-Connections and disconnections are debug lines, for which the level that the log has at the start
-counts. Drops are logged when a client connects, disconnects
+Connections and disconnections are debug lines. Drops are logged when a client connects, disconnects
 or its session ends: one line each time, however many messages were dropped. `$SYS` has the sums at
 any time.
 """
@@ -31,7 +30,6 @@ class ClientLog:
 
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger
-        self._is_debug = logger.isEnabledFor(logging.DEBUG)
         self._told: dict[str, Counter[str]] = {}
 
     @property
@@ -46,7 +44,7 @@ class ClientLog:
     def _connected(self, event: ClientConnected) -> None:
         session: Any = event.session  # a `Session`
         client = session.client
-        if client is not None and self._is_debug:
+        if client is not None and self._logger.isEnabledFor(logging.DEBUG):
             self._logger.debug(
                 "client %s: connected, user %r, protocol level %d, from %s:%d on listener %s",
                 session.client_id,
@@ -61,14 +59,14 @@ class ClientLog:
 
     def _disconnected(self, event: ClientDisconnected) -> None:
         session: Any = event.session  # a `Session`
-        if self._is_debug:
+        if self._logger.isEnabledFor(logging.DEBUG):
             self._logger.debug("client %s: disconnected", session.client_id)
         if not session.is_unused and session.ledger.dropped:
             self._tell_drops(session, "while it was connected")
 
     def _ended(self, event: SessionEnded) -> None:
         session: Any = event.session  # a `Session`
-        if self._is_debug:
+        if self._logger.isEnabledFor(logging.DEBUG):
             self._logger.debug("client %s: session ended", session.client_id)
         if not session.is_unused and session.ledger.dropped:
             self._tell_drops(session, "with its session")

@@ -193,7 +193,7 @@ def withholding_figures(subject: Subject, now: float) -> WithholdingFigures:
             for one in outbox.recent
         ],
         small_waits=None if subject.large_ahead is None else subject.large_ahead.figures(now),
-        passage=outbox.passage(now),
+        passage=outbox.rules.passage(subject.link, now),
     )
 
 

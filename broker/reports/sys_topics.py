@@ -8,25 +8,25 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from penstock.broker.config.limits import OF_MEMORY
-from penstock.broker.counters import Metric, by_name, by_reason, figures
+from penstock.broker.counters import Histogram, Metric, by_name, by_reason, figures
 from penstock.broker.message import Message
-from penstock.broker.outbox.message_counts import Ledger
 from penstock.broker.plugin_guard import note_fault
 from penstock.broker.process.gc_control import resident_bytes
 from penstock.broker.process.machine_memory import machine_memory_bytes
 from penstock.broker.reports.periodic_work import PeriodicWork
+from penstock.broker.reports.totals import Totals
 from penstock.broker.sessions.broker_state import Core
-from penstock.broker.sessions.session import Session
+
+if TYPE_CHECKING:
+    from penstock.broker.extensions import Plugin
+    from penstock.broker.plugin_guard import Guard
 
 ROOT = "$SYS/broker/"
-
-SLICE: Final = 64
-"""So many sessions are added up in one slice, some 0.1 ms."""
 
 _COMMON: Final = {
     "clients/connected": "clients_connected",
@@ -59,41 +59,6 @@ class _Figure(Message):
     __slots__ = ("__weakref__",)
 
 
-class Totals:
-    """The accounts of all sessions, added up a few at a time.
-
-    Each account balances whenever it is read, so the sum does too, although sessions change between
-    the slices. A session that ends meanwhile is counted with its last account: it existed at the
-    beginning, when `ended` was read.
-
-    Attributes:
-        ledger: the ledger of the ended sessions, and of those read so far.
-        inflight: messages sent and unacknowledged.
-        withheld: messages held by the gate.
-        queued: messages that wait for other reasons.
-        queued_bytes: payload bytes that wait.
-    """
-
-    def __init__(self, core: Core) -> None:
-        self.ledger = Ledger()
-        self.ledger.add(core.ended)
-        self.inflight = self.withheld = self.queued = self.queued_bytes = 0
-        self._rest: list[Session] = list(core.sessions)
-
-    def read_some(self) -> bool:
-        """Read one slice; return whether there are more."""
-        for session in self._rest[-SLICE:]:
-            self.ledger.add(session.settle_direct())
-            outbox = session.outbox
-            withheld = outbox.n_withheld
-            self.inflight += len(session.inflight)
-            self.withheld += withheld
-            self.queued += outbox.n_messages - withheld
-            self.queued_bytes += outbox.n_bytes
-        del self._rest[-SLICE:]
-        return bool(self._rest)
-
-
 class SysTopics:
     """Publishes those of a core's figures that have changed, once in each interval."""
 
@@ -104,7 +69,7 @@ class SysTopics:
         started_at: float,
         *,
         has_common: bool = True,
-        of_plugins: Mapping[str, Callable[[], Mapping[str, int]]] | None = None,
+        plugins: Mapping[str, Plugin] | None = None,
     ) -> None:
         """Prepare the publisher; `start` starts it.
 
@@ -114,9 +79,9 @@ class SysTopics:
             started_at: monotonic seconds at which the broker started.
             has_common: False where aMQTT's own plugin publishes the names that it shares with
                 mosquitto, some in other units. Then only Penstock's own figures are published.
-            of_plugins: name of a plugin to what returns its figures.
+            plugins: by their names in the policy file.
         """
-        self._of_plugins = of_plugins or {}
+        self._plugins = plugins or {}
         self._has_common = has_common
         self._core = core
         self._version = version
@@ -158,10 +123,9 @@ class SysTopics:
         yield from self._ledger()
         yield from self._settings()
         yield from self._payload_store()
-        for plugin, figures_of in self._of_plugins.items():
-            own: Mapping[str, int] = self._core.guard.call(plugin, figures_of, otherwise={})
-            for name, n in own.items():
-                yield f"penstock/{plugin}/{name}", str(n)
+        for name, plugin in self._plugins.items():
+            for metric in figures_of(self._core.guard, name, plugin):
+                yield from topics_of(name, metric)
         yield from self._faults()
 
     def _common(self, now: float) -> Iterator[tuple[str, str]]:
@@ -237,13 +201,24 @@ class SysTopics:
                 yield f"penstock/{name}", str(n)
 
 
+def figures_of(guard: Guard, name: str, plugin: Plugin) -> Sequence[Metric]:
+    """Return a plugin's figures, for `$SYS` and the metrics; none where it fails.
+
+    Args:
+        guard: of the broker.
+        name: of the plugin, in the policy file.
+        plugin: the plugin.
+    """
+    return guard.call(name, lambda: list(plugin.figures()), otherwise=())
+
+
 def _metric(metric: Metric) -> Iterator[tuple[str, str]]:
     """Yield the figures of a metric, with its labels as topic levels; none of what is still 0."""
     for labels, value in metric.samples:
         levels = [metric.name.replace("_", "/", 1), *labels.values()]
         root = f"penstock/{'/'.join(levels)}"
         found = figures(value)
-        if isinstance(value, int):
+        if not isinstance(value, Histogram):
             yield root, str(value)
         elif found["count"]:
             for bound, number in found["buckets"].items():
@@ -251,3 +226,24 @@ def _metric(metric: Metric) -> Iterator[tuple[str, str]]:
                 yield f"{root}/le/{level}", str(number)
             yield f"{root}/sum", str(found["sum"])
             yield f"{root}/count", str(found["count"])
+
+
+def topics_of(plugin: str, metric: Metric) -> Iterator[tuple[str, str]]:
+    """Yield (topic, value) of a plugin's metric: below its labels the name, then the reason.
+
+    Args:
+        plugin: name of the plugin.
+        metric: one of its `Plugin.figures`.
+    """
+    name = metric.name.removesuffix("_total")
+    for labels, value in metric.samples:
+        if isinstance(value, Histogram):
+            continue
+        levels = [level for label, level in labels.items() if level and label != "reason"]
+        reason = [labels["reason"]] if "reason" in labels else []
+        topic = "/".join(["penstock", plugin, *levels, name, *reason])
+        # A wildcard is no part of a Topic Name.
+        yield (
+            topic.replace("+", "-").replace("#", "-"),
+            str(value) if isinstance(value, int) else f"{value:.6g}",
+        )

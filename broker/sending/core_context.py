@@ -128,6 +128,11 @@ class CoreContext:
         )
         self.journal: Commits | None = None
 
+    def tell(self, callbacks: Callbacks) -> None:
+        """Tell these callbacks of events from now on, and no others."""
+        self.callbacks = callbacks
+        self.is_plain = self._is_plain()
+
     def _is_plain(self) -> bool:
         told = self.callbacks
         return not (

@@ -36,6 +36,7 @@ from penstock.broker.routing.retained import RetainedMessages
 from penstock.broker.routing.router import Router
 from penstock.broker.routing.topic_tree import TopicTree
 from penstock.broker.sending.core_context import CoreContext
+from penstock.broker.sessions.bans import Bans
 from penstock.broker.sessions.lanes import Lanes
 from penstock.broker.sessions.login_backoff import LoginBackoff
 from penstock.broker.sessions.received_bytes import ReceivedBytes
@@ -78,6 +79,7 @@ class Core(CoreContext):
         authenticators: methods of enhanced authentication, by name.
         logins: failed logins, and who has to wait after too many.
         ended: the sum of the ledgers of ended sessions.
+        bans: who may not connect for a while.
         last_clients: those whose sessions ended last.
         consuming: subscriptions that sources feed; None where there are no sources.
         router: gives messages to sessions and sinks.
@@ -159,6 +161,7 @@ class Core(CoreContext):
         self.sizes_by_listener = sizes_by_listener
         self.logins = LoginBackoff(limits)
         self.ended = Ledger()
+        self.bans = Bans()
         self.last_clients = LastClients()
         self.site = ""
         self.why_away: dict[str, Callable[[], str]] = {}

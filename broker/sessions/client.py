@@ -271,6 +271,8 @@ class Client:
         is_counted: `ReceivedBytes` counts what is kept of what has come.
         has_peer_left: the peer is gone, and what it has sent is still handled.
         last_received: monotonic seconds of the last chunk.
+        end_reason: the reason code for which it was closed; 0 where the client has disconnected,
+            None where the connection was lost.
         connected_at: monotonic seconds of the chunk that had the CONNECT.
     """
 
@@ -284,6 +286,7 @@ class Client:
         "certificate_name",
         "connected_at",
         "core",
+        "end_reason",
         "has_begun_session",
         "has_peer_left",
         "holds",
@@ -369,6 +372,7 @@ class Client:
         self.n_filters_refused = 0
         self.is_answered = False
         self._keep_alive = 0.0
+        self.end_reason: int | None = None
         self.last_received = self.connected_at = now
         core.counters.connections_total += 1
         self.timer: Timer | None = core.timers.at(
@@ -586,6 +590,7 @@ class Client:
         """
         if self.is_closing:
             return
+        self.end_reason = reason_code
         is_answered = not self.sender.drop_held()
         if self.is_open and is_answered and self.version == ProtocolVersion.MQTT_5:
             self.sender.send_packet(Disconnect(reason_code, properties))

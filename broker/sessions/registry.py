@@ -230,7 +230,9 @@ class SessionRegistry:
         if session.retained_due:
             retained_delivery.connection_lost(session)
         if core.callbacks.client_disconnected:
-            core.guard.tell(core.callbacks.client_disconnected, ClientDisconnected(session))
+            peer = f"{client.remote_address}:{client.remote_port}"
+            event = ClientDisconnected(session, peer, client.end_reason)
+            core.guard.tell(core.callbacks.client_disconnected, event)
         if core.journal is not None:
             core.journal.connection_lost(session, since)
         if core.lanes.has_lanes:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TypeVar
 
-from penstock.broker.counters import by_name
+from penstock.broker.counters import Metric, metrics_of
 from penstock.broker.errors import ConfigError, ConfigProblem
 from penstock.broker.extensions import Plugin, PluginContext
 from penstock.edge_proxy.parts.assembler import Assembler
@@ -125,9 +125,9 @@ class PartsPlugin(Plugin):
         if error is not None:
             self.context.logger.error("%s: a fault of the plugin", task.get_name(), exc_info=error)
 
-    def figures(self) -> Mapping[str, int]:
-        """Return what was done."""
-        return by_name(self.counts)
+    def figures(self) -> Iterator[Metric]:
+        """Yield what was done."""
+        return metrics_of([({}, self.counts)])
 
     async def close(self) -> None:
         """End all tasks; what is not done goes on at the next start."""

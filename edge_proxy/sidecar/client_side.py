@@ -807,11 +807,11 @@ class ClientSide:
             now: monotonic seconds.
         """
         arrived_at, is_large = self._arrivals.get(packet_id, (sent_at, False))
-        record = self._shared.outbox_rules.record
+        rules, link = self._shared.outbox_rules, self._link
         if is_large and outcome is Outcome.DELIVERED and arrived_at is not None:
-            record.observe_latency("large", "acknowledged", now - arrived_at)
+            rules.observe_latency(link, "large", "acknowledged", now - arrived_at)
         elif not is_large and sent_at is not None and arrived_at is not None:
-            record.observe_latency("small", "acknowledged", now - arrived_at)
+            rules.observe_latency(link, "small", "acknowledged", now - arrived_at)
         if outcome is not Outcome.RECEIVED:
             self._arrivals.pop(packet_id, None)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from penstock.broker.counters import Counters, Metric
+from penstock.broker.counters import Counters, Histogram, Metric
 from penstock.broker.extensions import DeliveryGate, LinkSampler, PayloadStore
 from penstock.broker.link import Link
 from penstock.broker.outbox.last_clients import LastClients
@@ -31,7 +31,7 @@ def describe_large(metrics: Iterable[Metric]) -> str:
     for name, _type, _help, samples in metrics:
         for labels, value in samples:
             named = f"{name.removeprefix('withholding_')} {' '.join(labels.values())}"
-            if isinstance(value, int):
+            if not isinstance(value, Histogram):
                 words.append(f"{named}: {value}")
             elif n_values := value.buckets()["+Inf"]:
                 words.append(f"{named}: {n_values}, mean {value.total / n_values:.3g}")

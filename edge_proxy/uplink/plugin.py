@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from penstock.broker.config.secret_file import warn_of_readers
-from penstock.broker.counters import by_name
+from penstock.broker.counters import Metric, Sample, metrics_of
 from penstock.broker.errors import ConfigError, ConfigProblem
 from penstock.broker.events import Callbacks, ClientSubscribed, ClientUnsubscribed, SessionEnded
 from penstock.broker.extensions import (
@@ -17,6 +17,7 @@ from penstock.broker.extensions import (
     PluginContext,
     Reload,
 )
+from penstock.broker.operations_contract import LaneState, UplinkState
 from penstock.edge_proxy.uplink.config import UplinkConfig
 from penstock.edge_proxy.uplink.connecting import recorded_states
 from penstock.edge_proxy.uplink.lanes import LARGE, Lane, lanes_of, leaving_lane
@@ -195,13 +196,36 @@ class UplinkPlugin(Plugin):
 
         return Reload(list(dict.fromkeys(files)), apply=apply)
 
-    def figures(self) -> Mapping[str, int]:
-        """Return the counters of all uplinks, with their names."""
-        return {
-            f"{uplink.name}/{name}": n
-            for uplink in self.uplinks
-            for name, n in by_name(uplink.counts).items()
-        }
+    def figures(self) -> Iterator[Metric]:
+        """Yield the counters of all uplinks, and how much waits for them and how long."""
+        lanes = [
+            ({"uplink": name, "lane": lane.lane.name}, lane)
+            for name, lanes in self._lanes.items()
+            for lane in lanes
+        ]
+        counts = [(labels, lane.counts) for labels, lane in lanes]
+        yield from metrics_of(counts, states={"connected", "taken_over"})
+        states = [(labels, _state_of(lane)) for labels, lane in lanes]
+        yield Metric(
+            "waiting_messages",
+            "gauge",
+            "Messages that wait for the cloud, or that it has not acknowledged.",
+            [Sample(labels, state.waiting) for labels, state in states],
+        )
+        yield Metric(
+            "oldest_message_age_seconds",
+            "gauge",
+            "Age of the oldest message that waits for the cloud; 0 for none.",
+            [Sample(labels, state.oldest_seconds or 0.0) for labels, state in states],
+        )
+
+    def uplink_states(self) -> list[UplinkState]:
+        """Return the state of all uplinks."""
+        found = []
+        for name, lanes in self._lanes.items():
+            states = [_state_of(lane) for lane in lanes]
+            found.append(UplinkState(name, all(one.is_connected for one in states), states))
+        return found
 
     async def start(self) -> None:
         """Read the files of TLS where the policy file is only checked; else each uplink does.
@@ -218,3 +242,20 @@ class UplinkPlugin(Plugin):
         """Disconnect from the cloud."""
         for uplink in self.uplinks:
             await uplink.stop()
+
+
+def _state_of(lane: Uplink) -> LaneState:
+    """Return how a lane is now."""
+    waiting, waiting_bytes, oldest_seconds, rtt = lane.local_clients.backlog(lane.up_id)
+    is_connected = bool(lane.counts.connected)
+    return LaneState(
+        lane.lane.name,
+        is_connected,
+        round(lane.absence.seconds, 3),
+        lane.connected_address or lane.address,
+        lane.in_words(),
+        waiting,
+        waiting_bytes,
+        oldest_seconds,
+        rtt if is_connected else None,
+    )

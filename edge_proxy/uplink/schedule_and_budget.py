@@ -182,6 +182,11 @@ class Absence:
         self._told = told
         self._next_at = self._clock() + next_in_seconds
 
+    @property
+    def seconds(self) -> float:
+        """Time since the uplink connected, or since its connection ended."""
+        return self._clock() - self._since
+
     def in_words(self) -> str:
         """Return duration and reason, and when the next attempt is made."""
         now = self._clock()

@@ -75,6 +75,7 @@ class Uplink:
     """One uplink, or one lane of it.
 
     Attributes:
+        absence: for how long it has not been connected, and why.
         name: its name in the policy file; the lane of large messages adds ``/large``.
         keys: its keys in the policy file.
         lane: which messages it carries.
@@ -179,7 +180,7 @@ class Uplink:
         self._retained_up = RetainedUp(
             self.up_id, local_clients, keys, lane, self.remapping.up_filters(), self._own_prefix
         )
-        self._absence = Absence(clock, f"connecting to {self.address}")
+        self.absence = Absence(clock, f"connecting to {self.address}")
         self._has_left = False  # it leaves, and has no sessions: the cloud may have some
 
     @property
@@ -216,7 +217,7 @@ class Uplink:
         await prepare_session(self.local_clients, self.up_id, filters, self._old_filters, sizes)
         self.limit()
         for client_id in self.local_ids:
-            self.local_clients.explain(client_id, self._in_words)
+            self.local_clients.explain(client_id, self.in_words)
         self._restore_subscriptions()
 
     def limit(self) -> None:
@@ -230,11 +231,11 @@ class Uplink:
             refuses=backlog.when_full == "refuse",
         )
 
-    def _in_words(self) -> str:
+    def in_words(self) -> str:
         """Say why it is not connected, or has one connection instead of two; "" for neither."""
         told = self.partnership.why_one
         is_away = not (self.counts.connected or (told and self.partnership.is_refused))
-        return self._absence.in_words() if is_away else told
+        return self.absence.in_words() if is_away else told
 
     def _restore_subscriptions(self) -> None:
         """Restore what the cloud was asked for before a restart, and what clients want."""
@@ -398,7 +399,7 @@ class Uplink:
                 continue
             wait = self._wait_seconds(reason, seconds)
             self.logger.warning("uplink %s: %s; the next attempt in %.1f s", self.name, told, wait)
-            self._absence.lasts(told, next_in_seconds=wait)
+            self.absence.lasts(told, next_in_seconds=wait)
             await self._wait_for_retry(wait)
 
     def _look_for_refusal(self, reason: str, *, was_accepted: bool) -> None:
@@ -488,7 +489,7 @@ class Uplink:
                 self.logger.warning(
                     "uplink %s: %s; the next attempt in %.1f s", self.name, told, wait
                 )
-                self._absence.lasts(told, next_in_seconds=wait)
+                self.absence.lasts(told, next_in_seconds=wait)
                 await self._wait_for_retry(wait)
             else:
                 break
@@ -520,15 +521,15 @@ class Uplink:
                 wait = self.partnership.may_connect_in()
                 if wait:
                     has_waited = True
-                    self._absence.lasts("it waits for the other connection")
+                    self.absence.lasts("it waits for the other connection")
                     await self._wait_for_retry(wait)
                     continue
                 self.budget.set_rate(opening.max_bytes_per_second, self.clock())
                 if has_waited:
-                    self._absence.lasts(f"connecting to {self.address}")
+                    self.absence.lasts(f"connecting to {self.address}")
                 return
             has_waited = True
-            self._absence.lasts(OUTSIDE if is_wanted else self._demand.lacks)
+            self.absence.lasts(OUTSIDE if is_wanted else self._demand.lacks)
             wait = opening.look_again_seconds
             await asyncio.sleep(min(wait, LOOK_SECONDS) if opening.is_open else wait)
 
@@ -720,7 +721,7 @@ class Uplink:
     def _connected_is(self, connected: int) -> None:
         """Note whether this lane is connected, and check which lane may take over the other."""
         if connected or self.counts.connected:
-            self._absence.begins()
+            self.absence.begins()
         self.counts.connected = connected
         for lane in self.lanes:
             lane.partnership.look_at_takeover()

@@ -337,6 +337,7 @@ class LogicalQueue:
         incarnation: the incarnation of the engine's queue; "" until it is known.
         spec: its settings.
         buffer: takes new messages.
+        receivers: the groups that had requests, by name.
         is_closing: whether waiting requests are to be answered at once.
     """
 
@@ -354,7 +355,7 @@ class LogicalQueue:
         self.buffer = buffer
         self._engine = engine
         self._clock = clock
-        self._receivers: dict[str, GroupReceiver] = {}
+        self.receivers: dict[str, GroupReceiver] = {}
         self._plans: set[asyncio.Future[int]] = set()
         self.is_closing = False
         buffer.on_stored = self._look
@@ -363,27 +364,27 @@ class LogicalQueue:
         """Go by these settings, which the engine has, from now on."""
         self.spec = spec
         self.buffer.set_up(spec)
-        for receiver in self._receivers.values():
+        for receiver in self.receivers.values():
             receiver.set_up(spec)
 
     def close(self) -> None:
         """Answer waiting requests now."""
         self.is_closing = True
-        for receiver in self._receivers.values():
+        for receiver in self.receivers.values():
             receiver.close()
         for waiting in self._plans:
             waiting.cancel()
 
     def group_is_gone(self, group: str, error: Exception) -> None:
         """Have the held requests of a group fail that was deleted."""
-        receiver = self._receivers.pop(group, None)
+        receiver = self.receivers.pop(group, None)
         if receiver is not None:
             receiver.fail(error)
             receiver.close()
 
     def is_gone(self, error: Exception) -> None:
         """Have all held requests fail: the queue was deleted."""
-        for group in list(self._receivers):
+        for group in list(self.receivers):
             self.group_is_gone(group, error)
         self.close()
 
@@ -399,7 +400,7 @@ class LogicalQueue:
             BusyError: too many requests wait, or too many messages are leased.
             StorageError: nothing could be read.
         """
-        receiver = self._receivers.get(group)
+        receiver = self.receivers.get(group)
         if receiver is None:
             receiver = GroupReceiver(
                 self.name,
@@ -409,7 +410,7 @@ class LogicalQueue:
                 self._clock,
                 lambda: self.buffer.stored_bytes,
             )
-            self._receivers[group] = receiver
+            self.receivers[group] = receiver
         try:
             return await receiver.receive(request)
         except UnknownGroupError as error:
@@ -419,7 +420,7 @@ class LogicalQueue:
 
     def _look(self) -> None:
         """Wake requests that wait for bytes, which have been stored."""
-        for receiver in self._receivers.values():
+        for receiver in self.receivers.values():
             receiver.look()
 
     @contextmanager
@@ -477,27 +478,10 @@ class LogicalQueue:
         figures = asdict(group)
         figures["settings"] = figures.pop("spec")
         figures["position"] = {str(number): offset for number, offset in group.position.items()}
-        receiver = self._receivers.get(name)
+        receiver = self.receivers.get(name)
         if receiver is not None:
             figures["requests"] = _requests(receiver)
         return figures
-
-    def sys_figures(self) -> Iterator[tuple[str, int]]:
-        """Yield (name, figure) for `$SYS`, for the enqueue controller and each group with requests.
-
-        A group's name has the group, the dequeue strategy and the counter as topic levels; that of
-        the enqueue controller, where it leaves physical queues out, has the counter alone.
-        """
-        slow = self.buffer.slow_appends
-        if slow is not None:
-            yield "excluded", len(slow.excluded)
-            yield from asdict(slow.counts).items()
-        for name, receiver in self._receivers.items():
-            yield f"{name}/waiting", receiver.waiting
-            for strategy, counts in receiver.counts.items():
-                level = strategy.replace("+", "-")  # a wildcard is no part of a Topic Name
-                for counter, number in asdict(counts).items():
-                    yield f"{name}/{level}/{counter}", number
 
 
 def _requests(receiver: GroupReceiver) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from logging import Logger
@@ -13,6 +13,7 @@ from typing import Final
 from aiohttp import web
 
 from penstock.broker.config.checked_yaml import NamedBy
+from penstock.broker.counters import Metric
 from penstock.broker.durable.storage_clock import Clocks
 from penstock.broker.errors import ConfigError, ConfigProblem
 from penstock.broker.extensions import (
@@ -35,6 +36,7 @@ from penstock.plugins.queue.engines.sqlite import SqliteStore
 from penstock.plugins.queue.http.api import QueueApi
 from penstock.plugins.queue.logical_queue import LogicalQueue
 from penstock.plugins.queue.publishing.batches import Batches, end_relays
+from penstock.plugins.queue.queue_metrics import queue_metrics
 from penstock.plugins.queue.service import QueueService
 from penstock.plugins.queue.sqs.api import SqsApi
 from penstock.plugins.web.bodies import Bodies
@@ -198,14 +200,20 @@ class QueuePlugin(Plugin):
         elif clients is not None:
             end_relays(clients)
 
-    def figures(self) -> Mapping[str, int]:
-        """Return what became of batches, of receivers' requests, and what stores too slowly.
+    def figures(self) -> Iterator[Metric]:
+        """Yield what the queues hold, and what became of requests and batches; see `Plugin`."""
+        return queue_metrics(self.service, self.batches)
 
-        See `Plugin`.
-        """
-        batches = {} if self.batches is None else self.batches.figures()
-        found = {f"publishing/{name}": value for name, value in batches.items()}
-        return found | self.service.sys_figures()
+    async def problem(self) -> str:
+        """Return why the engine stores nothing now; "" where it does."""
+        health = await self.engine.probe()
+        return "" if health.is_partial else health.problem or ""
+
+    async def backup(self, folder: str) -> int:
+        """Copy the queues into a folder, as ``queue.db``, where this program keeps them."""
+        if self.config.engine != "sqlite":
+            return 0
+        return await self.engine.backup(f"{folder}/queue.db")
 
     def operator_routes(self) -> web.Application:
         """Return the routes of operators; see `penstock.plugins.web.operators`."""

@@ -498,14 +498,6 @@ class QueueService:
         """
         return self.queue(queue).figures()
 
-    def sys_figures(self) -> dict[str, int]:
-        """Return figures of all queues by their names below `$SYS`."""
-        return {
-            f"{name}/{counter}": number
-            for name, queue in self._queues.items()
-            for counter, number in queue.sys_figures()
-        }
-
     def _make(self, name: str, spec: QueueSpec) -> LogicalQueue:
         config = self._config
         buffer = AppendBuffer(

@@ -67,6 +67,7 @@ DOES_IO: Final = (
     "durable.storage_clock",
     "import_mosquitto",
     "network",
+    "operations",
     "process",
     "reports.client_topics",
     "reports.sampling",
@@ -251,6 +252,7 @@ PLUGIN_ADAPTERS: Final = frozenset(
         "plugins.queue.publishing.row_publisher",
         "plugins.queue.publishing.rows",  # names the property that a relay's PUBLISH ends with
         "plugins.queue.plugin",
+        "plugins.queue.queue_metrics",
         "plugins.withholding.gate",
     }
 )

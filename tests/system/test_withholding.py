@@ -63,7 +63,8 @@ def test_large_messages_wait_for_the_link_and_small_ones_do_not(
         publisher.publish("picture/1", b"000" + bytes(LARGE_BYTES))
         first = far.message()
         assert first.topic == "picture/1"
-        ledger.wait_until(lambda of: of("withholding/latency_seconds/large/acknowledged/count") > 0)
+        latency = "withholding/latency_seconds/large/acknowledged/calm/count"
+        ledger.wait_until(lambda of: of(latency) > 0)
         link.switch("bad")
         publisher.publish("alarm/probe", b"000")
         publisher.publish("alarm/probe", b"001")

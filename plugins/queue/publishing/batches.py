@@ -16,14 +16,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from logging import Logger
 from typing import Final, TypeVar
 
-from penstock.broker.counters import by_name, count
+from penstock.broker.counters import count
 from penstock.broker.errors import PenstockError
 from penstock.broker.extensions import RELAY_CLIENT_PREFIX, LocalClients
 from penstock.broker.mqtt.enums import MAX_PACKET_ID
@@ -195,10 +195,10 @@ class Batches:
         if error is not None:
             self._logger.error("%s: a fault of the plugin", task.get_name(), exc_info=error)
 
-    def figures(self) -> Mapping[str, int]:
-        """Return what is held, and what was done."""
+    def held(self) -> dict[str, int]:
+        """Return what is held: `rows`, `bytes`, `stages`, `publications`."""
         held = {"rows": self._rows, "bytes": self._bytes, "stages": self._stages}
-        return held | {"publications": len(self._progress)} | by_name(self.counts)
+        return held | {"publications": len(self._progress)}
 
     async def _count_held(self) -> None:
         held = await self._in_thread(self._file.held)

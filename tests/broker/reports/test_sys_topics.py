@@ -1,15 +1,18 @@
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock.broker.config.limits import Limits
-from penstock.broker.extensions import PayloadStore
+from penstock.broker.counters import Histogram, Metric, Sample
+from penstock.broker.extensions import PayloadStore, Plugin, PluginContext
 from penstock.broker.mqtt.packets import PubAck, Publish
 from penstock.broker.outbox.message_counts import DROP_REASONS
-from penstock.broker.reports.sys_topics import ROOT, SLICE, SysTopics
+from penstock.broker.reports.sys_topics import ROOT, SysTopics
+from penstock.broker.reports.totals import SLICE
 from tests.helpers.gates import SwitchGate
 from tests.helpers.virtual import VirtualBroker
 
@@ -28,10 +31,39 @@ def figures(broker: VirtualBroker, **options: Any) -> dict[str, str]:
     }
 
 
+class Uplinks(Plugin):
+    """A plugin with figures, unless it fails."""
+
+    is_well = True
+
+    def figures(self) -> list[Metric]:
+        """Return a state with a lane that has no name, and a counter with reasons."""
+        if not self.is_well:
+            raise RuntimeError("no figures")
+        labels = {"uplink": "cloud", "lane": ""}
+        dropped = Sample({**labels, "reason": "a+b"}, 2)
+        age = Sample({"uplink": "cloud", "lane": "large"}, 1.5)
+        return [
+            Metric("connected", "gauge", "", [Sample(labels, 1)]),
+            Metric("dropped_total", "counter", "", [dropped]),
+            Metric("age_seconds", "gauge", "", [age]),
+            Metric("time_seconds", "histogram", "", [Sample({}, Histogram((1.0,)))]),
+        ]
+
+
 def test_figures_of_a_plugin_stand_below_its_name() -> None:
-    """As the plugin returns them."""
-    found = figures(VirtualBroker(), of_plugins={"uplink": lambda: {"cloud/connected": 1}})
-    assert found["penstock/uplink/cloud/connected"] == "1"
+    """Below its labels the name, and below that the reason; a fault takes the others nothing."""
+    plugin = Uplinks(None, PluginContext(logging.getLogger("test"), "", lambda: 0.0))
+    broker = VirtualBroker()
+    found = figures(broker, plugins={"uplink": plugin})
+    assert {name: value for name, value in found.items() if "uplink" in name} == {
+        "penstock/uplink/cloud/connected": "1",
+        "penstock/uplink/cloud/dropped/a-b": "2",
+        "penstock/uplink/cloud/large/age_seconds": "1.5",
+    }
+    plugin.is_well = False
+    broker.advance(10)
+    assert broker.core.counters.extension_errors == {"uplink": 1}
 
 
 def test_figures_are_those_of_the_core() -> None:
@@ -103,7 +135,7 @@ def test_decisions_about_large_messages_are_published_by_policy_outcome_and_caus
     assert found["sojourn_seconds/SwitchGate/le/Inf"] == "1"
     assert found["sojourn_seconds/SwitchGate/count"] == "1"
     assert float(found["sojourn_seconds/SwitchGate/sum"]) == pytest.approx(4, abs=1)
-    assert found["latency_seconds/large/sent/count"] == "1"
+    assert found["latency_seconds/large/sent/calm/count"] == "1"
 
 
 def test_the_ledger_is_published_and_balances() -> None:

@@ -143,6 +143,6 @@ def test_large_messages_are_counted_and_timed(monkeypatch: pytest.MonkeyPatch) -
         "decisions_total SwitchGate held other: 1",
         "decisions_total SwitchGate released other: 1",
         "sojourn_seconds SwitchGate: 1, mean 2",
-        "latency_seconds large acknowledged: 1, mean 3",
-        "latency_seconds small acknowledged: 1, mean 0.2",
+        "latency_seconds large acknowledged calm: 1, mean 3",
+        "latency_seconds small acknowledged calm: 1, mean 0.2",
     ]

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from penstock.broker.config.checked_yaml import validate_config
 from penstock.broker.message import Message
+from penstock.broker.reports.sys_topics import topics_of
 from penstock.plugins.queue.config import QueueConfig
 from penstock.plugins.queue.engines.contract import NewMessage
 from penstock.plugins.queue.engines.local import LocalEngine
@@ -133,3 +134,12 @@ async def until(is_true: Callable[[], bool | Awaitable[bool]]) -> None:
             if answer if isinstance(answer, bool) else await answer:
                 return
             await asyncio.sleep(0.005)
+
+
+def sys_topics(plugin: QueuePlugin) -> dict[str, str]:
+    """Return the plugin's figures by their topics below ``$SYS/broker/penstock/queue/``."""
+    return {
+        topic.removeprefix("penstock/queue/"): value
+        for metric in plugin.figures()
+        for topic, value in topics_of("queue", metric)
+    }

@@ -29,6 +29,7 @@ from tests.plugins.queue.running import (
     put,
     queue_config,
     running_plugin,
+    sys_topics,
     until,
 )
 from tests.plugins.queue.sqs.script import new_client
@@ -71,16 +72,18 @@ class Routes:
 async def test_what_strategies_do_is_among_the_figures_of_the_broker() -> None:
     """By queue, group and strategy, whose `+` would be a wildcard in a topic of `$SYS`."""
     async with running_plugin(queues={"telemetry": {}}) as plugin:
-        assert plugin.figures() == {}
+        assert "telemetry/default/rds-wake/held" not in sys_topics(plugin)
+        assert sys_topics(plugin)["telemetry/depth_messages"] == "0"
         await put(plugin.service, b"a", queue="telemetry")
         waiting = asyncio.create_task(received(plugin, "telemetry", LONG_SECONDS))
         again = asyncio.create_task(received(plugin, "telemetry", LONG_SECONDS))
-        await until(lambda: plugin.figures().get("telemetry/default/rds-wake/held") == 1)
-        figures = plugin.figures()
-        assert figures["telemetry/default/waiting"] == 1
-        assert figures["telemetry/default/rds-wake/requests"] == 2
-        assert figures["telemetry/default/rds-wake/hit_dequeues"] == 1
-        assert figures["telemetry/default/rds-wake/messages"] == 1
+        await until(lambda: sys_topics(plugin).get("telemetry/default/rds-wake/held") == "1")
+        figures = sys_topics(plugin)
+        assert figures["telemetry/default/waiting_requests"] == "1"
+        assert figures["telemetry/default/rds-wake/requests"] == "2"
+        assert figures["telemetry/default/rds-wake/hit_dequeues"] == "1"
+        assert figures["telemetry/default/rds-wake/messages"] == "1"
+        assert figures["telemetry/default/lag_messages"] == "1"
         assert not any("+" in name for name in figures)
         plugin.service.close_requests()
         await asyncio.gather(waiting, again)

@@ -180,5 +180,5 @@ def test_a_client_report_has_what_the_gate_knows() -> None:
     path.publish_pictures(1)
     path.broker.advance(0.25)
     session = path.broker.session("site-7")
-    assert session.outbox.passage(path.broker.now) == path.passage
+    assert session.outbox.rules.passage(session.link, path.broker.now) == path.passage
     assert path.passage == (None, None, None, 0.0, len(PICTURE), 0.25)

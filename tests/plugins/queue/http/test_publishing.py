@@ -91,7 +91,7 @@ async def test_a_row_that_cannot_be_published_is_named(
         assert (status, answer["index"]) == (400, 1)
         assert answer["error"].startswith(told)
         assert server.batches is not None
-        assert server.batches.figures()["rows"] == 0
+        assert server.batches.held()["rows"] == 0
         assert server.batches.counts.refused == {"row": 1}
 
 

@@ -184,9 +184,9 @@ async def test_a_repeated_commit_publishes_nothing(tmp_path: Path) -> None:
             await publish(batches, row("0"), batch=BATCH._replace(number=3), writer="again")
             await publish(batches, row("3"), batch=BATCH._replace(number=8))
             assert await payloads(device, 3) == ["1", "2", "3"]
-        figures = batches.figures()
-        assert (figures["published_batches"], figures["repeated_batches"]) == (2, 2)
-        assert (figures["rows"], figures["stages"], figures["publications"]) == (0, 0, 0)
+        counts, held = batches.counts, batches.held()
+        assert (counts.published_batches, counts.repeated_batches) == (2, 2)
+        assert (held["rows"], held["stages"], held["publications"]) == (0, 0, 0)
 
 
 async def test_what_no_commit_names_is_not_published(tmp_path: Path) -> None:
@@ -357,7 +357,7 @@ async def test_a_stage_that_nobody_commits_expires(tmp_path: Path) -> None:
         await stage(batches, row("1"))
         wall.now += 1
         await until(lambda: batches.counts.expired_stages == 1)
-        await until(lambda: batches.figures()["rows"] == 0)
+        await until(lambda: batches.held()["rows"] == 0)
 
 
 async def test_a_lost_connection_is_made_again(tmp_path: Path) -> None:
