@@ -348,7 +348,7 @@ async def test_a_client_that_comes_and_goes_costs_few_calls() -> None:
             below = Below()
             sys.setprofile(count)
             try:
-                protocol = server._listening[0]._new_protocol()
+                protocol = next(iter(server._listeners))._new_protocol()
                 protocol.connection_made(below)
                 for packet in (connect, disconnect):
                     protocol.data_received(packet)
