@@ -30,7 +30,13 @@ class ClientLog:
 
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger
+        self._look()
         self._told: dict[str, Counter[str]] = {}
+
+    def _look(self) -> None:
+        """See whether debug lines are written: it is not asked for each client."""
+        self._root_level = logging.root.level
+        self._is_debug = self._logger.isEnabledFor(logging.DEBUG)
 
     @property
     def callbacks(self) -> Callbacks:
@@ -42,9 +48,11 @@ class ClientLog:
         )
 
     def _connected(self, event: ClientConnected) -> None:
+        if logging.root.level != self._root_level:
+            self._look()
         session: Any = event.session  # a `Session`
         client = session.client
-        if client is not None and self._logger.isEnabledFor(logging.DEBUG):
+        if client is not None and self._is_debug:
             self._logger.debug(
                 "client %s: connected, user %r, protocol level %d, from %s:%d on listener %s",
                 session.client_id,
@@ -58,15 +66,19 @@ class ClientLog:
             self._tell_drops(session, "while it was away")
 
     def _disconnected(self, event: ClientDisconnected) -> None:
+        if logging.root.level != self._root_level:
+            self._look()
         session: Any = event.session  # a `Session`
-        if self._logger.isEnabledFor(logging.DEBUG):
+        if self._is_debug:
             self._logger.debug("client %s: disconnected", session.client_id)
         if not session.is_unused and session.ledger.dropped:
             self._tell_drops(session, "while it was connected")
 
     def _ended(self, event: SessionEnded) -> None:
+        if logging.root.level != self._root_level:
+            self._look()
         session: Any = event.session  # a `Session`
-        if self._logger.isEnabledFor(logging.DEBUG):
+        if self._is_debug:
             self._logger.debug("client %s: session ended", session.client_id)
         if not session.is_unused and session.ledger.dropped:
             self._tell_drops(session, "with its session")
