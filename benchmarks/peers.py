@@ -73,6 +73,7 @@ class Options:
         has_acl: whether clients log in, and may do what the ACL file of `loads/access.py` says.
         is_durable: whether clients' sessions outlive their connections, and the broker's files keep
             them.
+        is_in_memory: whether the broker's files keep nothing, as mosquitto's do by default.
         is_websocket: whether the broker's listener is one for WebSocket.
         has_metrics: whether metrics are served over HTTP, where a broker can.
         inflight_messages: the limit of unacknowledged messages towards a client, where a peer's
@@ -82,6 +83,7 @@ class Options:
     is_tls: bool = False
     has_acl: bool = False
     is_durable: bool = False
+    is_in_memory: bool = False
     is_websocket: bool = False
     has_metrics: bool = False
     inflight_messages: int | None = None
@@ -203,6 +205,8 @@ def example_policy(setting: BrokerSetting) -> dict[str, Any]:
     if setting.options.has_acl:
         del policy["plugins"][ANONYMOUS]
         policy["plugins"]["access"] = {"password_file": USER_FILE, "acl_file": ACL_FILE}
+    if setting.options.is_in_memory:
+        policy["persistence"]["durability"] = "memory"
     if setting.options.has_metrics:
         policy["plugins"]["console"] = {"http": f"127.0.0.1:{setting.metrics_port}"}
     return policy | {"listeners": _listeners(setting)}

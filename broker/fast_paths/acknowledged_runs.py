@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from penstock.broker.fast_paths.fast_core import FastCore, FastSession
     from penstock.broker.sessions.session import Session
 
+_RETAIN: Final = 0x01
 _PUBACK: Final = 0x40
 _PUBREC: Final = 0x50
 _PUBREL: Final = 0x62
@@ -122,13 +123,18 @@ def pass_run_on(
     core = client.core
     arrived_at = core.arrived_at(now)
     publisher = client.session.known_as
-    run = MessageRun(data, segments, qos, client.version, publisher, arrived_at, now)
+    retain = bool(data[0] & _RETAIN)
+    version = client.version
+    run = MessageRun(data, segments, qos, version, publisher, arrived_at, now, retain=retain)
     n_messages = run.n_messages
     journal = core.journal
     n_changes = 0 if journal is None else journal.n_changes
     counters = core.counters
     counters.packets_received += n_messages
     counters.publish_received += n_messages
+    if retain:
+        for message in run.fresh():
+            core.router.retain(message)
     if not sessions and isinstance(sessions, Group):
         for member, part in sessions.parts(run):
             _send(core, (member,), part, now)
@@ -216,7 +222,7 @@ def _owe(
                 session.journal.incoming_changed(packet_id)
     if journal is None or not (n_noted or receipt.is_stored):
         receipt.settle(SUCCESS)
-    elif receipt.is_stored:
+    elif receipt.is_stored or run.retain:
         journal.settle_after(receipt, run.payload_bytes, client)
     else:
         journal.settle_after(receipt, run.payload_bytes, client, run, n_noted)
@@ -284,13 +290,15 @@ def takes_run(
     qos: int,
     n_messages: int,
     n_bytes: int,
+    *,
+    retain: bool = False,
 ) -> bool:
     """Say whether messages may go as a run: all sessions have room, and so has the disk."""
     core = client.core
     journal = core.journal
     if (
         journal is not None
-        and (has_durable(sessions) or (qos == 2 and client.session.journal is not None))
+        and (retain or has_durable(sessions) or (qos == 2 and client.session.journal is not None))
         and not journal.takes_run(n_messages, n_bytes, len(sessions))
     ):
         return False
@@ -314,6 +322,7 @@ def _find_run(
     plans = client.fast_plans
     first_byte = data[position]
     qos = (first_byte >> 1) & 3
+    retain = bool(first_byte & _RETAIN)
     run_start = position
     sessions: tuple[FastSession, ...] | None = None
     segments: list[Segment] = []
@@ -341,11 +350,14 @@ def _find_run(
             plan = plans.get(topic_bytes) or core.fast_plan(topic_bytes, client)
             if plan.least_qos < qos or packet_bytes > most_bytes:
                 break
+            if retain and (not plan.takes_retained or payload_at == stop):
+                break  # an empty payload removes what is retained
             if plan.sessions is not sessions:
                 if sessions is not None:
                     break
                 sessions = plan.sessions
-                n_left = _most_together(client, sessions, qos, len(data) - position, most_bytes)
+                n_bytes = len(data) - position
+                n_left = _most_together(client, sessions, qos, n_bytes, most_bytes, retain=retain)
                 if not n_left:
                     break
             properties = data[properties_at:payload_at]
@@ -382,6 +394,8 @@ def _most_together(
     qos: int,
     n_bytes: int,
     most_bytes: int,
+    *,
+    retain: bool,
 ) -> int:
     """Return how many messages may go as one run; 0 where the first is not for this way.
 
@@ -391,17 +405,42 @@ def _most_together(
         qos: of the messages.
         n_bytes: that they and what follows them have.
         most_bytes: of the largest packet that may be one of them.
+        retain: they are to be retained.
     """
+    if retain and not _may_retain(client, sessions, n_bytes):
+        return 0
     n_most = _MOST_PACKETS
     if not are_direct(sessions):
         n_most = max(1, _MOST_DELIVERIES // len(sessions))
-    n_most = min(n_most, quota_left(client, sessions, qos))
+    n_most = min(n_most, quota_left(client, sessions, qos, retain=retain))
     n_at_most = min(n_most, n_bytes // _LEAST_PUBLISH_BYTES)
-    if not n_most or not takes_run(client, sessions, qos, n_at_most, n_bytes):
+    if not n_most or not takes_run(client, sessions, qos, n_at_most, n_bytes, retain=retain):
         return 0
     if not sessions and isinstance(sessions, Group):
         return sessions.prepare(qos, n_at_most, n_bytes, min(n_bytes, most_bytes))
     return n_most
+
+
+def _may_retain(client: FastClient, sessions: tuple[FastSession, ...], n_bytes: int) -> bool:
+    """Say whether messages that are to be retained may go as a run.
+
+    Where one may have to be refused, each is looked at by itself. Where a durable session gets
+    them, they are stored once for it and as retained ones.
+
+    Args:
+        client: the publisher's.
+        sessions: who gets them.
+        n_bytes: of their packets, at most.
+    """
+    core = client.core
+    return (
+        core.options.retain_available
+        and not has_durable(sessions)
+        and (
+            client.version != MQTT_5
+            or core.retained.has_room_for_run(n_bytes, client.session.known_as)
+        )
+    )
 
 
 def _next_packet(data: bytes, position: int, first_byte: int) -> tuple[int, int]:
@@ -477,7 +516,9 @@ def has_durable(sessions: tuple[FastSession, ...]) -> bool:
     return False
 
 
-def quota_left(client: FastClient, sessions: tuple[FastSession, ...], qos: int) -> int:
+def quota_left(
+    client: FastClient, sessions: tuple[FastSession, ...], qos: int, *, retain: bool = False
+) -> int:
     """Return how many more messages a client may surely have unacknowledged, 0 at least.
 
     Those behind them are counted as `check_receive_maximum` does it. That counts no QoS 1 message
@@ -487,11 +528,13 @@ def quota_left(client: FastClient, sessions: tuple[FastSession, ...], qos: int) 
         client: the publisher's.
         sessions: who gets the messages.
         qos: of the messages.
+        retain: they are to be retained.
     """
     if client.keeps_no_receive_maximum:
         return _MOST_PACKETS
     receipts = client.receipts
-    if qos == 1 and not receipts and (client.core.journal is None or not has_durable(sessions)):
+    awaits_disk = client.core.journal is not None and (retain or has_durable(sessions))
+    if qos == 1 and not receipts and not awaits_disk:
         return _MOST_PACKETS
     n_owed = len(client.session.incoming) + sum(r.n_messages for r in receipts if r.qos == 1)
     least = 1 if qos == 1 and not receipts else 0
@@ -589,7 +632,9 @@ def _tell_sent(
 
 TAKE_RUN: Final[dict[int, Callable[[Any, bytes, int, int, int, float], int]]] = {
     0x32: _take_publishes,
+    0x33: _take_publishes,
     0x34: _take_publishes,
+    0x35: _take_publishes,
     _PUBACK: _take_last,
     _PUBREC: _take_pubrecs,
     _PUBREL: _take_pubrels,

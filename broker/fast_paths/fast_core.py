@@ -47,12 +47,13 @@ class FastPlan:
         least_qos: the least QoS that was granted to any of them, and that the broker offers; 0 for
             none.
         topic: Topic Name, as text and in UTF-8.
+        takes_retained: whether messages with RETAIN leave without it, to sessions.
         allowed: the plan of the topic with those targets alone that access control lets receive
             its messages; None where it has to be asked about each message, or refuses the
             publisher.
     """
 
-    __slots__ = ("allowed", "least_qos", "sessions", "threshold_s", "topic")
+    __slots__ = ("allowed", "least_qos", "sessions", "takes_retained", "threshold_s", "topic")
 
     def __init__(
         self,
@@ -67,6 +68,9 @@ class FastPlan:
         self.least_qos = least_qos
         self.topic = topic
         self.allowed = allowed
+        self.takes_retained = allowed is not None and not (
+            allowed.shares or any(target.retain_as_published for target in allowed.targets)
+        )
 
 
 NOT_FAST: Final = FastPlan(-1, (), 0, ("", b""), None)

@@ -52,15 +52,30 @@ def read_lone(lone: LoneMessage) -> Message:
     )
 
 
+def without_retain(data: bytes, segments: list[Segment]) -> bytes:
+    """Return whole PUBLISH packets without RETAIN, as they go to established subscriptions.
+
+    Args:
+        data: the packets.
+        segments: what they are.
+    """
+    packets = bytearray(data)
+    for n_messages, start, packet_bytes, _, _, _ in segments:
+        stop = start + n_messages * packet_bytes
+        packets[start:stop:packet_bytes] = bytes((data[start] & ~1,)) * n_messages
+    return bytes(packets)
+
+
 class MessageRun:
-    """QoS 1 or 2 messages of one publisher, none of them large, retained or a repeat.
+    """QoS 1 or 2 messages of one publisher, none of them large or a repeat.
 
     Immutable by agreement, as messages are, but for what the journal notes; sessions share it.
 
     Attributes:
-        data: whole PUBLISH packets, one after the other, as they came.
+        data: whole PUBLISH packets, one after the other, as they came, but for RETAIN.
         segments: what they are, in order; one at least.
         qos: they were published with.
+        retain: RETAIN flag that they were published with; `data` has none, as they leave so.
         n_messages: how many.
         payload_bytes: of all.
         largest_bytes: of the largest packet.
@@ -83,6 +98,7 @@ class MessageRun:
         "parts",
         "payload_bytes",
         "qos",
+        "retain",
         "row",
         "segments",
         "share",
@@ -97,6 +113,8 @@ class MessageRun:
         publisher: str,
         arrived_at: float,
         now: float,
+        *,
+        retain: bool = False,
     ) -> None:
         """Make a run of packets that were found to be correct.
 
@@ -108,8 +126,10 @@ class MessageRun:
             publisher: Client Identifier.
             arrived_at: monotonic seconds; what its messages note, see `Core.arrived_at`.
             now: monotonic seconds; from where on their Message Expiry Intervals run.
+            retain: RETAIN flag of all.
         """
-        self.data = data
+        self.data = without_retain(data, segments) if retain else data
+        self.retain = retain
         self.qos = qos
         self.segments = segments
         self._version = version
@@ -196,6 +216,15 @@ class MessageRun:
             if index < segment[0]:
                 break
             index -= segment[0]
+        return self._read_of(segment, index)
+
+    def fresh(self) -> Iterator[Message]:
+        """Yield all messages, new objects each time."""
+        for segment in self.segments:
+            for index in range(segment[0]):
+                yield self._read_of(segment, index)
+
+    def _read_of(self, segment: Segment, index: int) -> Message:
         _, start, packet_bytes, packet_id_at, payload_bytes, (topic, topic_bytes) = segment
         offset = index * packet_bytes
         stop = start + offset + packet_bytes
@@ -209,6 +238,7 @@ class MessageRun:
             topic,
             self.data[stop - payload_bytes : stop],
             qos=self.qos,
+            retain=self.retain,
             arrived_at=self._arrived_at,
             expires_at=expires_at,
             properties=properties,
@@ -230,7 +260,7 @@ class MessageRun:
                 expires_at = expiry_time(read_publish_properties(encoded, 0)[0], self._received_at)
             alike = (
                 self.qos,
-                False,
+                self.retain,
                 self._arrived_at + epoch,
                 None if expires_at is None else expires_at + epoch,
                 properties,

@@ -33,6 +33,13 @@ TABLE_BYTES: Final = 216
 and the table of first levels does not count."""
 
 
+_LEAST_PACKET_BYTES: Final = 8
+"""Bytes of the shortest PUBLISH that is retained: of QoS 1, with one byte of topic and payload."""
+
+_MOST_PER_BYTE: Final = 512
+"""Memory that each byte of a PUBLISH can take when that is retained: the shortest packets, and a
+topic whose levels have no text, take the most."""
+
 Show: TypeAlias = Callable[[Message, int], Iterator[Message]]
 """Returns the forms in which a retained message is found below a prefix, one after another. The
 number is that of the message: no other one that is retained while the process runs has it."""
@@ -131,6 +138,20 @@ class RetainedMessages:
     def has_room(self, message: Message) -> bool:
         """Say whether `set` would keep a message, or remove one for its empty payload."""
         return not message.payload_bytes or self._fits(message, *self._growth(message))
+
+    def has_room_for_run(self, n_bytes: int, publisher: str) -> bool:
+        """Say whether there is surely room for messages of one publisher.
+
+        Args:
+            n_bytes: of all of their packets.
+            publisher: Client Identifier.
+        """
+        n_messages = n_bytes // _LEAST_PACKET_BYTES
+        most_bytes = n_bytes * _MOST_PER_BYTE + n_messages * len(publisher)
+        return (
+            self.n_limited + n_messages <= self.max_messages
+            and self.n_bytes + most_bytes <= self.max_bytes
+        )
 
     def _growth(self, message: Message) -> tuple[int, int, int]:
         """Return what `n_limited`, `n_bytes` and `level_bytes` grow by where a message is set."""

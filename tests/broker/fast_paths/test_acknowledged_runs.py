@@ -512,3 +512,39 @@ def test_an_interval_runs_from_the_moment_in_which_a_message_came(
     )
     assert len({id(message.arrived_at) for message in messages}) == 1
     assert messages[0].arrived_at == 1000.0
+
+
+def test_a_run_of_retained_messages_is_safe_before_its_acknowledgement() -> None:
+    """Who is subscribed gets them without RETAIN at once, who comes later with it."""
+    broker = DurableBroker(core_class=FastCore)
+    publisher, subscriber = a_pair(broker)
+    broker.commits_at_once = False
+    data = [
+        write_packet(Publish("t", b"%d" % number, qos=1, packet_id=number, retain=True), 5)
+        for number in (1, 2, 3)
+    ]
+    publisher.send_bytes(b"".join(data))
+    received = subscriber.take_all(Publish)
+    assert [(packet.payload, packet.retain) for packet in received] == [
+        (b"1", False),
+        (b"2", False),
+        (b"3", False),
+    ]
+    assert not publisher.take_all(PubAck)
+    broker.commit()
+    assert len(publisher.take_all(PubAck)) == 3
+    late = broker.crash().connect("late")
+    late.subscribe("t", 1)
+    (packet,) = late.take_all(Publish)
+    assert (packet.payload, packet.retain) == (b"3", True)
+
+
+@pytest.mark.parametrize("max_messages", [2, 600])
+def test_retained_messages_beyond_the_limit_are_refused_each(max_messages: int) -> None:
+    """A run has room, or each message of it is looked at by itself."""
+    broker = VirtualBroker(Limits(retained_messages=max_messages), core_class=FastCore)
+    publisher = broker.connect("p")
+    publisher.send(*(Publish(f"t/{n}", b"x", qos=1, packet_id=n, retain=True) for n in range(1, 5)))
+    codes = [packet.reason_code for packet in publisher.take_all(PubAck)]
+    assert codes == ([0x10, 0x10, 0x97, 0x97] if max_messages == 2 else [0x10] * 4)
+    assert broker.core.retained.n_limited == min(max_messages, 4)

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from penstock.broker.config.limits import Limits
 from penstock.broker.extensions import DeliveryGate
 from penstock.broker.fast_paths.fast_core import FastCore
+from penstock.broker.message import Message
 from penstock.broker.mqtt.packets import (
     Packet,
     PubAck,
@@ -271,8 +272,10 @@ def _by_client(sampler: NotingSampler) -> list[tuple[Any, ...]]:
     return sorted(sampler.told, key=lambda call: str(call[1]))
 
 
-def _retained(core: Core) -> tuple[int, int]:
-    return len(core.retained), core.retained.n_bytes
+def _retained(core: Core) -> tuple[Any, ...]:
+    retained = core.retained
+    messages = [_told(message) for message in retained.by_topic.values()]
+    return messages, retained.n_bytes, retained.n_limited, retained.level_bytes
 
 
 def _of_sink(sink: HoldingSink) -> list[Any]:
@@ -300,13 +303,18 @@ def _waiting(deliveries: Iterable[Delivery]) -> list[tuple[Any, ...]]:
         (
             (delivery.qos, delivery.retain, delivery.subscription_ids, delivery.packet_id),
             delivery.share,
-            (message.topic, message.topic_bytes, message.payload, message.qos, message.retain),
-            (message.arrived_at, message.expires_at, message.properties, message.publisher),
-            (message.is_large, message.size_bytes, message.memory_bytes),
+            _told(delivery.message),
         )
         for delivery in deliveries
-        for message in (delivery.message,)
     ]
+
+
+def _told(message: Message) -> tuple[Any, ...]:
+    return (
+        (message.topic, message.topic_bytes, message.payload, message.qos, message.retain),
+        (message.arrived_at, message.expires_at, message.properties, message.publisher),
+        (message.is_large, message.size_bytes, message.memory_bytes),
+    )
 
 
 def _of(client: VirtualClient, kind: type) -> list[Any]:

@@ -112,9 +112,9 @@ LEAVE: Final[dict[str, Case]] = {
         ALIKE,
     ),
     "a queue bound to the topic": lambda: (broker_with(sinks=[HoldingSink("t")]), ALIKE),
-    "RETAIN": lambda: (
+    "RETAIN at QoS 0, without a payload, or with a durable subscriber": lambda: (
         broker_with(),
-        [Publish("t", b"x", qos=1, packet_id=number, retain=True) for number in (1, 2)],
+        [Publish("t", b"x", retain=True), Publish("t", b"", qos=1, packet_id=1, retain=True)],
     ),
     "a Topic Alias, or more than 1 KiB of properties": lambda: (
         broker_with(),
@@ -136,6 +136,10 @@ LEAVE: Final[dict[str, Case]] = {
 """The rows of the page's table to their cases."""
 
 STAY: Final[dict[str, Case]] = {
+    "RETAIN": lambda: (
+        broker_with(),
+        [Publish("t", b"x", qos=1, packet_id=number, retain=True) for number in (1, 2)],
+    ),
     "nothing": lambda: (broker_with(), ALIKE),
     "a session that outlives the process": lambda: (_durable(), ALIKE),
     "a shared subscription": lambda: (_shared(), ALIKE),
