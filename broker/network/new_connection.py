@@ -172,9 +172,10 @@ class AcceptedConnection:
         peer = transport.get_extra_info("peername")
         if isinstance(peer, tuple):  # that of a Unix socket is text
             self.remote_address, self.remote_port = str(peer[0]), int(peer[1])
+        reception = self.reception
         return (
             self.is_behind_proxy
-            or not self.reception.admission.counts_addresses
+            or not (reception.admission.counts_addresses or reception.bans.entries)
             or self._count_address()
         )
 

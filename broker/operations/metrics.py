@@ -135,10 +135,10 @@ def _messages(totals: Totals, now: float) -> Iterator[Metric]:
         [Sample({"reason": reason}, n) for reason, n in sorted(ledger.dropped.items())],
     )
     yield counter(
-        "messages_withheld_total", "Large messages that were held.", ledger.withheld_total
+        "withheld_messages_total", "Large messages that were held.", ledger.withheld_total
     )
     yield counter(
-        "messages_released_total", "Large messages sent after a hold.", ledger.released_total
+        "released_messages_total", "Large messages sent after a hold.", ledger.released_total
     )
     for name, help_ in (
         ("inflight", "Messages sent and unacknowledged."),

@@ -13,6 +13,7 @@ from penstock.broker.config.policy import parse_policy
 from penstock.broker.network.loop_scheduler import LoopScheduler
 from penstock.broker.network.new_connection import AcceptedConnection, Layer
 from penstock.broker.network.transport import MqttProtocol
+from penstock.broker.operations.operations import BrokerOperations
 from penstock.broker.receiving.connection import Connection
 from penstock.broker.sending.sender import Sender, WriteQueue
 from penstock.broker.sending.throttle import Throttle
@@ -84,3 +85,8 @@ async def until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(SECONDS):
         while not condition():  # noqa: ASYNC110 (what is waited for tells nobody)
             await asyncio.sleep(0.005)
+
+
+def operations_of(server: Server) -> BrokerOperations:
+    """Return what the server's plugins get to show it to operators and change it."""
+    return server._operations
