@@ -16,8 +16,9 @@ a *turn* (`MqttProtocol.take_turn`) after those before it:
   at a time;
 * the end of a connection, where very many are lost at once.
 For `TURNS_SECONDS` the line is served from its head; then the loop looks at the network again. If
-what came from there took longer, the line's next time is as long: while very many publishers send,
-those who stand in it would starve else, and what they are to be sent would grow.
+what came from there took longer, the line's next time is as long, up to `LONGEST_TURNS_SECONDS`:
+while very many publishers send, those who stand in it would starve else, and what they are to be
+sent would grow.
 
 Of deadlines that are due at once, `MOST_TURNS` are served before the loop looks at the network.
 
@@ -77,8 +78,9 @@ message of another publisher to the same subscriber is written at once, together
 WORTH_BYTES: Final = 65_536
 """So much for one subscriber is written without waiting for more."""
 
-ENDS_SECONDS: Final = 0.005
-"""In this time `MOST_TURNS` connections that are lost end at once, which takes some 1 ms."""
+LONGEST_TURNS_SECONDS: Final = 0.01
+"""The line is served for no longer than this before the loop looks at the network again, however
+long what came from there has taken."""
 
 LONG_SECONDS: Final = 0.001
 """Gathered chunks that take longer do not keep what those before them have caused. 32 lone messages
@@ -137,8 +139,9 @@ class LoopScheduler:
         self.loop = loop or asyncio.get_running_loop()
         self.hangups = PeerHangups(self.loop)
         self._timer: asyncio.Handle | None = None
-        self._ends_until = -math.inf
         self._n_ended = 0
+        self._n_closed = 0
+        self._to_close: deque[asyncio.Transport] = deque()
         self.timer_at = math.inf
         self._line: deque[MqttProtocol] = deque()
         self._postponed: dict[WriteQueue, None] = {}
@@ -261,7 +264,7 @@ class LoopScheduler:
         now = self.clock()
         if self._is_gathering:
             self._settle_gathered(now)
-        seconds = max(TURNS_SECONDS, self._seconds_elsewhere)
+        seconds = min(max(TURNS_SECONDS, self._seconds_elsewhere), LONGEST_TURNS_SECONDS)
         end = now + seconds
         try:
             most = int(seconds / TURNS_SECONDS * MOST_TURNS)
@@ -358,17 +361,45 @@ class LoopScheduler:
             self._timer = self.loop.call_soon(self.timer_due)
         self.settle(now)
 
-    def may_end(self, now: float) -> bool:
+    def may_end(self) -> bool:
         """Say whether a connection that is lost may be ended now; if not, it has to take a turn.
 
         When a network is cut, all its connections end in one round of the loop, in which nobody
-        else is served.
+        else is served. So `MOST_TURNS` of them end at once, which takes some 1 ms.
         """
-        if now >= self._ends_until:
-            self._ends_until = now + ENDS_SECONDS
-            self._n_ended = 0
+        if not self._n_ended:
+            self.loop.call_soon(self._end_more)
         self._n_ended += 1
         return self._n_ended <= MOST_TURNS
+
+    def _end_more(self) -> None:
+        self._n_ended = 0
+
+    def closes_later(self, transport: asyncio.Transport) -> bool:
+        """Close the transport of a client that has left in a later round than `MOST_TURNS` others.
+
+        To close a socket takes the kernel some 10 us, and the loop closes all at once that a round
+        has for it.
+
+        Returns:
+            False where the transport may close now.
+        """
+        if not self._n_closed:
+            self.loop.call_soon(self._close_more)
+        self._n_closed += 1
+        if self._n_closed <= MOST_TURNS:
+            return False
+        self._to_close.append(transport)
+        return True
+
+    def _close_more(self) -> None:
+        to_close = self._to_close
+        self._n_closed = 0
+        if to_close:
+            self._n_closed = MOST_TURNS  # those who leave meanwhile stand behind these
+            self.loop.call_soon(self._close_more)
+        for _ in range(min(len(to_close), MOST_TURNS)):
+            to_close.popleft().close()
 
     def take_turn(self, call: Callable[[], None]) -> None:
         """Call into the core from outside of any connection, then do what that caused."""

@@ -317,12 +317,20 @@ class MqttProtocol(asyncio.Protocol):
         if self.connection is not None:
             self.connection.resume_sending(self.driver.clock())
 
-    def eof_received(self) -> None:
-        """The client sends nothing more: the transport closes, behind what is to be written."""
-        self.driver.take_received()
-        self.driver.settle(self.driver.clock())
+    def eof_received(self) -> bool:
+        """The client sends nothing more: the transport closes, behind what is to be written.
+
+        Returns:
+            True where it does so a little later, as very many clients leave at once.
+        """
+        driver = self.driver
+        driver.take_received()
+        if driver.core.turn.touched:
+            driver.settle(driver.clock())
         if self.transport.get_write_buffer_size():  # otherwise it closes at once
             self.arrival.end_in_time()
+            return False
+        return self._is_bare and driver.closes_later(self.transport)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 (asyncio's)
         """The network connection is gone; what has come by it still counts."""
@@ -339,7 +347,7 @@ class MqttProtocol(asyncio.Protocol):
             self._line_up(connection)
         if self._is_end_due:
             return
-        if connection is None or self.driver.may_end(now):
+        if connection is None or self.driver.may_end():
             self._end(now)
         else:
             self.arrival.end()  # its place is free for others

@@ -13,6 +13,7 @@ from penstock.broker.network.loop_scheduler import (
     FEW_LEAVING,
     GATHER_SECONDS,
     LONG_SECONDS,
+    LONGEST_TURNS_SECONDS,
     MOST_TURNS,
     LoopScheduler,
 )
@@ -302,19 +303,62 @@ async def test_clients_that_leave_are_a_crowd_after_a_time_without_few_of_them()
 
 
 async def test_connections_that_are_lost_together_end_in_turns() -> None:
-    """A network that is cut keeps nobody else waiting until all of its clients have ended."""
+    """However long that takes, others are served before all clients of a cut network have ended."""
     n_clients = 3 * MOST_TURNS
     async with serving() as server, contextlib.AsyncExitStack() as stack:
         for number in range(n_clients):
             await stack.enter_async_context(await connected(port_of(server), f"c{number}"))
         counters = server.core.counters
         assert counters.clients_connected == n_clients
-        for protocol in list(driver_of(server).protocols):
+        driver = driver_of(server)
+        clock = driver.clock
+        looks = itertools.count()
+        driver.clock = lambda: clock() + 0.01 * next(looks)
+        for protocol in list(driver.protocols):
             protocol.abort()
             protocol.connection_lost(None)
-        assert counters.clients_connected >= n_clients - 2 * MOST_TURNS
+        assert counters.clients_connected == n_clients - MOST_TURNS
         await until(lambda: not counters.clients_connected)
-        assert not driver_of(server).protocols
+        assert not driver.protocols
+
+
+async def test_connections_that_clients_close_together_are_closed_in_turns() -> None:
+    """The loop closes all at once that a round has for it, and each takes the kernel a while."""
+    n_clients = 3 * MOST_TURNS
+    async with serving() as server, contextlib.AsyncExitStack() as stack:
+        for number in range(n_clients):
+            await stack.enter_async_context(await connected(port_of(server), f"c{number}"))
+        driver = driver_of(server)
+        protocols = list(driver.protocols)
+        is_later = [protocol.eof_received() for protocol in protocols]
+        assert is_later == [False] * MOST_TURNS + [True] * (n_clients - MOST_TURNS)
+        closed = []
+        for _ in range(3):
+            await asyncio.sleep(0)
+            closed.append(sum(one.is_closing for one in protocols[MOST_TURNS:]))
+        assert closed == [MOST_TURNS, 2 * MOST_TURNS, 2 * MOST_TURNS]
+        assert protocols[0].eof_received() is False  # all have left, so that this one may
+        for protocol in protocols[:MOST_TURNS]:
+            protocol.abort()
+        await until(lambda: not driver.protocols)
+
+
+async def test_the_line_is_not_served_for_as_long_as_a_very_long_round_has_taken() -> None:
+    """The loop looks at the network again after `LONGEST_TURNS_SECONDS`."""
+    n_clients = 2 * MOST_TURNS
+    async with serving(sys_interval=0) as server, contextlib.AsyncExitStack() as stack:
+        for number in range(n_clients):
+            await stack.enter_async_context(await connected(port_of(server), f"c{number}"))
+        driver = driver_of(server)
+        await until(lambda: not is_gathering(driver))
+        clock = driver.clock
+        looks = itertools.count()
+        driver.clock = lambda: clock() + LONGEST_TURNS_SECONDS / 8 * next(looks)
+        for protocol in driver.protocols:
+            driver.later(protocol)
+        driver._seconds_elsewhere = 1.0
+        driver._turns()
+        assert sum(protocol.is_in_line for protocol in driver.protocols) > n_clients / 2
 
 
 async def test_deadlines_that_are_due_together_let_others_be_served_between() -> None:
