@@ -381,7 +381,7 @@ class Server:
             self._plugins.give_up(plugins)
             return self._in_force.refuse(failed)
         wanted = policy.values() | plugins.values
-        changes = compare(self._in_force.values, wanted, {**LIVE, **plugins.live})
+        changes = compare(self._in_force.values, wanted, {**LIVE, **found.live(), **plugins.live})
         closed = [one for one in self._driver.protocols if one.arrival.listener in found.gone]
         self._take(policy, changes)
         rest = [self._listeners.take(found), plugins.apply(self.core.guard)]
@@ -431,7 +431,7 @@ class Server:
         self.core.logins.forget_wrong()
         for one in self._listeners:
             one.abort_handshakes()
-        for _ in self.core.sort_outboxes():
+        for _ in self.core.look_at_outboxes():
             await asyncio.sleep(0)
         for number, protocol in enumerate(list(self._driver.protocols), 1):
             self._look_at(protocol)

@@ -128,6 +128,9 @@ class Policy:
         flat: dict[KeyPath, Any] = {}
         for key in _SECTIONS:
             flat |= flatten(getattr(self, key), (key,))
+        flat |= {("listeners", name): True for name in self.listeners}
+        if self.persistence is not None:
+            flat["persistence",] = True
         for key in ("plugins", "auth", "topic_check"):
             flat |= flatten((self.amqtt or {}).get(key), (key,))
         return flat

@@ -13,6 +13,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from penstock.broker.config.changes import KeyPath
 from penstock.broker.config.listener_config import SOCKET_KEYS, Listener
 from penstock.broker.errors import PenstockError
 from penstock.broker.network.listeners import Listening
@@ -168,6 +169,13 @@ class ListenerReload:
             await listening.bind()
         except PenstockError as error:
             self.failed[f"listeners.{listening.listener.name}.bind"] = str(error)
+
+    def live(self) -> dict[KeyPath, bool]:
+        """Return the keys of sockets that change live: those of listeners that come or go."""
+        new = {listening.listener.name for listening in (*self.bound, *self.later)}
+        return {
+            ("listeners", name, key): True for name in new.union(self.gone) for key in SOCKET_KEYS
+        }
 
     def abandon(self) -> None:
         """Close what was bound."""

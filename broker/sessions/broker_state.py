@@ -63,7 +63,7 @@ SORTED_AT_ONCE: Final = 1_000
 """So many outboxes are looked at before others are served: a millisecond's work."""
 
 _UNSORTED: Final = "changed limits"
-"""Is in `OutboxLimits.over_half` until `Core.sort_outboxes` has ended."""
+"""Is in `OutboxLimits.over_half` until `Core.look_at_outboxes` has ended."""
 
 
 class Core(CoreContext):
@@ -212,8 +212,8 @@ class Core(CoreContext):
     ) -> None:
         """Have other limits and options from now on; arguments are as at the beginning.
 
-        What a client was told in its CONNACK holds for as long as it is connected. `sort_outboxes`
-        is to follow.
+        What a client was told in its CONNACK holds for as long as it is connected.
+        `look_at_outboxes` is to follow.
         """
         rules = self.outbox_rules
         self.limits, self.options = limits, options
@@ -246,14 +246,16 @@ class Core(CoreContext):
         self.outbox_rules.gate_changed()
         self.tree.void_plans()
 
-    def sort_outboxes(self) -> Iterator[None]:
-        """Find out anew which outboxes are more than half full; yields between slices of sessions.
+    def look_at_outboxes(self) -> Iterator[None]:
+        """Find out anew which outboxes are more than half full, and ask anew for what is held.
 
-        Until it has ended, the room for each message is computed.
+        It yields between slices of sessions. Until it has ended, the room for each message is
+        computed.
         """
         for number, session in enumerate(list(self.sessions), 1):
             if not session.is_unused:
                 session.outbox.rules = session.outbox.rules
+                session.link_changed()
             if not number % SORTED_AT_ONCE:
                 yield
         self.outbox_rules.over_half.discard(_UNSORTED)

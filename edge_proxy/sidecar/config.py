@@ -127,6 +127,7 @@ class ProxyConfig:
     def values(self) -> dict[KeyPath, Any]:
         """Return the keys of the file, without those of its plugins."""
         flat = flatten(self.listeners, ("listeners",))
+        flat |= {("listeners", name): True for name in self.listeners}
         for key in fields(self.keys):
             if key.name not in ("listener", "listeners", "plugins"):
                 flat |= flatten(getattr(self.keys, key.name), (key.name,))

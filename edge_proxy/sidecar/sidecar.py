@@ -180,7 +180,7 @@ class Sidecar:
             self._plugins.give_up(plugins)
             return self._in_force.refuse(failed)
         wanted = config.values() | plugins.values
-        changes = compare(self._in_force.values, wanted, {**LIVE, **plugins.live})
+        changes = compare(self._in_force.values, wanted, {**LIVE, **found.live(), **plugins.live})
         closed = [one for one in self._clients.running if one.arrival.listener in found.gone]
         self._take(config)
         upstream.apply()

@@ -121,6 +121,13 @@ class Program:
         """Wait until a text stands in the log."""
         self.wait_for_match(re.escape(text))
 
+    def lines_with(self, text: str, n_lines: int = 0) -> list[str]:
+        """Wait until a text stands in some lines of the log at least; return all that have it."""
+        self._wait(lambda: sum(text in line for line in self._lines) >= n_lines)
+        found = [line.rstrip() for line in self._lines if text in line]
+        assert len(found) >= n_lines, f"{text!r} is not in {n_lines} lines of the log:\n{self.log}"
+        return found
+
     def wait_for_match(self, pattern: str) -> re.Match[str]:
         """Wait until a regular expression matches something in the log; return the match."""
         self._wait(lambda: re.search(pattern, self.log))
