@@ -17,9 +17,11 @@ remains possible.
 from __future__ import annotations
 
 import errno
+import math
 import os
 import sqlite3
 import threading
+import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
@@ -58,6 +60,12 @@ CACHE_KIB: Final = 4096
 """SQLite's page cache, which fills as pages are read. Messages that wait for one session lie among
 those of others. Deleting 800 messages of each of four sessions, of 160,000 in all, takes 1.8 us a
 message with this size, and 4.9 us with 512 or 2048 KiB."""
+
+PLENTY_BYTES: Final = 8 * 1024**3
+MEASURED_SECONDS: Final = 0.25
+"""With so much room it is looked at again after this time, and not after each commit. Whoever fills
+half of it meanwhile leaves as much as may wait for a commit. A look takes 8 us, and twice lets
+another thread have the interpreter's lock."""
 
 _TABLES: Final[dict[str, tuple[str, type[Any], str]]] = {
     "sessions": (
@@ -215,6 +223,7 @@ class SessionDatabase(LockedDatabase):
         reserve = DiskReserve(f"{behind_links(path)}.reserve", RESERVE_BYTES)
         super().__init__(path, "FULL" if is_flushed else "NORMAL", reserve)
         self.n_staying = 0
+        self._measured_until = -math.inf
         self._turn = threading.Lock()
         self.tightened = self.open()
         (self._page_bytes,) = self._opened()[0].execute("PRAGMA page_size").fetchone()
@@ -321,9 +330,11 @@ class SessionDatabase(LockedDatabase):
             try:
                 self._write(connection, batch)
             except sqlite3.Error as error:
+                self._measured_until = -math.inf
                 self._write_again(connection, batch, error)
             finally:
-                self._measure()
+                if self.room_bytes < PLENTY_BYTES or time.monotonic() > self._measured_until:
+                    self._measure()
         self._check_there(file)
 
     def _write_again(
@@ -353,6 +364,7 @@ class SessionDatabase(LockedDatabase):
             self._measure()
 
     def _measure(self) -> None:
+        self._measured_until = time.monotonic() + MEASURED_SECONDS
         connection, file = self._opened()
         try:
             (n_free,) = connection.execute("PRAGMA freelist_count").fetchone()
@@ -377,7 +389,8 @@ class SessionDatabase(LockedDatabase):
         with transaction(connection):
             # First, as new rows take the pages of deleted ones. No batch puts what it deletes.
             for name, statement in _GONE_ROWS:
-                _delete_many(connection, statement, getattr(batch, name))
+                if row_numbers := getattr(batch, name):
+                    _delete_many(connection, statement, row_numbers)
             for name, statement in _GONE:
                 keys = getattr(batch, name)
                 if keys:
@@ -390,9 +403,11 @@ class SessionDatabase(LockedDatabase):
                     _write_many(connection, head, place, rows)
                 elif rows:
                     connection.executemany(head + place, rows)
-            connection.executemany(_RELEASED, batch.released)
-            moved = iter(batch.moved_deliveries)
-            connection.executemany(_MOVED, zip(moved, moved, moved, moved, strict=True))
+            if batch.released:
+                connection.executemany(_RELEASED, batch.released)
+            if batch.moved_deliveries:
+                moved = iter(batch.moved_deliveries)
+                connection.executemany(_MOVED, zip(moved, moved, moved, moved, strict=True))
 
 
 def _write_many(

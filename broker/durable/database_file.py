@@ -196,9 +196,9 @@ class DatabaseFile:
     def watch(self) -> None:
         """Remember which files SQLite has open, for `why_lost`."""
         for name in (self.path, f"{self.path}{_LOG}"):
-            identity = _identity(name)
-            if identity is not None:
-                self._watched[name] = identity
+            found = _status(name)
+            if found is not None:
+                self._watched[name] = found.st_dev, found.st_ino
         self._is_filled = _size(self.path) > 0
 
     def why_lost(self) -> str:
@@ -206,13 +206,17 @@ class DatabaseFile:
 
         Any thread may call this.
         """
+        n_bytes = 0
         for name, identity in self._watched.items():
-            if _identity(name) != identity:
+            found = _status(name)
+            if found is None or (found.st_dev, found.st_ino) != identity:
                 return (
                     f"{name} was deleted or replaced: what is written would be lost; put it back, "
                     "or stop and start again"
                 )
-        if self._is_filled and not _size(self.path):
+            if name == self.path:
+                n_bytes = found.st_size
+        if self._is_filled and not n_bytes:
             return (
                 f"{self.path} was emptied: what is written would be lost; stop, and put a copy back"
             )
@@ -359,15 +363,12 @@ def is_out_of_space(error: sqlite3.Error) -> bool:
 
 
 def _size(name: str) -> int:
-    try:
-        return os.stat(name).st_size  # noqa: PTH116
-    except OSError:
-        return 0
+    found = _status(name)
+    return 0 if found is None else found.st_size
 
 
-def _identity(name: str) -> tuple[int, int] | None:
+def _status(name: str) -> os.stat_result | None:
     try:
-        status = os.stat(name)  # noqa: PTH116
+        return os.stat(name)  # noqa: PTH116
     except OSError:
         return None
-    return status.st_dev, status.st_ino

@@ -15,8 +15,10 @@ from typing import Any
 
 import pytest
 
+from penstock.broker.durable import database as database_module
 from penstock.broker.durable.database import (
     DELETE_BYTES,
+    PLENTY_BYTES,
     RESERVE_BYTES,
     ROWS_AT_A_TIME,
     DatabaseError,
@@ -341,6 +343,41 @@ def test_a_reserve_without_blocks_counts_as_none(
     monkeypatch.setattr(os, "statvfs", lambda _: some)
     with closing(opened(tmp_path / "s.db")) as database:
         assert 0 < database.room_bytes <= DELETE_BYTES // 2
+
+
+def test_room_is_looked_at_after_a_commit_unless_there_is_plenty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There has to be much less, or the time to be over, before it can matter."""
+    monkeypatch.setattr(database_module, "MEASURED_SECONDS", 3600.0)
+    left = [4 * PLENTY_BYTES]
+    monkeypatch.setattr(database_module, "_left_on_disk", lambda _: left[0])
+    with closing(opened(tmp_path / "s.db")) as database:
+        plenty = database.room_bytes
+        left[0] = PLENTY_BYTES // 2
+        database.write(Batch(number=1))
+        assert database.room_bytes == plenty
+        database.measure()
+        assert database.room_bytes < PLENTY_BYTES
+        left[0] //= 2
+        before = database.room_bytes
+        database.write(Batch(number=2))
+        assert database.room_bytes < before
+
+
+def test_room_is_looked_at_after_a_commit_that_was_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However much there was."""
+    monkeypatch.setattr(database_module, "MEASURED_SECONDS", 3600.0)
+    left = [4 * PLENTY_BYTES]
+    monkeypatch.setattr(database_module, "_left_on_disk", lambda _: left[0])
+    with closing(opened(tmp_path / "s.db")) as database:
+        left[0] = PLENTY_BYTES // 2
+        database._opened()[0].execute("DROP TABLE incoming")
+        with pytest.raises(DatabaseError):
+            database.write(Batch(number=1, incoming=[IncomingRow(1, 1)]))
+        assert database.room_bytes < PLENTY_BYTES
 
 
 def test_a_log_that_has_taken_the_space_of_the_reserve_is_emptied(
