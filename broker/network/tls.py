@@ -69,6 +69,7 @@ def make_context(tls: Tls, protocols: tuple[str, ...]) -> ssl.SSLContext:
     context.minimum_version = _version(tls)
     context.options |= ssl.OP_NO_RENEGOTIATION  # a client could use it to make the server work
     context.set_alpn_protocols(list(protocols))
+    context.num_tickets = 1  # a client has one connection; a second ticket takes 20 us
     _load_certificate(context, tls)
     if tls.ciphers is not None:
         try:
@@ -351,8 +352,7 @@ class TlsLayer(Layer):
             return
         arrival = self.arrival
         arrival.ssl_object = self._ssl
-        if self._ssl.context.verify_mode != ssl.CERT_NONE:
-            arrival.certificate_name = _common_name(self._ssl.getpeercert())
+        arrival.certificate_name = _common_name(self._ssl.getpeercert())
         self._write_below()
         self.open()
         if not self._is_closing:
