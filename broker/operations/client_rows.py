@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from penstock.broker.mqtt.topics import parse_share
@@ -18,6 +18,7 @@ from penstock.broker.reports.client_reports import (
 if TYPE_CHECKING:
     from penstock.broker.client_report import ClientReport
     from penstock.broker.message import SizeClass
+    from penstock.broker.outbox.outbox import Outbox
     from penstock.broker.sessions.broker_state import Core
     from penstock.broker.sessions.session import Session
 
@@ -83,19 +84,20 @@ def subscription_rows(session: Session) -> Iterator[SubscriptionRow]:
         )
 
 
-async def waiting_topics(core: Core, clock: Callable[[], float]) -> list[TopicRow]:
-    """Return what waits in all outboxes by topic and size class; other tasks run in between.
+async def waiting_topics(
+    outboxes: Iterable[Outbox | None], clock: Callable[[], float]
+) -> list[TopicRow]:
+    """Return what waits in outboxes by topic and size class; other tasks run in between.
 
     Args:
-        core: of the broker.
+        outboxes: of all sessions; None for one that has none.
         clock: returns monotonic seconds.
     """
     found: dict[tuple[str, SizeClass], list[float]] = {}
     n_seen = 0
-    for session in core.sessions:
+    for outbox in outboxes:
         n_seen += 1
-        waiting = () if session.is_unused else list(session.outbox.waiting())
-        for delivery in waiting:
+        for delivery in () if outbox is None else list(outbox.waiting()):
             n_seen += 1
             message = delivery.message
             size: SizeClass = "small" if delivery.after is None else "large"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from platform import python_version
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from penstock.broker.counters import Histogram, Metric, Sample, metrics_of
 from penstock.broker.outbox.outbox import Outbox
@@ -16,7 +16,10 @@ from penstock.broker.process.gc_control import resident_bytes
 from penstock.broker.reports.sys_topics import figures_of
 
 if TYPE_CHECKING:
+    from penstock.broker.extensions import PayloadStore
     from penstock.broker.operations.program import Program
+    from penstock.broker.outbox.message_counts import Ledger
+    from penstock.broker.plugin_guard import Guard
     from penstock.broker.reports.totals import Totals
     from penstock.broker.sessions.broker_state import Core
 
@@ -50,12 +53,7 @@ def metrics(
         lag: seconds by which the event loop was late; None where that is not measured.
         is_draining: whether clients are being disconnected.
     """
-    labels = {"version": program.version, "python": python_version()}
-    yield Metric("build_info", "gauge", "The version that runs; always 1.", [Sample(labels, 1)])
-    yield from gauge("uptime_seconds", "Time since the start.", now - program.started_at)
-    yield counter(
-        "process_cpu_seconds_total", "Processor time of all threads.", time.process_time()
-    )
+    yield from process_metrics(program.version, program.started_at, program.memory_bytes, now)
     if lag is not None:
         yield Metric(
             "event_loop_lag_seconds",
@@ -68,18 +66,51 @@ def metrics(
     for metric in metrics_of([({}, core.counters)], states={"clients_connected"}):
         yield metric._replace(name=NAMES.get(metric.name, metric.name))
     yield from _clients(core, totals)
-    yield from _messages(totals, now)
+    yield from message_metrics(totals, now)
     yield from core.outbox_rules.record.metrics()
-    yield from _memory(core, program)
+    yield from _memory(core)
     yield from _retained(core)
     yield from _persistence(core, program)
     sinks = [({"queue": sink.name.removeprefix("queue.")}, sink.counts) for sink in core.sinks]
     for metric in metrics_of(sinks, states={"queued"}):
         yield metric._replace(name=f"sink_{metric.name}")
-    yield from _payload_store(core)
+    yield from store_metrics(core.guard, core.payload_store)
     for name, plugin in program.plugins.items():
         for metric in figures_of(core.guard, name, plugin):
             yield metric._replace(name=f"{name}_{metric.name}")
+
+
+class MessageTotals(Protocol):
+    """Where the messages of all clients are; see `penstock.broker.reports.totals.Totals`."""
+
+    ledger: Ledger
+    inflight: int
+    withheld: int
+    queued: int
+    queued_bytes: int
+    oldest_at: float | None
+    rtt: Histogram
+
+
+def process_metrics(
+    version: str, started_at: float, memory_bytes: int, now: float
+) -> Iterator[Metric]:
+    """Yield what any program has.
+
+    Args:
+        version: the version of Penstock.
+        started_at: monotonic seconds.
+        memory_bytes: what the process may use.
+        now: monotonic seconds.
+    """
+    labels = {"version": version, "python": python_version()}
+    yield Metric("build_info", "gauge", "The version that runs; always 1.", [Sample(labels, 1)])
+    yield from gauge("uptime_seconds", "Time since the start.", now - started_at)
+    yield counter(
+        "process_cpu_seconds_total", "Processor time of all threads.", time.process_time()
+    )
+    yield from gauge("memory_process_bytes", "Memory of the process.", resident_bytes())
+    yield from gauge("memory_process_limit_bytes", "Memory that it may use.", memory_bytes)
 
 
 def gauge(name: str, help_: str, value: float | None) -> Iterator[Metric]:
@@ -104,12 +135,6 @@ def _clients(core: Core, totals: Totals) -> Iterator[Metric]:
         [Sample({"listener": name}, n) for name, n in sorted(totals.by_listener.items())],
     )
     yield from gauge("subscriptions", "Subscriptions of all sessions.", core.tree.n_subscriptions)
-    yield Metric(
-        "client_rtt_seconds",
-        "gaugehistogram",
-        "The newest RTT of each connected client that has a recent one.",
-        [Sample({}, totals.rtt)],
-    )
     crowded = sum(isinstance(one, Outbox) for one in core.outbox_rules.over_half)
     yield from gauge("crowded_sessions", "Sessions above half of their queue limit.", crowded)
     yield from gauge(
@@ -119,7 +144,13 @@ def _clients(core: Core, totals: Totals) -> Iterator[Metric]:
     )
 
 
-def _messages(totals: Totals, now: float) -> Iterator[Metric]:
+def message_metrics(totals: MessageTotals, now: float) -> Iterator[Metric]:
+    """Yield where the messages of all clients are, and how far away the clients.
+
+    Args:
+        totals: read just now.
+        now: monotonic seconds.
+    """
     ledger = totals.ledger
     for name, help_ in (
         ("matched", "Messages for subscribers: one for each that gets it."),
@@ -147,6 +178,12 @@ def _messages(totals: Totals, now: float) -> Iterator[Metric]:
     ):
         yield from gauge(f"messages_{name}", help_, getattr(totals, name))
     yield from gauge("queued_bytes", "Payload bytes that wait.", totals.queued_bytes)
+    yield Metric(
+        "client_rtt_seconds",
+        "gaugehistogram",
+        "The newest RTT of each connected client that has a recent one.",
+        [Sample({}, totals.rtt)],
+    )
     yield from gauge(
         "oldest_message_age_seconds",
         "Age of the oldest message that waits; 0 for none.",
@@ -154,11 +191,9 @@ def _messages(totals: Totals, now: float) -> Iterator[Metric]:
     )
 
 
-def _memory(core: Core, program: Program) -> Iterator[Metric]:
+def _memory(core: Core) -> Iterator[Metric]:
     """Yield what takes memory, each beside its limit."""
     limits, backlog = core.limits, core.outbox_rules.backlog
-    yield from gauge("memory_process_bytes", "Memory of the process.", resident_bytes())
-    yield from gauge("memory_process_limit_bytes", "Memory that it may use.", program.memory_bytes)
     for name, what, n_bytes, limit in (
         (
             "queued",
@@ -216,9 +251,9 @@ def _persistence(core: Core, program: Program) -> Iterator[Metric]:
         )
 
 
-def _payload_store(core: Core) -> Iterator[Metric]:
-    store = core.payload_store
-    found: Mapping[str, int] = core.guard.call(store, store.figures, otherwise={})
+def store_metrics(guard: Guard, store: PayloadStore) -> Iterator[Metric]:
+    """Yield the figures of a payload store; nothing where it fails."""
+    found: Mapping[str, int] = guard.call(store, store.figures, otherwise={})
     for name, n in found.items():
         help_ = f"Payload store: {name.replace('_', ' ')}."
         if name.endswith("_total"):

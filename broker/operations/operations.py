@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, TypeVar, get_args
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from penstock.broker.errors import PenstockError
 from penstock.broker.message import Message
@@ -25,8 +24,7 @@ from penstock.broker.operations.metrics import metrics
 from penstock.broker.operations.program import Program
 from penstock.broker.operations.retained_rows import content_of, retained_rows
 from penstock.broker.operations.tail import Tails
-from penstock.broker.operations_contract import LogLevel
-from penstock.broker.process.log_lines import set_level
+from penstock.broker.process.log_lines import LogLevels
 from penstock.broker.reports.totals import Totals
 
 if TYPE_CHECKING:
@@ -55,7 +53,7 @@ SLICE: Final = 250
 Answer = TypeVar("Answer")
 
 
-class BrokerOperations:
+class BrokerOperations(LogLevels):
     """The `Operations` that a broker's plugins get.
 
     What changes something is done in a turn of the driver, so that all that it causes is written.
@@ -179,7 +177,10 @@ class BrokerOperations:
 
     async def topics(self) -> Sequence[TopicRow]:
         """Return what waits by topic and size class."""
-        return await waiting_topics(self._core, self._clock)
+        outboxes = (
+            None if session.is_unused else session.outbox for session in self._core.sessions
+        )
+        return await waiting_topics(outboxes, self._clock)
 
     async def subscriptions(self, client_id: str | None = None) -> Sequence[SubscriptionRow]:
         """Return the subscriptions of a client, or of all."""
@@ -371,24 +372,6 @@ class BrokerOperations:
         program = self._program
         program.stop_listening()
         program.spawn(drain_clients(program, seconds, self._clock))
-
-    @property
-    def log_level(self) -> str:
-        """``debug``, ``info``, ``warning`` or ``error``."""
-        return logging.getLevelName(logging.getLogger().getEffectiveLevel()).lower()
-
-    def set_log_level(self, level: str) -> None:
-        """Set the level of the program's log.
-
-        Raises:
-            PenstockError: there is no such level.
-        """
-        if level not in get_args(LogLevel):
-            raise PenstockError(
-                f"log level: read {level!r}; allowed: {', '.join(get_args(LogLevel))}"
-            )
-        set_level(level)
-        self._log("log level %s", level)
 
     async def backup(self, path: str) -> int:
         """Write what is durable to a new directory, while all goes on; return its bytes.

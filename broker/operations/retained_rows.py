@@ -34,7 +34,7 @@ async def retained_rows(
     try:
         validate_topic_filter(topic_filter)
     except PeerError as error:
-        raise PenstockError(f"retained messages: {error}") from error
+        raise PenstockError(f"retained messages: {error.args[0]}") from error
     walk = retained.walk(topic_filter)
     rows: list[RetainedRow] = []
     while not walk.is_done:

@@ -130,7 +130,7 @@ class Tails:
             try:
                 validate_topic_filter(topic_filter)
             except PeerError as error:
-                raise PenstockError(f"tail: {error}") from error
+                raise PenstockError(f"tail: {error.args[0]}") from error
         if len(self._tails) >= MOST_TAILS:
             raise PenstockError(f"tail: {MOST_TAILS} are open; allowed: no more at a time")
         tail = OpenTail(topic_filter, client_id, address, self._closed)

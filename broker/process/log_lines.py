@@ -12,7 +12,10 @@ from __future__ import annotations
 import logging
 import sys
 from collections import Counter
-from typing import Final, TextIO
+from typing import Final, TextIO, get_args
+
+from penstock.broker.errors import PenstockError
+from penstock.broker.operations_contract import LogLevel
 
 _FORM: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
@@ -100,6 +103,27 @@ class BoundedHandler(logging.StreamHandler[TextIO]):
 def set_level(level: str) -> None:
     """Set the least level that the process logs: ``debug``, ``info``, ``warning``, ``error``."""
     logging.getLogger().setLevel(level.upper())
+
+
+class LogLevels:
+    """The part of `penstock.broker.operations_contract.Operations` about the program's log."""
+
+    @property
+    def log_level(self) -> str:
+        """``debug``, ``info``, ``warning`` or ``error``."""
+        return logging.getLevelName(logging.getLogger().getEffectiveLevel()).lower()
+
+    def set_log_level(self, level: str) -> None:
+        """Set the least level that the process logs.
+
+        Raises:
+            PenstockError: there is no such level.
+        """
+        allowed = get_args(LogLevel)
+        if level not in allowed:
+            raise PenstockError(f"log level: read {level!r}; allowed: {', '.join(allowed)}")
+        set_level(level)
+        logging.getLogger("penstock").info("by an operator: log level %s", level)
 
 
 def log_to_stderr(level: str) -> None:

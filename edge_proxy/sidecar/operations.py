@@ -1,30 +1,102 @@
-"""The `Operations` of a proxy, for the plugin `console`."""
+"""The `Operations` of a proxy, for the plugin `console`.
+
+Sessions, subscriptions, retained messages and access are its broker's. Here are links, what is held
+for each client, and the proxy's connections.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import importlib.metadata
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.broker.client_report import ClientReport
-from penstock.broker.counters import Metric
+from penstock.broker.counters import Histogram, Metric, metrics_of
+from penstock.broker.errors import PenstockError
+from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.operations.client_rows import VERSIONS, waiting_topics
+from penstock.broker.operations.metrics import (
+    gauge,
+    message_metrics,
+    process_metrics,
+    store_metrics,
+)
+from penstock.broker.operations_contract import ClientRow
+from penstock.broker.outbox.message_counts import Ledger
+from penstock.broker.process.log_lines import LogLevels
+from penstock.broker.process.machine_memory import machine_memory_bytes
 from penstock.broker.reports.client_reports import Subject, report, subject_of_last
+from penstock.broker.reports.totals import RTT_BOUNDS, SLICE
 
 if TYPE_CHECKING:
     from penstock.broker.link import Link
-    from penstock.broker.operations_contract import Reloaded
+    from penstock.broker.network.listener_set import Listeners
+    from penstock.broker.operations_contract import (
+        Ban,
+        BanKind,
+        Lately,
+        Reloaded,
+        RetainedRow,
+        SubscriptionRow,
+        TopicRow,
+        UplinkState,
+    )
     from penstock.edge_proxy.sidecar.proxied_client import ProxiedClient
     from penstock.edge_proxy.sidecar.proxy_state import ProxyState
+    from penstock.edge_proxy.sidecar.transport import ClientTransport, ProxiedClients
     from penstock.edge_proxy.upstream import Upstreams
 
+_METRICS: Final = ("connections_refused_total", "faults_total")
+"""Of the broker's counters, those that a proxy counts."""
 
-class ProxyOperations:
-    """Reports on a proxy's clients that their broker has accepted."""
+
+class ProxyTotals:
+    """Where the messages of a proxy's clients are, as `MessageTotals` of a broker has it.
+
+    Args:
+        ended: the ledger of the clients that have left.
+    """
+
+    def __init__(self, ended: Ledger) -> None:
+        self.ledger = Ledger()
+        self.ledger.add(ended)
+        self.inflight = self.withheld = self.queued = self.queued_bytes = 0
+        self.oldest_at: float | None = None
+        self.rtt = Histogram(RTT_BOUNDS)
+
+    def add(self, proxied: ProxiedClient) -> None:
+        """Add a client that is connected."""
+        client, outbox = proxied.client, proxied.client.outbox
+        self.ledger.add(client.ledger)
+        self.inflight += client.acks.n_inflight
+        withheld = outbox.n_withheld
+        self.withheld += withheld
+        self.queued += client.n_waiting - withheld
+        self.queued_bytes += outbox.n_bytes + client.qos0_backlog.n_bytes
+        oldest_at = outbox.oldest_at()
+        if oldest_at is not None and (self.oldest_at is None or oldest_at < self.oldest_at):
+            self.oldest_at = oldest_at
+        if proxied.link.rtt_latest is not None:
+            self.rtt.observe(proxied.link.rtt_latest)
+
+
+class ProxyOperations(LogLevels):
+    """The `Operations` of a proxy: its clients are those that their broker has accepted.
+
+    Attributes:
+        is_draining: no new clients are accepted, and those that are there are disconnected.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
+        self._started_at = clock()
         self._shared: ProxyState | None = None
         self._upstreams: Upstreams | None = None
         self._reload: Callable[[], Awaitable[Reloaded]] | None = None
+        self._clients: ProxiedClients | None = None
+        self._listeners: Listeners | None = None
+        self.is_draining = False
 
     def attach(
         self,
@@ -43,21 +115,57 @@ class ProxyOperations:
         self._upstreams = upstreams
         self._reload = reload
 
+    def serve(self, clients: ProxiedClients, listeners: Listeners) -> None:
+        """Change these clients and listeners from now on."""
+        self._clients = clients
+        self._listeners = listeners
+
     async def reload(self) -> Reloaded:
         """Read all files again, as at SIGHUP."""
         assert self._reload is not None  # noqa: S101 (for the type checker)
         return await self._reload()
 
+    # -- what is seen -------------------------------------------------------------------------
+
+    def watch(self) -> None:
+        """Keep nothing: the broker has the history of its clients."""
+
     def client_ids(self) -> list[str]:
         """Return the Client Identifier of every connected client."""
         return [] if self._shared is None else list(self._shared.by_client_id)
 
+    def _proxied(self, client_id: str) -> ProxiedClient | None:
+        return None if self._shared is None else self._shared.by_client_id.get(client_id)
+
+    def row(self, client_id: str) -> ClientRow | None:
+        """Return what a list shows of a client; None where it is not connected."""
+        proxied = self._proxied(client_id)
+        if proxied is None:
+            return None
+        client, link = proxied.client, proxied.link
+        withheld = client.outbox.n_withheld
+        return ClientRow(
+            client_id=client_id,
+            username=link.username,
+            address=proxied.peer.rpartition(":")[0],
+            listener=link.listener,
+            version=VERSIONS.get(proxied.version, ""),
+            is_connected=True,
+            connected_seconds=max(0.0, self._clock() - proxied.began_at),
+            rtt=link.rtt_latest,
+            withheld=withheld,
+            queued=client.n_waiting - withheld,
+            queued_bytes=client.outbox.n_bytes + client.qos0_backlog.n_bytes,
+            inflight=client.acks.n_inflight,
+            delivered=client.ledger.delivered,
+            dropped=sum(client.ledger.dropped.values()),
+        )
+
     def report(self, client_id: str) -> ClientReport | None:
         """Return a client's report, also of one that has gone; None where it is not known."""
-        shared = self._shared
+        shared, proxied = self._shared, self._proxied(client_id)
         if shared is None:
             return None
-        proxied = shared.by_client_id.get(client_id)
         if proxied is not None:
             return report(_subject_of(proxied, shared.threshold_l), self._clock())
         last = shared.last_clients.get(client_id)
@@ -65,9 +173,181 @@ class ProxyOperations:
             return None
         return report(subject_of_last(last, shared.threshold_l), self._clock())
 
+    def lately(self, client_id: str) -> Sequence[Lately]:  # noqa: ARG002 (as a broker's, as below)
+        """Return nothing: the broker knows."""
+        return ()
+
     def withholding(self) -> Sequence[Metric]:
         """Return the metrics of large messages, over all clients."""
         return () if self._shared is None else self._shared.outbox_rules.record.metrics()
+
+    async def metrics(self) -> Sequence[Metric]:
+        """Return all figures of the proxy; other tasks run in between."""
+        shared, upstreams = self._shared, self._upstreams
+        if shared is None or upstreams is None:
+            return ()
+        totals = ProxyTotals(shared.ended)
+        running = list(shared.running)
+        for number, proxied in enumerate(running, 1):
+            totals.add(proxied)
+            if not number % SLICE:
+                await asyncio.sleep(0)
+        now = self._clock()
+        version = importlib.metadata.version("penstock-mqtt")
+        counters = metrics_of([({}, shared.counters)])
+        return [
+            *process_metrics(version, self._started_at, machine_memory_bytes(), now),
+            *gauge("draining", "1 while clients are being disconnected.", int(self.is_draining)),
+            *gauge("clients_connected", "Clients connected now.", len(shared.by_client_id)),
+            *(metric for metric in counters if metric.name in _METRICS),
+            *message_metrics(totals, now),
+            *self.withholding(),
+            *gauge("upstreams", "Addresses of the broker.", len(upstreams.each)),
+            *gauge("upstreams_up", "Those that can be reached.", _n_up(upstreams)),
+            *store_metrics(shared.guard, shared.payloads.store),
+        ]
+
+    async def problems(self) -> Mapping[str, str]:
+        """Return what keeps the proxy from serving: name to the reason."""
+        found = {}
+        if self.is_draining:
+            found["draining"] = "clients are being disconnected, and none are accepted"
+        upstreams = self._upstreams
+        if upstreams is not None and not _n_up(upstreams):
+            found["upstream"] = "; ".join(f"{one}: {one.why}" for one in upstreams.each)
+        return found
+
+    async def topics(self) -> Sequence[TopicRow]:
+        """Return what waits by topic and size class."""
+        running = () if self._shared is None else list(self._shared.running)
+        return await waiting_topics((one.client.outbox for one in running), self._clock)
+
+    async def subscriptions(self, client_id: str | None = None) -> Sequence[SubscriptionRow]:  # noqa: ARG002
+        """Return nothing: the broker knows."""
+        return ()
+
+    async def retained(self, topic_filter: str = "#") -> Sequence[RetainedRow]:  # noqa: ARG002
+        """Return nothing: the broker has them."""
+        return ()
+
+    def retained_message(self, topic: str) -> None:
+        """Return nothing: the broker has it."""
+
+    def uplinks(self) -> Sequence[UplinkState]:
+        """Return nothing: an edge broker has them."""
+        return ()
+
+    def tail(
+        self,
+        *,
+        topic_filter: str | None = None,
+        client_id: str | None = None,
+        address: str | None = None,
+    ) -> None:
+        """Return nothing: the broker has a tail."""
+
+    # -- what is done -------------------------------------------------------------------------
+
+    def _transport(self, client_id: str) -> ClientTransport | None:
+        proxied = self._proxied(client_id)
+        if self._clients is None or proxied is None:
+            return None
+        running = self._clients.running
+        return next((one for one in running if one.proxied is proxied), None)
+
+    def disconnect(self, client_id: str, reason: str) -> bool:
+        """Disconnect a client; return whether it was connected."""
+        transport = self._transport(client_id)
+        if transport is None:
+            return False
+        told = reason or "no reason given"
+        transport.logger.info("by an operator: client %s: disconnected: %s", client_id, told)
+        transport.close(ReasonCode.ADMINISTRATIVE_ACTION)
+        return True
+
+    async def ban(
+        self, kind: BanKind, value: str, seconds: float, reason: str, by: str = ""
+    ) -> int:
+        """Let nobody of this address connect for a while, and disconnect who is there.
+
+        Raises:
+            PenstockError: it is no ban of an address, which alone a proxy refuses.
+        """
+        clients = self._clients
+        if clients is None or kind != "address":
+            raise PenstockError(
+                f"ban: kind: read {kind}; allowed: address, as names are for the broker to judge"
+            )
+        bans = clients.reception.bans
+        bans.add(kind, value, seconds, reason, by, self._clock())
+        banned = [
+            client_id
+            for client_id in self.client_ids()
+            if (row := self.row(client_id)) is not None and bans.is_of(kind, value, row.address)
+        ]
+        return sum(self.disconnect(client_id, reason) for client_id in banned)
+
+    def bans(self) -> Sequence[Ban]:
+        """Return all bans that have not ended."""
+        return () if self._clients is None else self._clients.reception.bans.all(self._clock())
+
+    def unban(self, kind: BanKind, value: str) -> bool:
+        """End a ban; return whether there was one."""
+        return self._clients is not None and self._clients.reception.bans.remove(kind, value)
+
+    def end_session(self, client_id: str) -> bool:
+        """Refuse: sessions are the broker's.
+
+        Raises:
+            PenstockError: always.
+        """
+        raise PenstockError(f"client {client_id}: its session is the broker's; allowed: disconnect")
+
+    def release_held(self, client_id: str) -> int:
+        """Let what the gate holds for a client leave now; return how many."""
+        transport = self._transport(client_id)
+        if transport is None or transport.proxied is None:
+            return 0
+        client = transport.proxied.client
+        n_released = client.outbox.release_held()
+        if n_released:
+            told = "by an operator: client %s: %d held messages released"
+            transport.logger.info(told, client_id, n_released)
+            client.wants_pump = True
+            transport.serve()
+        return n_released
+
+    def drop_held(self, client_id: str) -> int:
+        """Refuse: the broker counts on what it has sent.
+
+        Raises:
+            PenstockError: always.
+        """
+        raise PenstockError(
+            f"client {client_id}: a proxy drops no message; allowed: release what is held"
+        )
+
+    def clear_retained(self, topic: str) -> bool:  # noqa: ARG002
+        """Return False: the broker has them."""
+        return False
+
+    def drain(self, seconds: float) -> None:
+        """Accept no new clients; those that are there leave when nothing waits, or at the end."""
+        clients, listeners = self._clients, self._listeners
+        if clients is None or listeners is None or self.is_draining:
+            return
+        self.is_draining = True
+        listeners.close()
+        clients.drain()
+        asyncio.get_running_loop().call_later(seconds, clients.disconnect_all)
+
+    async def backup(self, path: str) -> int:
+        """Refuse: a proxy keeps nothing.
+
+        Raises:
+            PenstockError: always.
+        """
+        raise PenstockError(f"backup to {path}: a proxy keeps nothing durable; allowed: a broker")
 
     def proxy(self) -> Mapping[str, Any] | None:
         """Return the state of the proxy: `upstreams`, `clients`, `messages` and `payload_store`.
@@ -106,6 +386,11 @@ class ProxyOperations:
                 **shared.guard.call(store, store.figures, otherwise={}),
             },
         }
+
+
+def _n_up(upstreams: Upstreams) -> int:
+    """Return how many addresses of the broker can be reached, as far as is known."""
+    return sum(one.is_up for one in upstreams.each)
 
 
 def _messages(shared: ProxyState) -> dict[str, Any]:

@@ -53,6 +53,8 @@ class ProxiedClient:
         client: the packets for the client; it exists once `wants_broker`.
         link: the network path to the client.
         version: protocol version of the CONNECT; before it, 3.1.1.
+        peer: address of the client and its port, for the log.
+        began_at: monotonic seconds at which it connected to the proxy.
         fileno: file descriptor of the client's socket, or -1; set by `ClientTransport`.
         wants_broker: whether CONNECT has come, so that a connection to the broker is needed.
         is_closing: whether both connections are to be closed once everything was written.
@@ -90,7 +92,7 @@ class ProxiedClient:
         self._identity = identity
         self._connack_timeout_seconds = connack_timeout_seconds
         self._connack_due: float | None = None
-        self._peer = peer
+        self.peer = peer
         self._limits = shared.limits
         self.version = int(ProtocolVersion.MQTT_3_1_1)
         self._buffer = ReceiveBuffer(shared.limits.connect_bytes)
@@ -102,7 +104,7 @@ class ProxiedClient:
         self._is_broker_paused = False
         self._client_maximum = _ANY_SIZE
         self._stream: ClientStream
-        self._now = now
+        self._now = self.began_at = now
         self.client: ClientSide
         self.link = Link("")
         self.link.listener = listener
@@ -331,7 +333,7 @@ class ProxiedClient:
 
     def __str__(self) -> str:
         """Return the client's name for the log."""
-        client_id, peer = self.link.client_id, self._peer
+        client_id, peer = self.link.client_id, self.peer
         return f"client at {peer}" if client_id in ("", peer) else f"client {client_id} ({peer})"
 
     # -- CONNECT and CONNACK ------------------------------------------------------------------
@@ -402,7 +404,7 @@ class ProxiedClient:
             return
         # MQTT 3.1.1 does not say which Client Identifier the broker has assigned.
         given = connack.properties.get("assigned_client_identifier")
-        self.link.client_id = given or self.link.client_id or self._peer
+        self.link.client_id = given or self.link.client_id or self.peer
         self._stream.allow(connack.properties.get("maximum_packet_size", MAX_PACKET_SIZE))
         self._is_accepted = True
         self._shared.by_client_id[self.link.client_id] = self

@@ -69,6 +69,7 @@ class Sidecar:
         self._clients: ProxiedClients
         self._hurried = asyncio.Event()
         self._in_force: InForce
+        self._operations: ProxyOperations
         self._reloading = asyncio.Lock()
         self.shared: ProxyState
         self.upstreams: Upstreams
@@ -93,7 +94,7 @@ class Sidecar:
 
     async def _start(self) -> None:
         config = self._config
-        operations = ProxyOperations(time.monotonic)
+        operations = self._operations = ProxyOperations(time.monotonic)
         plugins = load_plugins(
             config, listeners=config.listeners, operations=operations, is_proxy=True
         )
@@ -139,6 +140,7 @@ class Sidecar:
             self._clients.accept,
             maximum_packet_size=config.keys.limits.maximum_packet_size,
         )
+        operations.serve(self._clients, self._listeners)
         await self._listeners.open(config.listeners.values())
         self._logger.info("serving the clients of the broker at %s", self.upstreams)
 

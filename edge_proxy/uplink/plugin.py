@@ -183,7 +183,7 @@ class UplinkPlugin(Plugin):
             PenstockError: a file cannot be used.
         """
         files: list[str] = []
-        applies: list[Callable[[], None]] = []
+        applies: list[Callable[[], object]] = []
         for name, lanes in self._lanes.items():
             for lane in lanes:
                 found = lane.upstreams.reload()

@@ -190,6 +190,7 @@ class ConsolePlugin(Plugin):
             )
             problem = ConfigProblem("plugins.console.http", config.http, allowed)
             raise ConfigError(context.policy_file, [problem])
+        context.operations.watch()
         self.http_url = ""
         self._api = ConsoleApi(context.operations, context.logger)
         self._http = HttpServer(

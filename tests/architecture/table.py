@@ -361,6 +361,14 @@ ABOVE_THE_CONTRACT: Final = {
         "broker.network.new_connection",
         "broker.network.lingering_close",
     ),
+    # What operators see of a program is computed in one way.
+    "edge_proxy.sidecar.operations": (
+        "broker.network.listener_set",
+        "broker.operations",
+        "broker.process.log_lines",
+        "broker.process.machine_memory",
+        "broker.reports",
+    ),
     "edge_proxy.sidecar.default_store": ("broker.plugin_loader",),
     # Programs of their own, which begin and end as the broker's does.
     # A site's broker is the broker.

@@ -1,10 +1,15 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
-from penstock.broker.mqtt.packets import ConnAck, Connect, PubAck, Publish
+from penstock.broker.errors import PenstockError
+from penstock.broker.mqtt.packets import ConnAck, Connect, Disconnect, PubAck, Publish
+from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.edge_proxy.sidecar.operations import ProxyOperations
 from penstock.edge_proxy.sidecar.proxy_state import describe_large
 from penstock.edge_proxy.upstream import Upstreams
@@ -12,8 +17,10 @@ from penstock.edge_proxy.upstream_config import UpstreamKeys
 from penstock.plugins.probing import sampler as probing_sampler
 from penstock.plugins.probing.config import ProbingConfig
 from penstock.plugins.probing.sampler import RttSampler
+from tests.edge_proxy.sidecar.test_sidecar import running
 from tests.helpers.gates import SwitchGate
 from tests.helpers.proxied_clients import DOWN, LARGE_BYTES, UP, VirtualClient, publish, withholding
+from tests.helpers.scripted import open_client, until
 
 LARGE = b"x" * (LARGE_BYTES + 1)
 
@@ -146,3 +153,94 @@ def test_large_messages_are_counted_and_timed(monkeypatch: pytest.MonkeyPatch) -
         "latency_seconds large acknowledged calm: 1, mean 3",
         "latency_seconds small acknowledged calm: 1, mean 0.2",
     ]
+
+
+HOLDS = """
+plugins:
+  probing: {probe_period: 0.05}
+  withholding: {policy: conservative, threshold_s: 100, threshold_l: 1.0e-9}
+"""
+"""Plugins that hold each message above 100 bytes as soon as the RTT is known."""
+
+
+@asynccontextmanager
+async def holding() -> AsyncIterator[tuple[ProxyOperations, Any, Any]]:
+    """Run a proxy that holds a message of 200 bytes for `c`; its client, and the broker's side."""
+    async with running(HOLDS) as (proxy, upstream):
+        client = await open_client(proxy.addresses["default"], client_id="c")
+        broker = await upstream.accepted()
+        await client.receive()
+        await until(lambda: proxy.shared.by_client_id["c"].link.rtt_latest is not None)
+        broker.send(publish("cam", 200, packet_id=1))
+        await until(lambda: proxy.shared.ledger().withheld_total == 1)
+        yield proxy._operations, client, broker
+
+
+async def test_a_proxy_shows_its_clients_and_what_waits_for_them() -> None:
+    """Address, version, RTT and held messages; in metrics, the sums under the broker's names."""
+    async with holding() as (operations, _client, _broker):
+        row = operations.row("c")
+        assert row is not None
+        assert (row.address, row.listener, row.version) == ("127.0.0.1", "default", "5.0")
+        assert (row.withheld, row.queued_bytes, row.inflight) == (1, 200, 0)
+        assert row.rtt is not None
+        assert operations.row("unknown") is None
+        (topic,) = await operations.topics()
+        assert topic[:4] == ("cam", "large", 1, 200)
+        found: dict[str, Any] = {
+            metric.name: metric.samples[0].value
+            for metric in await operations.metrics()
+            if metric.samples
+        }
+        assert (found["messages_matched_total"], found["messages_withheld"]) == (1, 1)
+        assert (found["clients_connected"], found["upstreams_up"]) == (1, 1)
+        assert found["memory_process_bytes"] > 0
+        assert await operations.problems() == {}
+
+
+async def test_held_messages_of_a_proxy_are_released() -> None:
+    """They are never dropped: the broker counts on what it has sent."""
+    async with holding() as (operations, client, broker):
+        with pytest.raises(PenstockError, match="allowed: release what is held"):
+            operations.drop_held("c")
+        assert operations.release_held("c") == 1
+        assert await client.receive() == publish("cam", 200, packet_id=1)
+        client.send(PubAck(1))
+        assert await broker.receive() == PubAck(1)
+        assert operations.release_held("c") == operations.release_held("unknown") == 0
+
+
+async def test_a_client_of_a_proxy_is_disconnected_and_its_address_banned() -> None:
+    """Names are judged by the broker, where the session is, too."""
+    async with holding() as (operations, client, _broker):
+        with pytest.raises(PenstockError, match="kind: read username; allowed: address"):
+            await operations.ban("username", "joe", 100, "")
+        with pytest.raises(PenstockError, match="its session is the broker's"):
+            operations.end_session("c")
+        assert await operations.ban("address", "127.0.0.1", 100, "it floods", "ann") == 1
+        assert await client.receive() == Disconnect(ReasonCode.ADMINISTRATIVE_ACTION)
+        assert not operations.disconnect("unknown", "")
+        (ban,) = operations.bans()
+        assert (ban.value, ban.by) == ("127.0.0.1", "ann")
+        assert operations.unban("address", "127.0.0.1")
+
+
+async def test_a_proxy_that_drains_lets_held_messages_leave_for_a_while() -> None:
+    """Then its clients are sent away; the program is not ready meanwhile."""
+    async with holding() as (operations, client, _broker):
+        operations.drain(0.05)
+        assert operations.is_draining
+        assert list(await operations.problems()) == ["draining"]
+        assert await client.receive() == Disconnect(ReasonCode.SERVER_SHUTTING_DOWN)
+        await until(lambda: not operations.client_ids())
+
+
+async def test_a_proxy_without_a_broker_is_not_ready() -> None:
+    """A load balancer sends clients to another one."""
+    proxied = VirtualClient.connected()
+    operations = reports_of(proxied)
+    upstreams = Upstreams(UpstreamKeys(address="broker.example"), logging.getLogger("test"))
+    operations.attach(proxied.shared, upstreams)
+    upstreams.failed(upstreams.each[0], "refused")
+    problems = await operations.problems()
+    assert problems == {"upstream": "broker.example:1883: refused"}

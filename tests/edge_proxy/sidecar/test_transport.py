@@ -131,7 +131,8 @@ async def bench(
             clients.accept,
             maximum_packet_size=shared.limits.maximum_packet_size,
         )
-        await listening.open()
+        await listening.bind()
+        await listening.serve()
         stack.push_async_callback(clients.close)
         stack.callback(listening.close)
         yield Bench(clients, broker, listening.address)
