@@ -56,7 +56,7 @@ class Persistence:
         durability: ``memory``: nothing is written. ``normal``: a message is with the operating
             system before it is acknowledged, and survives the end of the process, however it ends.
             ``full``: it is on the disk before that, and survives a power cut.
-        commit_wait_seconds: how long a first change waits for others to its commit. What is
+        commit_wait_seconds: how long at most a first change waits for others to its commit. What is
             delivered and acknowledged within it is never written. Changes that no client waits for
             take 0.05 s longer.
         max_pending_messages: messages that may wait for their commit. At half of it publishers are

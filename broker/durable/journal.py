@@ -93,6 +93,11 @@ MOST_EXPIRED: Final = 10_000
 that a client waits for, which takes some 20 ms."""
 
 
+WORTH_MESSAGES: Final = 32
+"""So many messages that are written in any case are worth a commit: to wait for others would only
+delay their acknowledgements."""
+
+
 class Waiting(Protocol):
     """A receipt that needs the commit among its answers.
 
@@ -174,6 +179,7 @@ class Journal:
         self._receipts: dict[Waiting, int] = {}  # with the bytes of its payloads
         self._awaited: dict[object, list[Any]] = {}
         self._n_messages = 0
+        self._n_certain = 0  # of them, those that are written whatever subscribers acknowledge
         self._connections: dict[Holding, None] = {}
         self._n_bytes = 0
         self._slowed: dict[Client, None] = {}
@@ -341,6 +347,10 @@ class Journal:
         self._n_bytes += n_bytes
         if published is not None:
             self._awaited[published] = [receipt, n_deliveries]
+        elif self._n_certain < WORTH_MESSAGES:
+            self._n_certain += receipt.n_messages
+            if self._n_certain >= WORTH_MESSAGES and self.sealed is None:
+                self._hurry_driver()
         if self._is_pending(2) and not self.is_failing:
             self._slowed[publisher] = None
             publisher.wait_for_disk(waits=True)
@@ -572,6 +582,7 @@ class Journal:
         self._n_sealed_messages, self._n_messages = self._n_messages, 0
         self._sealed_connections, self._connections = self._connections, {}
         self._sealed_bytes, self._n_bytes = self._n_bytes, 0
+        self._n_certain = 0
         return batch
 
     def committed(self) -> None:
