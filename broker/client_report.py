@@ -245,6 +245,6 @@ def as_json(figures: Any) -> Any:
     """Return a report, or a part of one, as JSON values: objects with the fields' names as keys."""
     if isinstance(figures, tuple) and hasattr(figures, "_asdict"):
         return {name: as_json(value) for name, value in figures._asdict().items()}
-    if isinstance(figures, list):
+    if isinstance(figures, (list, tuple)):
         return [as_json(value) for value in figures]
     return figures

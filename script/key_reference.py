@@ -42,7 +42,7 @@ from penstock.plugins.queue.config import (
     QueueHttpLimits,
     RedisConfig,
 )
-from penstock.plugins.web.limits import HttpLimits
+from penstock.plugins.web.limits import HttpLimits, HttpTls
 from penstock.plugins.withholding.config import WithholdingConfig
 
 PAGE: Final = Path(__file__).resolve().parents[1] / "docs" / "reference" / "keys.md"
@@ -61,6 +61,7 @@ POLICY: Final[Mapping[str, type[Any]]] = {
     "plugins.withholding": WithholdingConfig,
     "plugins.memory": MemoryConfig,
     "plugins.console": ConsoleConfig,
+    "plugins.console.http_tls": HttpTls,
     "plugins.console.http_limits": HttpLimits,
     "plugins.queue": QueueConfig,
     "plugins.queue.http_limits": QueueHttpLimits,

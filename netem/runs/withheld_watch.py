@@ -125,21 +125,24 @@ def _ask(connection: http.client.HTTPConnection, path: str) -> Any:
     return json.loads(body)
 
 
-def _reports(
+def _figures(
     connection: http.client.HTTPConnection, client_ids: Sequence[str]
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[tuple[str, int, int]]:
+    """Yield (client id, messages withheld, messages withheld in all)."""
     if len(client_ids) <= MOST_ONE_BY_ONE:
         for client_id in client_ids:
-            if (
-                report := _ask(connection, f"/api/clients/{quote(client_id, safe='')}")
-            ) is not None:
-                yield report
+            report = _ask(connection, f"/api/clients/{quote(client_id, safe='')}")
+            if report is not None:
+                held = report["withholding"]
+                yield client_id, held["withheld"], held["withheld_total"]
         return
     wanted = set(client_ids)
     after: str | None = ""
     while after is not None:
         page = _ask(connection, f"/api/clients?limit={PAGE_CLIENTS}&after={quote(after, safe='')}")
-        yield from (each for each in page["clients"] if each["client_id"] in wanted)
+        for row in page["clients"]:
+            if row["client_id"] in wanted:
+                yield row["client_id"], row["withheld"], row["withheld_total"]
         after = page["next"]
 
 
@@ -155,11 +158,8 @@ def main(argv: list[str]) -> int:
     noticed = Noticed()
     due_at = time.monotonic()
     while True:
-        for report in _reports(connection, client_ids):
-            held = report["withholding"]
-            look = noticed.notice(
-                report["client_id"], time.monotonic(), held["withheld"], held["withheld_total"]
-            )
+        for client_id, withheld, total in _figures(connection, client_ids):
+            look = noticed.notice(client_id, time.monotonic(), withheld, total)
             if look is not None:
                 os.write(lines, (" ".join(map(str, look)) + "\n").encode())
         due_at = max(due_at + float(period), time.monotonic())

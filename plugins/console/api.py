@@ -1,241 +1,304 @@
-"""The broker's clients over HTTP: the state of each one's link, and where its messages are.
+"""The console: metrics, health, the page, and the API behind page and command line.
 
-* ``GET /api/clients``: reports of up to ``limit`` clients (100; 1000 at most) in the order of their
-  client ids, beginning after the id ``after`` where it is given; ``next`` is the ``after`` for the
-  rest.
-* ``GET /api/withholding``: counters and histograms of all clients' large messages.
-* ``GET /api/proxy``: the state of a proxy, of its broker's addresses and of its payloads.
-* ``GET /api/clients/{client_id}``: the report of one client, whose id is percent-encoded.
-
-Answers are JSON; `penstock.broker.client_report` describes a report. An error is ``{"error":
-"..."}``. The API changes nothing. Other machines reach it with a bearer token alone.
-
-There may be very many clients, and the same event loop serves them and this API. So a request is
-answered in slices of a few clients.
+docs/reference/console-api.md is the contract. What the API tells comes from the program's
+`penstock.broker.operations_contract.Operations`, and from other plugins of the policy file: users
+from those that know passwords, the routes of queues from the plugin that has them.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hmac
-import json
-from collections.abc import Awaitable, Callable, Sequence
-from logging import Logger
+from collections.abc import Awaitable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from aiohttp import web
-from aiohttp.typedefs import Middleware
 
-from penstock.broker.client_report import as_json
+from penstock.broker.access_control import Accepted, AccessControl, ConnectAttempt
 from penstock.broker.config.checked_yaml import NamedBy
-from penstock.broker.config.secret_file import read_secret
-from penstock.broker.errors import ConfigError, ConfigProblem
-from penstock.broker.extensions import Claim, Plugin, PluginContext, Reload
+from penstock.broker.counters import Metric
+from penstock.broker.errors import ConfigError, ConfigProblem, PenstockError
+from penstock.broker.extensions import Claim, Plugin, PluginContext, Reload, overridden
 from penstock.broker.mqtt.enums import MAX_STRING_BYTES
-from penstock.broker.operations_contract import Operations
+from penstock.broker.plugin_guard import note_fault
+from penstock.plugins.console.acting import MOST_BODY_BYTES, Acting
+from penstock.plugins.console.callers import Callers, PasswordCheck, Proof, Rules, read_tokens
 from penstock.plugins.console.config import ConsoleConfig
+from penstock.plugins.console.exposition import name_problems
+from penstock.plugins.console.reading import Program, Reading
+from penstock.plugins.console.static_page import StaticPage, add_security_headers
 from penstock.plugins.web.bind import is_loopback
-from penstock.plugins.web.service import (
-    HttpServer,
-    RequestError,
-    answering_errors,
-    error_answer,
-    integer,
-    show,
-)
+from penstock.plugins.web.operators import Operator, Role, ServesOperators
+from penstock.plugins.web.service import HttpServer, answering_errors
+from penstock.plugins.web.tls import ServerTls
 
-DEFAULT_PAGE_CLIENTS: Final = 100
-MAX_PAGE_CLIENTS: Final = 1_000
+KEY: Final = "plugins.console"
 
-REPORTS_IN_A_TURN: Final = 8
-"""So many reports are made in one slice; each takes some 50 us to make and encode."""
+LONGEST_PATH: Final = 6 * MAX_STRING_BYTES + 1_000
+"""A client id or a topic may be as long as the protocol allows, each byte percent-encoded, and the
+order of subscriptions has two of them. If such an id were refused as `after`, a client could keep
+all that come after its own from being listed."""
 
-LONGEST_PATH: Final = 3 * MAX_STRING_BYTES + 1_000
-"""A client id may be as long as the protocol allows, each byte percent-encoded. If such an id were
-refused as `after`, a client could keep all ids after its own from being listed."""
+MOST_CONNECTIONS: Final = 128
+"""So many are enough for people who look, and for monitors; a browser has up to six."""
 
-MOST_CONNECTIONS: Final = 64
-"""So many are enough for people who look, and for monitors."""
-
-IDS_IN_A_TURN: Final = 1_000
-"""So many client ids are sorted in one slice, together with those of a page: 0.3 ms."""
+OPEN_PATHS: Final = frozenset({"/healthz", "/readyz", "/api/login", "/api/logout", "/api/me"})
+"""Paths that need no role; so do those of the page, which holds nothing of the program."""
 
 
-class ConsoleApi:
-    """The routes and their answers.
-
-    Args:
-        clients: the clients of the broker.
-        logger: gets unexpected errors.
-
-    Attributes:
-        token: the token that requests must carry; None for none.
-    """
-
-    def __init__(self, clients: Operations, logger: Logger) -> None:
-        self.token: str | None = None
-        self._clients = clients
-        self._logger = logger
-
-    def application(self) -> web.Application:
-        """Return the API as an aiohttp application."""
-        application = web.Application(
-            middlewares=[answering_errors("console API", self._logger), self._checking_token()]
-        )
-        application.add_routes(
-            [
-                web.get("/api/clients", self._list),
-                web.get("/api/clients/{client_id}", self._show),
-                web.get("/api/withholding", self._withholding),
-                web.get("/api/proxy", self._proxy),
-            ]
-        )
-        return application
-
-    def _checking_token(self) -> Middleware:
-        """Return a middleware that refuses requests without the token, where there is one."""
-
-        @web.middleware
-        async def check_token(
-            request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-        ) -> web.StreamResponse:
-            header = request.headers.get("Authorization", "")
-            scheme, _, token = header.partition(" ")
-            is_right = self.token is None or (
-                scheme.lower() == "bearer"
-                and hmac.compare_digest(
-                    token.strip().encode(errors="surrogateescape"), self.token.encode()
-                )
-            )
-            if is_right:
-                return await handler(request)
-            read = "another token" if header else "nothing"
-            told = f"Authorization: read {read}; allowed: Bearer and the token of this console"
-            answer = error_answer(401, told)
-            answer.headers["WWW-Authenticate"] = "Bearer"
-            return answer
-
-        return check_token
-
-    async def _list(self, request: web.Request) -> web.Response:
-        asked = request.query.get("limit", str(DEFAULT_PAGE_CLIENTS))
-        limit = integer("limit", asked, 1, MAX_PAGE_CLIENTS, int)
-        client_ids = await self._page(request.query.get("after", ""), limit)
-        rows: list[str] = []
-        for n, client_id in enumerate(client_ids, start=1):
-            report = self._clients.report(client_id)
-            if report is not None and report.gone_seconds is None:  # its session may have ended
-                rows.append(json.dumps(as_json(report)))
-            if not n % REPORTS_IN_A_TURN:
-                await asyncio.sleep(0)
-        behind = client_ids[-1] if len(client_ids) == limit else None
-        text = '{{"clients": [{}], "next": {}}}'.format(", ".join(rows), json.dumps(behind))
-        return web.Response(text=text, content_type="application/json")
-
-    async def _page(self, after: str, limit: int) -> list[str]:
-        """Return the first client ids after one, in order."""
-        client_ids = self._clients.client_ids()
-        first: list[str] = []
-        for start in range(0, len(client_ids), IDS_IN_A_TURN):
-            some = client_ids[start : start + IDS_IN_A_TURN]
-            first = sorted([*first, *(one for one in some if one > after)])[:limit]
-            await asyncio.sleep(0)
-        return first
-
-    async def _show(self, request: web.Request) -> web.Response:
-        client_id = request.match_info["client_id"]
-        report = self._clients.report(client_id)
-        if report is None:
-            raise RequestError(
-                f"client: read {show(client_id)}; allowed: a client that has a session, or "
-                "one of the last that have gone",
-                404,
-            )
-        return web.json_response(as_json(report))
-
-    async def _withholding(self, _request: web.Request) -> web.Response:
-        metrics = [metric.as_json() for metric in self._clients.withholding()]
-        return web.json_response({"metrics": metrics})
-
-    async def _proxy(self, _request: web.Request) -> web.Response:
-        state = self._clients.proxy()
-        if state is None:
-            raise RequestError(
-                "proxy: this is a broker; allowed: the console of an edge proxy", 404
-            )
-        return web.json_response(dict(state))
+LIVE: Final = ("token_file", "admins", "viewers", "anonymous", "per_object")
+"""Keys whose new values count after a reload."""
 
 
 class ConsolePlugin(Plugin):
     """`console` in a policy file.
 
     Attributes:
-        http_url: the URL of the HTTP API, once it has started.
+        http_url: the URL of page and API, once it has started.
     """
 
     Config = ConsoleConfig
+    config: ConsoleConfig
 
     def __init__(self, config: ConsoleConfig, context: PluginContext) -> None:
         super().__init__(config, context)
-        if context.operations is None:
-            problem = ConfigProblem(
-                "plugins.console", "a plugin that tells of clients", "in a broker or a proxy"
-            )
-            raise ConfigError(context.policy_file, [problem])
-        if config.token_file is None and not is_loopback(config.http):
-            allowed = (
-                "an address of this machine, such as 127.0.0.1:8081, while callers need no token; "
-                "to serve other machines, name a file with one: plugins: {console: {token_file: "
-                "FILE}}"
-            )
-            problem = ConfigProblem("plugins.console.http", config.http, allowed)
-            raise ConfigError(context.policy_file, [problem])
-        context.operations.watch()
+        _check_exposure(config, context.policy_file)
+        self._tls = None
+        if config.http_tls is not None:
+            tls = config.http_tls
+            self._tls = ServerTls(tls.certificate, tls.key, f"{KEY}.http_tls")
+        if context.operations is not None:
+            context.operations.watch()
         self.http_url = ""
-        self._api = ConsoleApi(context.operations, context.logger)
+        self._faults: dict[str, int] = {}
+        self._page = StaticPage()
+        self._application = web.Application(
+            client_max_size=MOST_BODY_BYTES,
+            middlewares=[
+                answering_errors("console API", context.logger, ((PenstockError, 400),)),
+            ],
+        )
         self._http = HttpServer(
-            self._api.application(),
-            "plugins.console.http",
+            self._application,
+            f"{KEY}.http",
             config.http_limits,
             context.logger,
+            tls=self._tls,
             longest_path=LONGEST_PATH,
             most_connections=MOST_CONNECTIONS,
+            names=config.names,
+            evicts_idle=True,
         )
         self.open_files = self._http.open_files
+        self._callers: Callers
+        self._reading: Reading | None = None
 
     async def start(self) -> None:
-        """Open the HTTP API.
+        """Open page and API.
 
         Raises:
-            ConfigError: the token cannot be used.
+            ConfigError: the tokens cannot be used, or users are named and nobody knows passwords.
             HttpStartError: the address cannot be bound.
         """
+        self._build()
         (await self.reload(self.config)).apply()
         self.http_url = await self._http.start(self.config.http)
         self.context.logger.info("console API listens on %s", self.http_url)
 
-    async def reload(self, config: ConsoleConfig) -> Reload:
-        """Read the token again; requests that run go on.
+    async def restored(self) -> None:
+        """Check that each name of `/metrics` stands for one thing.
 
         Raises:
-            ConfigError: the file cannot be used.
+            ConfigError: names two metrics with one name.
         """
-        file, token = config.token_file, None
-        if file is not None:
-            named_by = NamedBy(self.context.policy_file, "plugins.console.token_file")
-            token = read_secret(file, named_by)
-        # Without a token, the address must be of this machine, which is checked at the start.
-        takes = [] if (file is None) != (self.config.token_file is None) else ["token_file"]
+        problems = name_problems(await self._program.metrics())
+        if problems:
+            allowed = "plugins whose metrics have names of their own"
+            listed = [ConfigProblem("plugins", problem, allowed) for problem in problems]
+            raise ConfigError(self.context.policy_file, listed)
+
+    def _build(self) -> None:
+        """Add all routes, now that the other plugins are there."""
+        context, application = self.context, self._application
+        mounted = [one for one in context.plugins.values() if isinstance(one, ServesOperators)]
+        self._program = self._program_with(mounted)
+        self._callers = Callers(context.clock, context.logger)
+        reading = self._reading = Reading(
+            self._program,
+            self._callers,
+            partial(note_fault, context.logger, self._faults, "console overview"),
+        )
+        acting = Acting(self._program, self._callers, reading.forget)
+        pages = self._page.paths
+        application.middlewares.append(
+            self._callers.checking(lambda path: path in OPEN_PATHS or path in pages)
+        )
+        application.on_response_prepare.append(add_security_headers)
+        application.add_routes([*reading.routes(), *acting.routes()])
+        application.add_routes([web.get("/", self._page.serve)])
+        application.add_routes([web.get("/assets/{name}", self._page.serve)])
+        for one in mounted:
+            application.add_subapp("/api", one.operator_routes())
+
+    def _program_with(self, mounted: Sequence[ServesOperators]) -> Program:
+        context = self.context
+        has = ["queues"] if mounted else []
+        kind = "queue"
+        if context.operations is not None:
+            kind = "edge" if "uplink" in context.plugins else "broker"
+            has += ["clients", "bans", "drain"]
+            if context.is_proxy:
+                kind = "proxy"
+                has += ["proxy"]
+            else:
+                has += ["topics", "subscriptions", "retained", "tail", "backup"]
+            if kind == "edge":
+                has += ["uplinks"]
+        return Program(
+            kind,
+            has,
+            context.operations,
+            self._plugin_metrics,
+            self._plugin_problems,
+            context.clock,
+            context.clock(),
+        )
+
+    def _plugin_metrics(self) -> Iterator[Metric]:
+        """Yield the metrics of the plugins, for a program without a broker."""
+        for name, plugin in self.context.plugins.items():
+            for metric in plugin.figures():
+                yield metric._replace(name=f"{name}_{metric.name}")
+
+    async def _plugin_problems(self) -> dict[str, str]:
+        """Return what keeps the plugins from serving, for a program without a broker."""
+        plugins = self.context.plugins.items()
+        return {name: why for name, plugin in plugins if (why := await plugin.problem())}
+
+    # -- callers ------------------------------------------------------------------------------
+
+    def _rules(self, config: ConsoleConfig) -> Rules:
+        users: dict[str, Role] = dict.fromkeys(config.viewers, "viewer")
+        users |= dict.fromkeys(config.admins, "admin")
+        role = config.anonymous or ("none" if config.has_login else "viewer")
+        anonymous: Role | None = None if role == "none" else role
+        names = frozenset(name.lower() for name in self.config.names)
+        return Rules(users, anonymous, names, is_secure=self._tls is not None)
+
+    def _password_check(self, config: ConsoleConfig) -> PasswordCheck | None:
+        """Return what checks passwords; None where the policy file names no users.
+
+        Raises:
+            ConfigError: it does, and no plugin knows passwords.
+        """
+        if not (config.admins or config.viewers):
+            return None
+        sources = [
+            plugin.access
+            for plugin in self.context.plugins.values()
+            if plugin.access is not None
+            and overridden(plugin.access.check_password, AccessControl.check_password) is not None
+        ]
+        if not sources:
+            key = f"{KEY}.{'admins' if config.admins else 'viewers'}"
+            allowed = "those of the plugin access, which the file must have, too"
+            raise ConfigError(self.context.policy_file, [ConfigProblem(key, "users", allowed)])
+
+        async def check(username: str, password: str, address: str) -> Proof | None:
+            attempt = ConnectAttempt(
+                client_id="",
+                username=username,
+                password=password.encode(errors="surrogatepass"),
+                protocol_version=5,
+                clean_start=True,
+                keep_alive=0,
+                will=None,
+                remote_address=address,
+                remote_port=0,
+                listener="",
+            )
+            for source in sources:
+                answer = source.check_password(attempt)
+                if isinstance(answer, Awaitable):
+                    answer = await answer
+                if isinstance(answer, Accepted):
+                    return Proof(answer.holds or (lambda: True))
+                if answer is not None:
+                    return None
+            return None
+
+        return check
+
+    async def reload(self, config: ConsoleConfig) -> Reload:
+        """Read tokens and certificate again, and take who may do what; requests that run go on.
+
+        Raises:
+            ConfigError: the tokens cannot be used, users are named and nobody knows passwords, or
+                other machines could come in without more ado.
+            TlsError: the certificate cannot be used.
+        """
+        _check_exposure(replace(config, http=self.config.http), self.context.policy_file)
+        read: list[str] = []
+        tokens: dict[bytes, Operator] = {}
+        check_password = self._password_check(config)
+        if config.token_file is not None:
+            named_by = NamedBy(self.context.policy_file, f"{KEY}.token_file")
+            tokens = await asyncio.to_thread(read_tokens, config.token_file, named_by)
+            read.append(f"token_file {config.token_file}")
+        take_certificate = None
+        if self._tls is not None and self.config.http_tls is not None:
+            take_certificate = await asyncio.to_thread(self._tls.read)
+            read.append(f"certificate {self.config.http_tls.certificate}")
 
         def apply() -> None:
-            self._api.token = token
+            if take_certificate is not None:
+                take_certificate()
+            callers = self._callers
+            callers.tokens, callers.check_password = tokens, check_password
+            callers.rules = self._rules(config)
+            callers.drop_stale()
+            if self._reading is not None:
+                self._reading.per_object = config.per_object
 
-        return Reload([] if file is None else [f"token_file {file}"], takes, apply=apply)
+        return Reload(read, LIVE, apply=apply)
 
     def claims(self) -> Sequence[Claim]:
-        """Return the address of the HTTP API."""
+        """Return the address of page and API."""
         return [Claim("http", "address", self.config.http)]
 
     async def close(self) -> None:
-        """Answer running requests and stop listening."""
+        """End streams, answer running requests and stop listening."""
+        if self._reading is not None:
+            await self._reading.close()
         await self._http.close()
+
+
+def _check_exposure(config: ConsoleConfig, policy_file: str) -> None:
+    """Refuse an address that other machines reach, where they could come in without more ado.
+
+    Raises:
+        ConfigError: names the key.
+    """
+    if is_loopback(config.http):
+        return
+    here = "an address of this machine, such as 127.0.0.1:8081"
+    problem = None
+    if not config.has_login:
+        problem = ConfigProblem(
+            f"{KEY}.http",
+            config.http,
+            f"{here}, while nobody can log in; to serve other machines, name users or tokens: "
+            "plugins: {console: {admins: [USER]}} or {token_file: FILE}",
+        )
+    elif config.anonymous in ("viewer", "admin"):
+        problem = ConfigProblem(f"{KEY}.anonymous", config.anonymous, f"none; or http with {here}")
+    elif config.http_tls is None and not config.without_tls:
+        problem = ConfigProblem(
+            f"{KEY}.http",
+            f"{config.http}, and no http_tls",
+            f"{here}; or http_tls: {{certificate: FILE, key: FILE}}; or without_tls: true, where "
+            "nobody can listen on the way",
+        )
+    if problem is not None:
+        raise ConfigError(policy_file, [problem])

@@ -3,28 +3,58 @@
 from __future__ import annotations
 
 from dataclasses import field
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from penstock.broker.config.key_types import STRICT
 from penstock.plugins.web.bind import Bind
-from penstock.plugins.web.limits import HttpLimits
+from penstock.plugins.web.limits import HttpLimits, HttpTls
+
+Name = Annotated[str, Field(min_length=1)]
 
 
 @dataclass(frozen=True, slots=True, config=STRICT)
 class ConsoleConfig:
-    """The address, token and limits of the console.
+    """The address, callers and limits of the console.
 
     Attributes:
-        http: ``HOST:PORT`` of the HTTP API, port 0 for any free one. Without a ``token_file`` it
-            must be an address of this machine, as the API names clients, users and topics.
-        token_file: file with the bearer token of every request, of 16 characters or more; null:
-            none is needed.
+        http: ``HOST:PORT`` of page and API, port 0 for any free one. An address that other machines
+            reach needs ``admins``, ``viewers`` or ``token_file``, and ``http_tls`` or
+            ``without_tls``.
+        http_tls: certificate and key for HTTPS; null for HTTP.
+        without_tls: other machines may come without TLS, as through a proxy that has it.
+        admins: users of the plugin ``access`` who may see and change everything.
+        viewers: users of the plugin ``access`` who may see everything.
+        token_file: file with a line ``NAME ROLE TOKEN`` for each bearer token, ROLE ``viewer`` or
+            ``admin``, TOKEN of 16 characters or more.
+        anonymous: what callers without login may do: ``none``, ``viewer`` or ``admin``. null:
+            ``viewer`` where there are neither users nor tokens, else ``none``.
+        names: host names by which browsers reach the console, beside ``localhost`` and addresses,
+            such as that of a proxy in front of it.
+        per_object: ``/metrics/per-object`` has figures of single clients and queues.
         http_limits: limits for its clients.
     """
 
     http: Bind = "127.0.0.1:8081"
-    token_file: Annotated[str, Field(min_length=1)] | None = None
+    http_tls: HttpTls | None = None
+    without_tls: bool = False
+    admins: tuple[Name, ...] = ()
+    viewers: tuple[Name, ...] = ()
+    token_file: Name | None = None
+    anonymous: Literal["none", "viewer", "admin"] | None = None
+    names: tuple[Name, ...] = ()
+    per_object: bool = False
     http_limits: HttpLimits = field(default_factory=HttpLimits)
+
+    def __post_init__(self) -> None:
+        """Refuse a user with two roles."""
+        for user in self.admins:
+            if user in self.viewers:
+                raise ValueError(f"read {user} under admins and viewers; allowed: one of them")
+
+    @property
+    def has_login(self) -> bool:
+        """Whether there are users or tokens."""
+        return bool(self.admins or self.viewers or self.token_file)

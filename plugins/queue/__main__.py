@@ -18,8 +18,7 @@ from penstock.broker.process.program import (
 )
 from penstock.plugins.queue.client import QueueError
 from penstock.plugins.queue.commands import app
-from penstock.plugins.queue.plugin import QueuePlugin
-from penstock.plugins.queue.standalone_server import StandaloneServer, read_config
+from penstock.plugins.queue.standalone_server import load_server, read_config
 from penstock.plugins.web.terminal_escape import printable
 
 PROGRAM = "penstock queue"
@@ -48,8 +47,7 @@ def serve(
             "plugins.queue.http", "null", "HOST:PORT, or one of sqs; the gateway is nothing else"
         )
         raise ConfigError(config, [problem])
-    plugin = QueuePlugin.alone(read, logging.getLogger("penstock.queue"), config)
-    run_until_stopped(StandaloneServer(plugin, config))
+    run_until_stopped(load_server(config, logging.getLogger("penstock.queue")))
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -36,7 +36,7 @@ from penstock.broker.config.key_types import STRICT, PerSecond
 from penstock.broker.config.secret_file import read_secret
 from penstock.broker.errors import ConfigError, ConfigProblem
 from penstock.plugins.web.bind import is_loopback
-from penstock.plugins.web.operators import OPERATOR, Operator
+from penstock.plugins.web.operators import OPERATOR
 
 Role: TypeAlias = Literal["read", "write", "admin", "publish"]
 """What a token may do in a queue: `read` receives, settles, reads ranges and commits; `write`
@@ -182,7 +182,7 @@ class OperatorAccess:
 
     def of(self, request: web.Request) -> Caller:
         """Return who sends a request."""
-        operator: Operator = request[OPERATOR]
+        operator = request[OPERATOR]
         return Caller(operator.name, "", OPERATOR_ROLES[operator.role or "viewer"])
 
 

@@ -165,7 +165,7 @@ async def _with_file(config: QueueConfig, policy_file: str, work: Callable[[Queu
         file.write_text(yaml.safe_dump({"tokens": tokens}))
         own = replace(config, http="127.0.0.1:0", http_tls=None, sqs=None, tokens=str(file))
         plugin = QueuePlugin.alone(own, logging.getLogger("penstock.queue"), policy_file)
-        gateway = StandaloneServer(plugin, policy_file)
+        gateway = StandaloneServer.of(plugin)
         await gateway.start()
         try:
             client = QueueClient(str(plugin.http_url), token=token)

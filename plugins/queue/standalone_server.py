@@ -1,71 +1,106 @@
 """The program ``penstock queue serve`` serves the HTTP API without a broker.
 
-It serves the `plugins.queue` section of a policy file. With the `sqlite` engine it is for times
-when no broker has the file, to drain or fill its queues.
+It serves the `plugins.queue` section of a policy file, and the console with its users where the
+file has them. With the `sqlite` engine it is for times when no broker has the file, to drain or
+fill its queues.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+from collections.abc import Collection, Mapping
+from logging import Logger
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from penstock.broker.config.changes import InForce, KeyPath, compare, flatten
+from penstock.broker.config.changes import InForce, compare
 from penstock.broker.config.checked_yaml import validate_config
 from penstock.broker.config.policy import load_policy
 from penstock.broker.errors import ConfigError, ConfigProblem, PenstockError
+from penstock.broker.plugin_guard import Guard
+from penstock.broker.plugin_loader import LoadedPlugins, load_plugins
 from penstock.plugins.queue.config import QueueConfig
-from penstock.plugins.queue.plugin import KEY, QueuePlugin
+from penstock.plugins.queue.plugin import QueuePlugin
 
 if TYPE_CHECKING:
     from penstock.broker.operations_contract import Reloaded
 
-_PATH: Final[KeyPath] = ("plugins", "queue")
+SERVED: Final = ("queue", "console", "access")
+"""The plugins of a policy file that serve without a broker."""
 
 
 class StandaloneServer:
-    """The queue plugin as a program of its own."""
+    """The queue plugin, and those beside it, as a program of their own.
 
-    def __init__(self, plugin: QueuePlugin, file: str) -> None:
-        """Prepare the program.
+    Args:
+        plugins: the plugins.
+        file: the name of the policy file.
+        logger: gets what was read again.
+    """
 
-        Args:
-            plugin: with the keys of the policy file.
-            file: the policy file, which `reload` reads again.
-        """
-        self._plugin = plugin
+    def __init__(self, plugins: LoadedPlugins, file: str, logger: Logger) -> None:
+        self._plugins = plugins
         self._file = file
-        self._in_force = InForce(file, flatten(plugin.config, _PATH), plugin.context.logger)
+        self._guard = Guard(logger, {})
+        self._in_force = InForce(file, plugins.values(), logger)
+
+    @classmethod
+    def of(cls, plugin: QueuePlugin) -> StandaloneServer:
+        """Return the server of the queue plugin alone."""
+        context = plugin.context
+        return cls(LoadedPlugins((plugin,), ("queue",)), context.policy_file, context.logger)
 
     async def start(self) -> None:
-        """Open the engine and the HTTP API; a failed start closes what it opened."""
+        """Open the engine and the HTTP APIs; a failed start closes what it opened."""
         try:
-            await self._plugin.start()
+            await self._plugins.start()
+            await self._plugins.restored()
         except BaseException:
-            await self._plugin.close()
+            await self.stop()
             raise
 
     async def reload(self) -> Reloaded:
         """Read tokens, certificates and queues again; where one cannot be used, nothing changes."""
         try:
-            config = await asyncio.to_thread(read_config, self._file)
-            found = await self._plugin.reload(config)
+            policy = await asyncio.to_thread(_read_policy, self._file)
         except PenstockError as error:
             return self._in_force.refuse(error)
-        live = {(*_PATH, key): True for key in found.takes}
-        live |= {(*_PATH, *left): False for left in found.leaves}
-        changes = compare(self._in_force.values, flatten(config, _PATH), live)
-        failed: dict[str, str] = {}
-        try:
-            rest = found.apply()
-            if rest is not None:
-                await rest
-        except PenstockError as error:
-            failed[KEY] = str(error)
-        return self._in_force.take(changes, found.read, failed)
+        found = await self._plugins.reload(policy, policy.listeners)
+        if found.failed:
+            self._plugins.give_up(found)
+            return self._in_force.refuse(found.failed)
+        changes = compare(self._in_force.values, found.values, found.live)
+        await found.apply(self._guard)
+        return self._in_force.take(changes, found.read, found.failed)
 
     async def stop(self) -> None:
         """Answer waiting requests and close the engine."""
-        await self._plugin.close()
+        await self._plugins.close(self._guard)
+
+
+class _Policy(NamedTuple):
+    """What a policy file says of plugins that serve without a broker."""
+
+    file: str
+    plugins: Mapping[str, Mapping[str, Any]]
+    listeners: Collection[str]
+
+
+def _read_policy(path: str) -> _Policy:
+    policy = load_policy(path)
+    served = {name: keys for name, keys in policy.plugins.items() if name in SERVED}
+    return _Policy(policy.file, served, policy.listeners)
+
+
+def load_server(path: str, logger: Logger) -> StandaloneServer:
+    """Return the server of a policy file; it is not started.
+
+    Raises:
+        ConfigError: the file cannot be used, or has no queues.
+        PluginLoadError: a plugin cannot be made.
+    """
+    policy = _read_policy(path)
+    plugins = load_plugins(policy, listeners=policy.listeners)
+    return StandaloneServer(plugins, policy.file, logger)
 
 
 def read_config(path: str) -> QueueConfig:

@@ -6,7 +6,8 @@ which may wait for messages. Before that, the header must arrive in time. Afterw
 take its answer, and may stay for a limited time without another request.
 
 A connection above the limit gets a refusal when it sends a request, and is closed. Only
-`MAX_REFUSED` at a time may stay to send one; further ones are cut off. While clients leave
+`MAX_REFUSED` at a time may stay to send one; further ones are cut off. An API may instead close the
+connection that has been there for longest without a request. While clients leave
 `MOST_UNSENT_BYTES` of their answers untaken, no further large answer is made: `Guards.has_room` is
 asked first. An answer that is written piece by piece counts as a whole.
 """
@@ -66,6 +67,8 @@ class Guards:
         new_protocol: Callable[[], asyncio.Protocol],
         name: str,
         logger: Logger,
+        *,
+        evicts_idle: bool = False,
     ) -> None:
         """Begin without connections.
 
@@ -75,8 +78,10 @@ class Guards:
             new_protocol: makes aiohttp's protocol for a connection.
             name: the name of the policy key with the API's address, for the log.
             logger: gets refusals.
+            evicts_idle: a new connection above the limit takes the place of one without a request.
         """
         self.limits = limits
+        self._evicts_idle = evicts_idle
         self.refused = 0
         self._connections = connections
         self._new_protocol = new_protocol
@@ -114,6 +119,8 @@ class Guards:
 
     def enter(self, transport: asyncio.Transport, guard: Guard) -> asyncio.Protocol | None:
         """Return aiohttp's protocol for a connection; None where it is refused or cut off."""
+        if len(self._served) >= self._connections and self._evicts_idle:
+            self._evict()
         if len(self._served) < self._connections:
             self._served[transport] = guard
             return self._new_protocol()
@@ -130,6 +137,13 @@ class Guards:
         else:
             transport.abort()
         return None
+
+    def _evict(self) -> None:
+        """Close the first connection that has no request."""
+        idle = next((one for one in self._served.values() if one.is_idle), None)
+        if idle is not None:
+            self.leave(idle.transport)
+            idle.transport.abort()
 
     def leave(self, transport: asyncio.Transport) -> None:
         """A connection has ended."""
@@ -207,6 +221,11 @@ class Guard(asyncio.Protocol):
         self._is_sending = False
         self._awaits_header = False
         self._unsent_bytes = 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is being handled, and no answer is being sent."""
+        return not (self._is_handling or self._is_sending or self.transport.get_write_buffer_size())
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take a place, or wait for the request to refuse."""

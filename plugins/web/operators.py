@@ -22,7 +22,7 @@ class Operator(NamedTuple):
     role: Role | None
 
 
-OPERATOR: Final = "penstock-operator"
+OPERATOR: Final[web.RequestKey[Operator]] = web.RequestKey("operator")
 """Key of each request that the console passes on: its `Operator`, whose role is not None."""
 
 

@@ -13,7 +13,7 @@ import contextlib
 import ipaddress
 import json
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from http import HTTPStatus
 from itertools import islice
 from logging import Logger
@@ -128,6 +128,8 @@ class HttpServer:
         longest_path: bytes of the longest accepted path and query, percent-encoded.
         most_connections: the maximum where the limits give no number; fewer where the process may
             not have open eight times as many files.
+        names: names in a request's Host that are allowed beside ``localhost`` and addresses.
+        evicts_idle: a connection above the maximum takes the place of one without a request.
 
     Attributes:
         open_files: the file descriptors that the API may take.
@@ -143,6 +145,8 @@ class HttpServer:
         tls: ServerTls | None = None,
         longest_path: int = LONGEST_PATH,
         most_connections: int = MOST_CONNECTIONS,
+        names: Iterable[str] = (),
+        evicts_idle: bool = False,
     ) -> None:
         self._key = key
         self._tls = tls
@@ -150,12 +154,15 @@ class HttpServer:
         self._logger = logger
         connections = limits.connections or max(1, min(most_connections, most_files() // 8))
         self.open_files = connections + MAX_REFUSED
-        self._guards = Guards(limits, connections, self._new_protocol, key, logger)
+        self._guards = Guards(
+            limits, connections, self._new_protocol, key, logger, evicts_idle=evicts_idle
+        )
         self._listening: asyncio.Server | None = None
         application[CHECK_ROOM] = self._check_room
         application[SEND_PIECES] = self._send_pieces
         application.middlewares.insert(0, self._guard())
-        self._own_name: str | None = None
+        self._names = {"localhost", *(name.lower() for name in names)}
+        self._is_local = False
         application.middlewares.append(self._check_host())
         _refuse_expectations(application)
         # A waiting request is cancelled when its client leaves, so that it takes no messages.
@@ -192,8 +199,8 @@ class HttpServer:
                 f"port ({error.strerror or error})"
             ) from error
         bound, port = self._listening.sockets[0].getsockname()[:2]
-        if ipaddress.ip_address(bound).is_loopback:
-            self._own_name = host.lower()
+        self._is_local = ipaddress.ip_address(bound).is_loopback
+        self._names.add(host.lower())
         return f"{'http' if self._tls is None else 'https'}://{show_address(bound, port)}"
 
     def _accept(self) -> asyncio.Protocol:
@@ -266,7 +273,7 @@ class HttpServer:
             request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
         ) -> web.StreamResponse:
             asked = request.headers.get("Host")
-            if self._own_name is not None and asked and not _is_local(asked, self._own_name):
+            if self._is_local and asked and not _is_known(asked, self._names):
                 raise RequestError(
                     f"Host: read {show(asked)}; allowed: localhost or an address, as {self._key} "
                     "is on this machine alone",
@@ -317,16 +324,16 @@ def _parts(pieces: Pieces) -> Iterator[bytes | memoryview]:
         yield some[0] if len(some) == 1 else b"".join(some)
 
 
-def _is_local(asked: str, own_name: str) -> bool:
+def _is_known(asked: str, names: Collection[str]) -> bool:
     """Say whether a Host header is one that a page of another site cannot send.
 
     Args:
         asked: ``HOST`` or ``HOST:PORT``.
-        own_name: the API's host name in the policy file, in lower case.
+        names: the API's names, in lower case.
     """
     name = asked.lower()
     name = name[1 : name.find("]")] if name.startswith("[") else name.partition(":")[0]
-    if name in ("localhost", own_name):
+    if name in names:
         return True
     try:
         ipaddress.ip_address(name)

@@ -262,6 +262,15 @@ PLUGIN_IO: Final = PLUGIN_ADAPTERS | {
     "plugins.access.__main__",
     "plugins.access.passwd",
     "plugins.access.fair_queue",
+    "plugins.console.acting",
+    "plugins.console.callers",
+    "plugins.console.exposition",
+    "plugins.console.overview",
+    "plugins.console.reading",
+    "plugins.console.shared",
+    "plugins.console.static_page",
+    "plugins.console.streams",
+    "plugins.console.lists",
     "plugins.console.why",
     "plugins.memory.spill_file",
     "plugins.queue.__main__",
@@ -390,8 +399,12 @@ ABOVE_THE_CONTRACT: Final = {
     "plugins.probing.sampler": ("broker.network.tcp_info",),
     "plugins.access.passwd": ("broker.process.program",),
     "plugins.console.why": ("broker.process.program",),
+    # A guessed password is slowed down in one way.
+    "plugins.console.callers": ("broker.sessions.login_backoff",),
     "plugins.queue.__main__": ("broker.process.program",),
     "plugins.queue.commands": ("broker.process.program",),
+    # The gateway of queues brings plugins in as the broker does.
+    "plugins.queue.standalone_server": ("broker.plugin_loader",),
     # An HTTP API has its share of the files that the process may have open.
     "plugins.web.service": ("broker.network.open_files",),
     # TLS of listeners exists once.

@@ -155,8 +155,10 @@ def test_the_token_of_a_console_comes_from_a_file(
 ) -> None:
     """Without it the console's own words say what it wants."""
     token = tmp_path / "token"
-    token.write_text("a token of the console\n")
-    plugins = {"console": {"http": "127.0.0.1:0", "token_file": str(token)}}
+    token.write_text("a-token-of-the-console\n")
+    tokens = tmp_path / "tokens"
+    tokens.write_text(f"me viewer {token.read_text()}")
+    plugins = {"console": {"http": "127.0.0.1:0", "token_file": str(tokens)}}
     with running_broker(anonymous_policy(plugins), tmp_path) as broker:
         url = ("--url", broker.console_url)
         assert main(["c", *url]) == 2

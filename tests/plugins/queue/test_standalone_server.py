@@ -121,7 +121,7 @@ def test_sighup_reads_the_tokens_again(tmp_path: Path) -> None:
     ):
         assert QueueClient(url, token="first").queue("work")["messages"] == 0
         allow("second")
-        assert "reloaded: tokens tokens.yaml" in hang_up(process)
+        assert "reloaded: plugins.queue.tokens tokens.yaml" in hang_up(process)
         assert QueueClient(url, token="second").queue("work")["messages"] == 0
         with pytest.raises(AccessError):
             QueueClient(url, token="first").queue("work")

@@ -1,0 +1,137 @@
+"""Lists of many rows: a page of them by search and order, picked in slices.
+
+There may be very many rows, and the same event loop serves MQTT. So they come in slices, and of
+those seen so far only a page is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, Generic, NamedTuple, TypeVar
+
+from aiohttp import web
+
+from penstock.broker.client_report import as_json
+from penstock.plugins.web.service import RequestError, integer, show
+
+DEFAULT_LIMIT: Final = 100
+
+MAX_LIMIT: Final = 1_000
+
+Row = TypeVar("Row")
+
+_Place = tuple[bool, float, str]
+"""Where a row stands: its value is not known, the value, its key."""
+
+
+class Form(NamedTuple, Generic[Row]):
+    """What a list can be asked for.
+
+    Attributes:
+        name: of the list in the answer.
+        key: returns the text that names a row, by which the list is ordered unless asked otherwise.
+        key_name: the name of that order.
+        sorts: names of numbers in a row by which it can be ordered.
+        texts: returns the texts that a search looks at.
+        first: the order without `sort`; None for that of the key.
+    """
+
+    name: str
+    key: Callable[[Row], str]
+    key_name: str
+    sorts: Sequence[str]
+    texts: Callable[[Row], Iterable[str | None]]
+    first: str | None = None
+
+
+class Page(Generic[Row]):
+    """One page of a list, as a request asks for it.
+
+    Args:
+        form: of the list.
+        request: with the query.
+
+    Attributes:
+        search: in lower case; "" for all rows.
+        sort: the name of the order.
+        limit: rows of the page.
+        total: rows seen that match.
+
+    Raises:
+        RequestError: a wrong query.
+    """
+
+    def __init__(self, form: Form[Row], request: web.Request) -> None:
+        query = request.query
+        self._form = form
+        self.limit = integer("limit", query.get("limit", str(DEFAULT_LIMIT)), 1, MAX_LIMIT, int)
+        self.search = query.get("search", "").lower()
+        self.sort = query.get("sort", form.first or form.key_name)
+        allowed = (form.key_name, *form.sorts)
+        if self.sort not in allowed:
+            raise RequestError(f"sort: read {show(self.sort)}; allowed: {', '.join(allowed)}")
+        is_number = self.sort != form.key_name
+        order = query.get("order", "desc" if is_number else "asc")
+        if order not in ("asc", "desc"):
+            raise RequestError(f"order: read {show(order)}; allowed: asc, desc")
+        self._is_number, self._falls = is_number, order == "desc"
+        self._after = self._read_after(query.get("after", ""))
+        self._picked: list[tuple[_Place, Row]] = []
+        self._n_behind = 0
+        self.total = 0
+
+    def _read_after(self, token: str) -> _Place | None:
+        if not token:
+            return None
+        if not self._is_number:
+            return (False, 0.0, token)
+        value, mark, key = token.partition("|")
+        try:
+            number = float(value) if value else None
+        except ValueError:
+            mark = ""
+        if not mark:
+            raise RequestError(f"after: read {show(token)}; allowed: next of the page before")
+        return self._place(number, key)
+
+    def _place(self, value: float | None, key: str) -> _Place:
+        # What is not known comes last, whichever the order.
+        return (value is None) != self._falls, value or 0.0, key
+
+    def add(self, rows: Iterable[Row]) -> None:
+        """Look at some more rows."""
+        form, after = self._form, self._after
+        for row in rows:
+            if self.search and not any(
+                self.search in text.lower() for text in form.texts(row) if text
+            ):
+                continue
+            self.total += 1
+            key = form.key(row)
+            place = (
+                self._place(getattr(row, self.sort), key) if self._is_number else (False, 0.0, key)
+            )
+            if after is None or (place < after if self._falls else place > after):
+                self._n_behind += 1
+                self._picked.append((place, row))
+        self._picked.sort(key=lambda one: one[0], reverse=self._falls)
+        del self._picked[self.limit :]
+
+    @property
+    def rows(self) -> list[Row]:
+        """The rows of the page so far."""
+        return [row for _, row in self._picked]
+
+    def answer(self, rows: Iterable[Any] | None = None) -> web.Response:
+        """Return the page.
+
+        Args:
+            rows: other rows for the same ones, as JSON has them; None for these.
+        """
+        following = None
+        if self._n_behind > self.limit:
+            (is_unknown, value, key), _ = self._picked[-1]
+            text = "" if is_unknown != self._falls else repr(float(value))
+            following = f"{text}|{key}" if self._is_number else key
+        shown = [as_json(row) for row in self.rows] if rows is None else list(rows)
+        return web.json_response({self._form.name: shown, "next": following, "total": self.total})
