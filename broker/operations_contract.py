@@ -32,6 +32,7 @@ class ClientRow(NamedTuple):
         connected_seconds: since its CONNECT; None while it is away.
         rtt: newest RTT estimate, seconds; None where no recent one exists, and while it is away.
         withheld: messages that the gate holds, and those behind them.
+        withheld_total: large messages that were held since its session began.
         queued: messages that wait for other reasons.
         queued_bytes: payload bytes of both.
         inflight: messages that were sent and are not acknowledged.
@@ -48,6 +49,7 @@ class ClientRow(NamedTuple):
     connected_seconds: float | None
     rtt: float | None
     withheld: int
+    withheld_total: int
     queued: int
     queued_bytes: int
     inflight: int

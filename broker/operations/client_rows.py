@@ -48,11 +48,11 @@ def row_of(session: Session, now: float) -> ClientRow:
         now: monotonic seconds.
     """
     client = session.client
-    withheld = queued = queued_bytes = inflight = delivered = dropped = 0
+    withheld = withheld_total = queued = queued_bytes = inflight = delivered = dropped = 0
     rtt = None
     if not session.is_unused:  # asking it would make it a used one
         outbox, ledger = session.outbox, session.settle_direct()
-        withheld = outbox.n_withheld
+        withheld, withheld_total = outbox.n_withheld, ledger.withheld_total
         queued, queued_bytes = outbox.n_messages - withheld, outbox.n_bytes
         inflight = len(session.inflight)
         delivered, dropped = ledger.delivered, sum(ledger.dropped.values())
@@ -67,6 +67,7 @@ def row_of(session: Session, now: float) -> ClientRow:
         connected_seconds=None if client is None else max(0.0, now - client.connected_at),
         rtt=rtt,
         withheld=withheld,
+        withheld_total=withheld_total,
         queued=queued,
         queued_bytes=queued_bytes,
         inflight=inflight,

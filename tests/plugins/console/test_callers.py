@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from penstock.plugins.access.password_hash import make_hash
 from penstock.plugins.console.api import ConsolePlugin
 from penstock.plugins.console.callers import IDLE_SECONDS, LONGEST_SECONDS, read_tokens
 from penstock.plugins.queue.standalone_server import StandaloneServer, load_server
+from tests.helpers.process import ROOT
 
 TOKENS = """
 # name role token
@@ -319,6 +321,9 @@ def test_an_address_that_is_taken_ends_the_start(tmp_path: Path) -> None:
         policy = {"plugins": {"console": {"http": bind}, "queue": queue}}
         (tmp_path / "policy.yaml").write_text(yaml.safe_dump(policy))
         command = [sys.executable, "-m", "penstock.plugins.queue", "-c", "policy.yaml"]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        env = os.environ | {"PYTHONPATH": str(ROOT)}
+        done = subprocess.run(
+            command, cwd=tmp_path, capture_output=True, text=True, check=False, env=env
+        )
     assert done.returncode == 2
     assert f"plugins.console.http: read {bind}; allowed: an address of this" in done.stderr
