@@ -154,6 +154,7 @@ class ProxyOperations(LogLevels):
             connected_seconds=max(0.0, self._clock() - proxied.began_at),
             rtt=link.rtt_latest,
             withheld=withheld,
+            withheld_total=client.ledger.withheld_total,
             queued=client.n_waiting - withheld,
             queued_bytes=client.outbox.n_bytes + client.qos0_backlog.n_bytes,
             inflight=client.acks.n_inflight,

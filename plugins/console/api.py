@@ -105,6 +105,8 @@ class ConsolePlugin(Plugin):
         (await self.reload(self.config)).apply()
         self.http_url = await self._http.start(self.config.http)
         self.context.logger.info("console API listens on %s", self.http_url)
+        if self.context.is_proxy:  # which has no sessions to restore
+            await self.restored()
 
     async def restored(self) -> None:
         """Check that each name of `/metrics` stands for one thing.

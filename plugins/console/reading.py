@@ -292,8 +292,6 @@ class Reading:
         if report is None:
             raise unknown_client(client_id)
         found = as_json(report)
-        if self._program.kind == "proxy":
-            return web.json_response(found | {"why": describe(found)})
         row = operations.row(client_id)
         found |= {
             "row": None if row is None else as_json(row),

@@ -49,7 +49,9 @@ def test_a_row_says_who_is_connected_from_where_and_what_waits() -> None:
     broker.session("s").link.rtt_latest = 0.25
     broker.advance(10)
     row = operations.row("s")
-    assert row == ClientRow("s", None, "", "default", "5.0", True, 10.0, 0.25, 2, 0, 205, 0, 0, 0)
+    assert row == ClientRow(
+        "s", None, "", "default", "5.0", True, 10.0, 0.25, 2, 1, 0, 205, 0, 0, 0
+    )
     old = operations.row("old")
     assert old is not None
     assert (old.username, old.version, old.is_connected) == ("joe", "3.1.1", True)
