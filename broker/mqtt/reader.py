@@ -74,6 +74,8 @@ _HEAD_BYTES: Final = len(_HEAD_3_1_1)
 _OTHER_THAN_CLEAN_START: Final = 0xFD
 """Connect Flags that may contradict each other."""
 
+_NORMAL_DISCONNECT: Final = Disconnect()
+
 _new_tuple: Final = tuple.__new__
 
 SUBACK_CODES_3_1_1: Final = frozenset({0, 1, 2, SUBACK_FAILURE_3_1_1})
@@ -366,7 +368,7 @@ def read_disconnect(
 ) -> Disconnect:
     """Read a DISCONNECT (section 3.14)."""
     if not body:
-        return Disconnect()
+        return _NORMAL_DISCONNECT
     if version != MQTT_5:
         _check_end(body, 0, "DISCONNECT")
     code = body[0]

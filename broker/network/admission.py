@@ -58,7 +58,8 @@ class Places:
     def give_back(self) -> None:
         """Free a place, for the connection that has waited longest."""
         self._n_taken -= 1
-        self._let_in()
+        if self.waiting:
+            self._let_in()
 
     def _let_in(self) -> None:
         while self.waiting and self.take():

@@ -110,6 +110,7 @@ class LoopScheduler:
         loop: the event loop.
         protocols: the network connections there are.
         hangups: connections that are not read from.
+        received: small chunks that are gathered, with their connections.
         timer_at: monotonic seconds at which the core's deadlines are looked at; infinite for never.
         gathers_until: monotonic seconds before which `settle_soon` has nothing to do.
     """
@@ -149,7 +150,7 @@ class LoopScheduler:
         self._has_turns = False
         self._seconds_elsewhere = 0.0
         self._is_woken = False
-        self._received: deque[tuple[MqttProtocol, bytes]] = deque()
+        self.received: deque[tuple[MqttProtocol, bytes]] = deque()
         self._is_gathering = False
         self.gathers_until = -math.inf
         self._n_leaving = 0
@@ -172,7 +173,7 @@ class LoopScheduler:
         `MOST_TURNS` of them are handled at once. With 5 pairs that have one QoS 1 message under
         way, a message takes 2 us less of 34 for it.
         """
-        received = self._received
+        received = self.received
         received.append((protocol, data))
         if len(received) == 1:
             self.loop.call_soon(self.take_received)
@@ -181,7 +182,7 @@ class LoopScheduler:
 
     def take_received(self) -> None:
         """Handle the chunks that were gathered, in their order, and do what they have caused."""
-        received = self._received
+        received = self.received
         if not received:
             return
         begin = now = self.clock()

@@ -324,7 +324,8 @@ class MqttProtocol(asyncio.Protocol):
             True where it does so a little later, as very many clients leave at once.
         """
         driver = self.driver
-        driver.take_received()
+        if driver.received:
+            driver.take_received()
         if driver.core.turn.touched:
             driver.settle(driver.clock())
         if self.transport.get_write_buffer_size():  # otherwise it closes at once
@@ -334,10 +335,12 @@ class MqttProtocol(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 (asyncio's)
         """The network connection is gone; what has come by it still counts."""
-        self.driver.take_received()
+        driver = self.driver
+        if driver.received:
+            driver.take_received()
         self.arrival.leave_to_kernel()
         connection = self.connection
-        now = self.driver.clock()
+        now = driver.clock()
         if connection is not None and (connection.has_backlog or not self.is_reading):
             connection.peer_left(now)
             self._is_end_due = bool(self._rest or connection.has_backlog)

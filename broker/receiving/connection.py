@@ -470,7 +470,7 @@ def _first_bytes(client: Client, data: bytes) -> int:
         ProtocolError: the first packet is not CONNECT [MQTT-3.1.0-1]. This is said at its first
             byte: a client that speaks another protocol is not waited for.
     """
-    if not may_be_connect(data) and client.authentication is None:
+    if data[0] != _CONNECT_BYTE and not may_be_connect(data) and client.authentication is None:
         raise ProtocolError("the first packet is not CONNECT")
     limits = client.core.limits
     return min(client.maximum_packet_size, limits.connect_bytes, limits.control_bytes)

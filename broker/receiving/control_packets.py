@@ -87,7 +87,7 @@ def handle_disconnect(client: Client, packet: Disconnect, now: float) -> None:
             raise ProtocolError("DISCONNECT: Session Expiry Interval; allowed: 0, as in CONNECT")
         session.expiry_interval = expiry_seconds(client.core, interval)
     client.end_reason = packet.reason_code
-    if not packet.reason_code:  # a normal disconnection
+    if not packet.reason_code and session.will is not None:  # a normal disconnection
         client.core.sessions.set_will(session, None)
     client.end(now)
 

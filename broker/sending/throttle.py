@@ -222,7 +222,8 @@ class Throttle:
 
     def end(self) -> None:
         """Leave, and drop the reference to the connection, which has ended."""
-        self.leave()
+        if self._held or self.blockers or self._timer is not None:
+            self.leave()
         self.outgoing = None
 
 
