@@ -49,10 +49,10 @@ from penstock.broker.durable.records import (
     Batch,
     DeliveryRow,
     IncomingRow,
-    MessageRow,
     RetainedRow,
     SubscriptionRow,
     WillRow,
+    message_row,
 )
 from penstock.broker.durable.session_journal import (
     DeliveryJournal,
@@ -61,7 +61,6 @@ from penstock.broker.durable.session_journal import (
     put_run,
 )
 from penstock.broker.message import ROWS_OF_A_BLOCK, Message, Storable
-from penstock.broker.mqtt.enums import PacketType
 from penstock.broker.mqtt.properties import WILL, write_properties
 from penstock.broker.outbox.delivery import Delivery, RunPart
 from penstock.broker.sending.core_context import Holding
@@ -848,7 +847,10 @@ class Journal:
         """Count one more reference to a message; the first one stores the message."""
         if not message.row_start:
             self._store_at(message, self._next_row)
-            batch.messages.append(self._message_row(message, epoch))
+            core = self._core
+            # None records the loss: it cannot be delivered either.
+            payload = core.guard.call(core.payload_store, message.read_payload, otherwise=None)
+            batch.messages.append(message_row(message, payload, epoch))
         message.n_references += 1
 
     def _forget(self, delivery: Delivery) -> None:
@@ -863,23 +865,3 @@ class Journal:
         if not message.n_references:
             self._gone_messages.append(message.row)
             message.forget_row()
-
-    def _message_row(self, message: Message, epoch: float) -> MessageRow:
-        core = self._core
-        # None records the loss: it cannot be delivered either.
-        payload = core.guard.call(core.payload_store, message.read_payload, otherwise=None)
-        properties = None
-        if message.properties:
-            properties = write_properties(message.properties, PacketType.PUBLISH)
-        expires_at = message.expires_at
-        return MessageRow(
-            message.row,
-            message.topic,
-            payload,
-            message.qos,
-            message.retain,
-            message.arrived_at + epoch,
-            None if expires_at is None else expires_at + epoch,
-            properties,
-            message.publisher,
-        )

@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
-from penstock.broker.message import SizeClass
+from penstock.broker.message import Message, SizeClass
+from penstock.broker.mqtt.enums import PacketType
+from penstock.broker.mqtt.properties import write_properties
 from penstock.broker.outbox.delivery import Run
 from penstock.broker.payload import Payload
 
@@ -90,6 +92,31 @@ class MessageRow(NamedTuple):
     expires_at: float | None
     properties: bytes | None
     publisher: str
+
+
+def message_row(message: Message, payload: bytes | None, epoch: float) -> MessageRow:
+    """Return the row of a message.
+
+    Args:
+        message: has a number.
+        payload: as it was read; None where it is lost.
+        epoch: seconds of the database's clock at which the monotonic clock was 0.
+    """
+    properties = None
+    if message.properties:
+        properties = write_properties(message.properties, PacketType.PUBLISH)
+    expires_at = message.expires_at
+    return MessageRow(
+        message.row,
+        message.topic,
+        payload,
+        message.qos,
+        message.retain,
+        message.arrived_at + epoch,
+        None if expires_at is None else expires_at + epoch,
+        properties,
+        message.publisher,
+    )
 
 
 class DeliveryRow(NamedTuple):
