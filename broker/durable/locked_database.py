@@ -19,6 +19,7 @@ from penstock.broker.durable.database_file import (
     DatabaseFileError,
     Format,
     connect,
+    copy_database,
     in_words,
     is_out_of_space,
     set_up,
@@ -159,6 +160,17 @@ class LockedDatabase:
         """Return the same without the time for which no program had the file open."""
         now = self.now()
         return now if self._clock is None else now - self._clock.away
+
+    def copy_to(self, path: str) -> int:
+        """Copy the file, as of one moment, to a new one; any thread may call it. Return its bytes.
+
+        Raises:
+            PenstockError: `error`: there is no copy.
+        """
+        try:
+            return copy_database(self._path, path)
+        except (sqlite3.Error, OSError) as error:
+            raise self._failed(f"backup to {path}: {error}") from error
 
     def close(self) -> None:
         """Close the file; may be called again."""

@@ -18,7 +18,6 @@ import gc
 import logging
 import math
 import secrets
-import sqlite3
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
@@ -30,7 +29,6 @@ from penstock.broker.durable.database import (
     DatabaseError,
     SessionDatabase,
 )
-from penstock.broker.durable.database_file import copy_database
 from penstock.broker.durable.journal import Journal
 from penstock.broker.durable.records import Batch
 from penstock.broker.durable.recovery import restore
@@ -324,11 +322,7 @@ class PersistentState:
         Raises:
             DatabaseError: there is no copy.
         """
-        to = f"{folder}/sessions.db"
-        try:
-            return await asyncio.to_thread(copy_database, self._config.path, to)
-        except (sqlite3.Error, OSError) as error:
-            raise DatabaseError(f"backup of {self._config.path} to {to}: {error}") from error
+        return await asyncio.to_thread(self._database.copy_to, f"{folder}/sessions.db")
 
     async def close(self) -> None:
         """Commit everything, then close the file."""

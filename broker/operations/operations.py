@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from penstock.broker.sessions.broker_state import Core
     from penstock.broker.sessions.session import Session
 
-SLICE: Final = 250
-"""So many sessions are looked at in one slice, some 0.2 ms."""
+SLICE: Final = 64
+"""So many sessions are looked at in one slice, some 0.2 ms with ten subscriptions each."""
 
 Answer = TypeVar("Answer")
 

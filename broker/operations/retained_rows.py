@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from penstock.broker.message import Message
     from penstock.broker.routing.retained import RetainedMessages
 
-SLICE: Final = 500
+SLICE: Final = 100
 """So many topic levels are looked at in one slice, some 0.5 ms."""
 
 

@@ -129,6 +129,10 @@ class PartsPlugin(Plugin):
         """Yield what was done."""
         return metrics_of([({}, self.counts)])
 
+    async def backup(self, folder: str) -> int:
+        """Copy the spool into a folder, as ``parts.db``; return its bytes."""
+        return await asyncio.to_thread(self._spool.copy_to, f"{folder}/parts.db")
+
     async def close(self) -> None:
         """End all tasks; what is not done goes on at the next start."""
         for task in self._tasks:

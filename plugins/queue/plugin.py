@@ -210,10 +210,16 @@ class QueuePlugin(Plugin):
         return "" if health.is_partial else health.problem or ""
 
     async def backup(self, folder: str) -> int:
-        """Copy the queues into a folder, as ``queue.db``, where this program keeps them."""
-        if self.config.engine != "sqlite":
-            return 0
-        return await self.engine.backup(f"{folder}/queue.db")
+        """Copy the queues into a folder, as ``queue.db``, where this program keeps them.
+
+        Batches that are published go to ``publishing.db``. What Redis keeps is copied there.
+        """
+        n_bytes = 0
+        if self.config.engine == "sqlite":
+            n_bytes += await self.engine.backup(f"{folder}/queue.db")
+        if self.batches is not None:
+            n_bytes += await self.batches.backup(f"{folder}/publishing.db")
+        return n_bytes
 
     def operator_routes(self) -> web.Application:
         """Return the routes of operators; see `penstock.plugins.web.operators`."""

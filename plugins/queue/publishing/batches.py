@@ -195,6 +195,10 @@ class Batches:
         if error is not None:
             self._logger.error("%s: a fault of the plugin", task.get_name(), exc_info=error)
 
+    async def backup(self, path: str) -> int:
+        """Copy what is staged to a new file; return its bytes."""
+        return await asyncio.to_thread(self._file.copy_to, path)
+
     def held(self) -> dict[str, int]:
         """Return what is held: `rows`, `bytes`, `stages`, `publications`."""
         held = {"rows": self._rows, "bytes": self._bytes, "stages": self._stages}

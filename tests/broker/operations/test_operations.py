@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import logging
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -359,3 +361,28 @@ def test_what_an_operator_does_is_logged(caplog: pytest.LogCaptureFixture) -> No
         "by an operator: client s: 2 held messages released",
         "by an operator: client s: disconnected: maintenance",
     ]
+
+
+async def test_a_backup_has_the_queues_beside_the_sessions(tmp_path: Path) -> None:
+    """And what a plugin keeps on the disk besides; a copy is a database that opens."""
+    queue = {
+        "engine": "sqlite",
+        "path": str(tmp_path / "q.db"),
+        "http": "127.0.0.1:0",
+        "queues": {"work": {"topics": ["work/#"]}},
+        "publishing": {"path": str(tmp_path / "p.db")},
+    }
+    parts = {"spool": str(tmp_path / "parts.db"), "assemble": ["#"]}
+    async with (
+        serving(
+            persistence={"path": str(tmp_path / "s.db")}, plugins={"queue": queue, "parts": parts}
+        ) as server,
+        await connected(port_of(server), "p") as publisher,
+    ):
+        await publisher.publish("work/1", b"x")
+        await operations_of(server).backup(str(tmp_path / "copy"))
+    names = sorted(path.name for path in (tmp_path / "copy").iterdir())
+    assert names == ["parts.db", "publishing.db", "queue.db", "sessions.db"]
+    for name in names:
+        with closing(sqlite3.connect(tmp_path / "copy" / name)) as opened:
+            assert opened.execute("PRAGMA integrity_check").fetchone() == ("ok",)
