@@ -24,7 +24,9 @@ export function path(strings, ...parts) {
 
 /** Returns a query string of what is not empty. */
 export function query(parameters) {
-  const filled = Object.entries(parameters).filter(([, value]) => value !== undefined && value !== null && value !== "");
+  const filled = Object.entries(parameters).filter(
+    ([, value]) => value !== undefined && value !== null && value !== "",
+  );
   return filled.length ? `?${new URLSearchParams(filled)}` : "";
 }
 
@@ -59,7 +61,8 @@ export async function call(method, target, body, signal) {
   } catch {
     answer = { error: `read ${response.status} without JSON; is something else between the page and the broker?` };
   }
-  if (!response.ok) throw new Refused(response.status, { error: `${response.status} ${response.statusText}`, ...answer });
+  if (!response.ok)
+    throw new Refused(response.status, { error: `${response.status} ${response.statusText}`, ...answer });
   return answer;
 }
 

@@ -79,15 +79,17 @@ function makePage() {
     change: (changed, how) => go(link(changed), how),
     refresh: () => restart(),
     /** Wraps what a button does, so that a refusal is told. */
-    acts: (act) => async (...given) => {
-      try {
-        await act(...given.filter((one) => !(one instanceof Event)));
-      } catch (error) {
-        if (error instanceof Refused && error.status === 401) return start();
-        notice(error.message, "bad");
-        if (!(error instanceof Refused || error instanceof Unreachable)) throw error;
-      }
-    },
+    acts:
+      (act) =>
+      async (...given) => {
+        try {
+          await act(...given.filter((one) => !(one instanceof Event)));
+        } catch (error) {
+          if (error instanceof Refused && error.status === 401) return start();
+          notice(error.message, "bad");
+          if (!(error instanceof Refused || error instanceof Unreachable)) throw error;
+        }
+      },
   };
 }
 
@@ -111,7 +113,15 @@ function show() {
 }
 
 function missing(name) {
-  return { node: [panel(el("h1", {}, "There is nothing here"), el("p", { class: "empty" }, `This program has no view "${name.slice(0, 80)}". The menu has those that there are.`))], sources: [] };
+  return {
+    node: [
+      panel(
+        el("h1", "There is nothing here"),
+        el("p.empty", `This program has no view "${name.slice(0, 80)}". The menu has those that there are.`),
+      ),
+    ],
+    sources: [],
+  };
 }
 
 function present(view, page, way) {
@@ -120,7 +130,8 @@ function present(view, page, way) {
   const error = el("p", { class: "error", role: "alert", hidden: true });
   shownView = { view, page, way, error };
   $("main").classList.toggle("opening", view.sources.length > 0);
-  $("main").replaceChildren(...[view.node].flat().slice(0, 1), error, ...[view.node].flat().slice(1));
+  const [first, ...others] = [view.node].flat().filter(Boolean);
+  $("main").replaceChildren(first, error, ...others);
   const heading = $("main").querySelector("h1");
   document.title = `${heading?.textContent ?? "Penstock"} · Penstock`;
   if (!isFirst) {
@@ -139,7 +150,11 @@ const pause = (milliseconds, signal) =>
     signal.addEventListener("abort", wake, { once: true });
   });
 
-const seen = () => (document.hidden ? new Promise((done) => document.addEventListener("visibilitychange", done, { once: true })) : null);
+/** Waits until the tab is seen. */
+async function seen() {
+  while (document.hidden)
+    await new Promise((done) => document.addEventListener("visibilitychange", done, { once: true }));
+}
 
 function restart() {
   turn.abort();
@@ -186,7 +201,7 @@ function tell(words, tone = "") {
   if (state.dataset.words === words) return;
   state.dataset.words = words;
   state.dataset.tone = tone;
-  state.replaceChildren(el("span", {}, tone ? words : el("span", { class: "tone ok" }, words)));
+  state.replaceChildren(el("span", tone ? words : el("span.tone.ok", words)));
 }
 
 function silent() {
@@ -218,7 +233,8 @@ async function start() {
   }
   silentSince = null;
   tell("Live");
-  if (before !== undefined && me.started_seconds < before) notice(`The broker has restarted ${seconds(me.started_seconds)} ago.`);
+  if (before !== undefined && me.started_seconds < before)
+    notice(`The broker has restarted ${seconds(me.started_seconds)} ago.`);
   frame();
   shownView?.view.close?.();
   shownView = shownView && { ...shownView, way: null };
@@ -229,10 +245,19 @@ function frame() {
   $("side").hidden = !me.role;
   if (!me.role) return;
   $("views").replaceChildren(
-    ...VIEWS.filter(([, , part]) => has(part)).map(([where, name]) => el("li", { class: where === "system" ? "apart" : null }, el("a", { href: `#/${where}`, data: { view: where } }, name))),
+    ...VIEWS.filter(([, , part]) => has(part)).map(([where, name]) =>
+      el(
+        "li",
+        { class: where === "system" ? "apart" : null },
+        el("a", { href: `#/${where}`, data: { view: where } }, name),
+      ),
+    ),
   );
   setText($("name"), me.name || "Penstock");
-  setText($("user"), me.user ? `${me.user}, ${me.role}` : me.role === "admin" ? "Without login, admin" : "Without login: reading only");
+  setText(
+    $("user"),
+    me.user ? `${me.user}, ${me.role}` : me.role === "admin" ? "Without login, admin" : "Without login: reading only",
+  );
   setText($("version"), `Penstock ${me.version}, ${me.kind}`);
   $("log-out").hidden = !me.csrf;
   $("log-in").hidden = Boolean(me.csrf) || !me.logins?.length;
@@ -240,13 +265,31 @@ function frame() {
 
 function showLogin() {
   $("side").hidden = true;
-  const name = el("input", { name: "username", autocomplete: "username", required: true, spellcheck: "false", autocapitalize: "none" });
-  const password = el("input", { name: "password", type: "password", autocomplete: "current-password", required: true });
+  const name = el("input", {
+    name: "username",
+    autocomplete: "username",
+    required: true,
+    spellcheck: "false",
+    autocapitalize: "none",
+  });
+  const password = el("input", {
+    name: "password",
+    type: "password",
+    autocomplete: "current-password",
+    required: true,
+  });
   const error = el("p", { class: "error", role: "alert", hidden: true });
   const submit = el("button", { type: "submit", class: "primary" }, "Log in");
   const hasPasswords = me?.logins?.includes("password");
-  const tokenField = field("Token", el("input", { name: "token", type: "password", autocomplete: "off", required: !hasPasswords }));
-  const token = !me?.logins?.includes("token") ? null : hasPasswords ? el("details", {}, el("summary", {}, "Use a token"), tokenField) : tokenField;
+  const tokenField = field(
+    "Token",
+    el("input", { name: "token", type: "password", autocomplete: "off", required: !hasPasswords }),
+  );
+  const token = !me?.logins?.includes("token")
+    ? null
+    : hasPasswords
+      ? el("details", el("summary", "Use a token"), tokenField)
+      : tokenField;
   if (token && hasPasswords) name.required = password.required = false;
   const form = el(
     "form",
@@ -275,9 +318,22 @@ function showLogin() {
     error,
     submit,
   );
-  const told = me?.logins?.length ? form : el("p", { class: "empty" }, "Nobody can log in here: the policy file names neither users nor tokens for the console. docs/how-to/console.md says how.");
+  const told = me?.logins?.length
+    ? form
+    : el(
+        "p.empty",
+        "Nobody can log in here: the policy file names neither users nor tokens for the console. docs/how-to/console.md says how.",
+      );
   present(
-    { node: el("section", { class: "panel login" }, el("img", { src: "assets/mark.svg", alt: "", width: 32, height: 32 }), el("h1", {}, "Penstock console"), told), sources: [] },
+    {
+      node: el(
+        "section.panel.login",
+        el("img", { src: "assets/mark.svg", alt: "", width: 32, height: 32 }),
+        el("h1", "Penstock console"),
+        told,
+      ),
+      sources: [],
+    },
     makePage(),
     "login",
   );

@@ -20,6 +20,10 @@ function state(row) {
   return ["ok", "connected"];
 }
 
+/** What waits, held messages included, as their number and bytes. */
+const waiting = (row) =>
+  row.queued_bytes ? `${count(row.withheld + row.queued)}, ${bytes(row.queued_bytes)}` : count(row.queued);
+
 const rttTone = (row) => (row.rtt > STUCK_SECONDS ? "bad" : row.rtt > SLOW_SECONDS ? "warn" : "");
 
 export function linkColumns() {
@@ -28,7 +32,7 @@ export function linkColumns() {
     text("State", (r) => state(r)[1], { tone: (r) => state(r)[0] }),
     number("RTT", (r) => seconds(r.rtt), { sort: "rtt", tone: rttTone }),
     number("Held", (r) => count(r.withheld), { sort: "withheld", tone: (r) => (r.withheld ? "warn" : "") }),
-    number("Waiting", (r) => (r.queued || r.queued_bytes ? `${count(r.queued)}, ${bytes(r.queued_bytes)}` : "0"), { sort: "queued_bytes" }),
+    number("Waiting", waiting, { sort: "queued_bytes" }),
     number("Delivered", (r) => count(r.delivered), { sort: "delivered" }),
     number("Dropped", (r) => count(r.dropped), { sort: "dropped", tone: (r) => (r.dropped ? "bad" : "") }),
   ];
@@ -79,19 +83,36 @@ export function clients(page) {
   return view;
 }
 
-const DURATIONS = [["600", "10 minutes"], ["3600", "an hour"], ["86400", "a day"], ["604800", "a week"], ["31536000", "a year"]];
+const DURATIONS = [
+  ["600", "10 minutes"],
+  ["3600", "an hour"],
+  ["86400", "a day"],
+  ["604800", "a week"],
+  ["31536000", "a year"],
+];
 
 /** Asks for the rest of a ban and orders it. */
 export async function ban(kinds, refresh) {
-  const value = el("input", { name: "value", required: true, value: kinds[0][2], maxlength: 65_535, spellcheck: "false" });
+  const value = el("input", {
+    name: "value",
+    required: true,
+    value: kinds[0][2],
+    maxlength: 65_535,
+    spellcheck: "false",
+  });
   const kind = select("kind", kinds, kinds[0][0]);
   kind.addEventListener("change", () => (value.value = kinds.find(([name]) => name === kind.value)[2]));
-  const answer = await ask("Ban for a time", "Whoever it meets is disconnected and cannot connect until the time is over.", "Ban", [
-    field("Whom", kind),
-    field("Which", value),
-    field("For", select("seconds", DURATIONS, "3600")),
-    field("Reason, for the log", el("input", { name: "reason", maxlength: 200 })),
-  ]);
+  const answer = await ask(
+    "Ban for a time",
+    "Whoever it meets is disconnected and cannot connect until the time is over.",
+    "Ban",
+    [
+      field("Whom", kind),
+      field("Which", value),
+      field("For", select("seconds", DURATIONS, "3600")),
+      field("Reason, for the log", el("input", { name: "reason", maxlength: 200 })),
+    ],
+  );
   if (!answer) return;
   await call("POST", "bans", { ...answer, seconds: Number(answer.seconds) });
   notice(`Banned ${shown(answer.value, 60)} for ${seconds(Number(answer.seconds))}.`);
@@ -101,17 +122,66 @@ export async function ban(kinds, refresh) {
 function clientActions(page, clientId) {
   const who = shown(clientId, 60);
   const act = (words, question, told, verb, order, done) =>
-    button(words, page.acts(async () => {
-      if (!(await ask(question, told, verb))) return;
-      notice(done(await order()));
-      page.refresh();
-    }), verb === "Release" ? "" : "danger");
+    button(
+      words,
+      page.acts(async () => {
+        if (!(await ask(question, told, verb))) return;
+        notice(done(await order()));
+        page.refresh();
+      }),
+      verb === "Release" ? "" : "danger",
+    );
   const parts = {
-    disconnect: act("Disconnect", `Disconnect ${who}?`, "Its connection is closed; its session stays. Most clients connect again at once: to keep it away, ban it.", "Disconnect", () => call("POST", path`clients/${clientId}/disconnect`), () => `Disconnected ${who}.`),
-    ban: !page.has("bans") ? null : button("Ban…", page.acts(() => ban([["client_id", "this client id", clientId], ...(page.row?.username ? [["username", "its user", page.row.username]] : []), ...(page.row?.address ? [["address", "its address", page.row.address.replace(/^\[?(.*?)\]?(:\d+)?$/, "$1")]] : [])], page.refresh)), "danger"),
-    release: act("Release held", `Release what is held for ${who}?`, "The held messages are sent at once, however slow the link is. Small ones may wait behind them.", "Release", () => call("POST", path`clients/${clientId}/release`), (a) => `Released ${many(a.released, "held message")} of ${who}.`),
-    drop: act("Drop held", `Drop what is held for ${who}?`, "The held messages are deleted and counted as dropped. The client does not get them.", "Drop", () => call("POST", path`clients/${clientId}/drop`), (a) => `Dropped ${many(a.dropped, "held message")} of ${who}.`),
-    end: act("End session", `End the session of ${who}?`, "It is disconnected; its subscriptions and all messages that wait for it are deleted.", "End session", () => call("DELETE", path`clients/${clientId}`), () => `Ended the session of ${who}.`),
+    disconnect: act(
+      "Disconnect",
+      `Disconnect ${who}?`,
+      "Its connection is closed; its session stays. Most clients connect again at once: to keep it away, ban it.",
+      "Disconnect",
+      () => call("POST", path`clients/${clientId}/disconnect`),
+      () => `Disconnected ${who}.`,
+    ),
+    ban: !page.has("bans")
+      ? null
+      : button(
+          "Ban…",
+          page.acts(() =>
+            ban(
+              [
+                ["client_id", "this client id", clientId],
+                ...(page.row?.username ? [["username", "its user", page.row.username]] : []),
+                ...(page.row?.address
+                  ? [["address", "its address", page.row.address.replace(/^\[?(.*?)\]?(:\d+)?$/, "$1")]]
+                  : []),
+              ],
+              page.refresh,
+            ),
+          ),
+          "danger",
+        ),
+    release: act(
+      "Release held",
+      `Release what is held for ${who}?`,
+      "The held messages are sent at once, however slow the link is. Small ones may wait behind them.",
+      "Release",
+      () => call("POST", path`clients/${clientId}/release`),
+      (a) => `Released ${many(a.released, "held message")} of ${who}.`,
+    ),
+    drop: act(
+      "Drop held",
+      `Drop what is held for ${who}?`,
+      "The held messages are deleted and counted as dropped. The client does not get them.",
+      "Drop",
+      () => call("POST", path`clients/${clientId}/drop`),
+      (a) => `Dropped ${many(a.dropped, "held message")} of ${who}.`,
+    ),
+    end: act(
+      "End session",
+      `End the session of ${who}?`,
+      "It is disconnected; its subscriptions and all messages that wait for it are deleted.",
+      "End session",
+      () => call("DELETE", path`clients/${clientId}`),
+      () => `Ended the session of ${who}.`,
+    ),
   };
   return {
     nodes: page.isAdmin ? Object.values(parts).filter(Boolean) : [],
@@ -128,23 +198,37 @@ function reason(line) {
   const words = shown(line.trim(), 2000);
   if (line.startsWith(" ")) return el("dd", { class: words.startsWith("because ") ? "because" : "more" }, words);
   const [about, said] = words.split(/: (.*)/s);
-  return [el("dt", {}, about), el("dd", {}, said ?? "")];
+  return [el("dt", about), el("dd", said ?? "")];
 }
 
 export function client(page, clientId) {
   const actions = clientActions(page, clientId);
-  const head = el("p", {});
-  const why = el("dl", { class: "why" });
+  const head = el("p");
+  const why = el("dl.why");
   const holding = holds();
   const link = figures([
     ["RTT", (d) => seconds(d.link.rtt_latest), (d) => rttTone({ rtt: d.link.rtt_latest })],
-    ["Measured", (d) => (d.link.rtt_age_seconds === null ? null : `${seconds(d.link.rtt_age_seconds)} ago, by ${d.link.rtt_source}`)],
+    [
+      "Measured",
+      (d) =>
+        d.link.rtt_age_seconds === null ? null : `${seconds(d.link.rtt_age_seconds)} ago, by ${d.link.rtt_source}`,
+    ],
     ["Least RTT lately", (d) => seconds(d.link.rtt_min)],
     ["Congested above", (d) => seconds(d.link.threshold_l)],
-    ["Unanswered for", (d) => (d.link.outstanding_age_seconds === null ? null : `${seconds(d.link.outstanding_age_seconds)}, ${bytes(d.link.outstanding_bytes)}`)],
+    [
+      "Unanswered for",
+      (d) =>
+        d.link.outstanding_age_seconds === null
+          ? null
+          : `${seconds(d.link.outstanding_age_seconds)}, ${bytes(d.link.outstanding_bytes)}`,
+    ],
     ["Unsent in the broker", (d) => bytes(d.link.unsent_bytes)],
     ["Unsent in the kernel", (d) => bytes(d.link.tcp?.unsent_bytes)],
-    ["Throughput", (d) => (d.link.tcp?.delivery_rate_bytes_per_second ? `${bytes(d.link.tcp.delivery_rate_bytes_per_second)}/s` : null)],
+    [
+      "Throughput",
+      (d) =>
+        d.link.tcp?.delivery_rate_bytes_per_second ? `${bytes(d.link.tcp.delivery_rate_bytes_per_second)}/s` : null,
+    ],
     ["Retransmitted lately", (d) => percent(d.link.tcp?.retransmit_ratio)],
   ]);
   const messages = figures([
@@ -155,7 +239,14 @@ export function client(page, clientId) {
     ["Waiting", (d) => count(d.ledger.queued)],
     ["Waiting bytes", (d) => bytes(d.ledger.queued_bytes)],
     ["Expired", (d) => count(d.ledger.expired)],
-    ["Dropped", (d) => Object.entries(d.ledger.dropped).map(([reason, n]) => `${count(n)} ${reason}`).join(", ") || "0", (d) => (Object.keys(d.ledger.dropped).length ? "bad" : "")],
+    [
+      "Dropped",
+      (d) =>
+        Object.entries(d.ledger.dropped)
+          .map(([reason, n]) => `${count(n)} ${reason.replaceAll("_", " ")}`)
+          .join(", ") || "0",
+      (d) => (Object.keys(d.ledger.dropped).length ? "bad" : ""),
+    ],
     ["Waits for", (d) => (d.ledger.queued || d.ledger.withheld ? d.ledger.waits_for.split(":")[0] : "nothing")],
   ]);
   const connection = figures([
@@ -166,7 +257,7 @@ export function client(page, clientId) {
     ["Connected for", (d) => (d.is_connected ? seconds(d.row?.connected_seconds) : "not connected")],
     ["Subscriptions", (d) => count(d.subscriptions?.total)],
   ]);
-  const filters = el("ul", { class: "lines" });
+  const filters = el("ul.lines");
   const lately = new Table(
     [
       text("When", (r) => clock(Date.now() / 1000 - r.seconds_ago)),
@@ -182,14 +273,25 @@ export function client(page, clientId) {
     const data = await get(path`clients/${clientId}`, signal);
     page.row = data.row;
     actions.update(data);
-    const [kind, word] = data.gone_seconds !== null ? ["", `gone for ${seconds(data.gone_seconds)}`] : state({ is_connected: data.is_connected, withheld: data.withholding.withheld, rtt: data.link.rtt_latest });
-    replace(head, () => [tone(kind, word), data.why_away ? ` ${shown(data.why_away, 300)}` : ""], [kind, word, data.why_away]);
+    const [kind, word] =
+      data.gone_seconds !== null
+        ? ["", `gone for ${seconds(data.gone_seconds)}`]
+        : state({ is_connected: data.is_connected, withheld: data.withholding.withheld, rtt: data.link.rtt_latest });
+    replace(head, () => [tone(kind, word), data.why_away ? ` ${shown(data.why_away, 300)}` : ""], [
+      kind,
+      word,
+      data.why_away,
+    ]);
     const lines = data.why.slice(1); // the first says what stands above
     replace(why, () => lines.map(reason), lines);
     holding.update(data.withholding.recent, data.withholding.last_decision);
     for (const part of [link, messages, connection]) part.update(data);
     const found = data.subscriptions?.filters ?? [];
-    replace(filters, () => (found.length ? found.map((filter) => el("li", { class: "id" }, shown(filter, 500))) : [el("li", { class: "quiet" }, "It has none.")]), found);
+    replace(
+      filters,
+      () => (found.length ? found.map((filter) => el("li.id", shown(filter, 500))) : [el("li.quiet", "It has none.")]),
+      found,
+    );
     lately.update(data.lately ?? []);
   }
   const heading = title(shown(clientId, 300), "", ...actions.nodes);
@@ -200,8 +302,21 @@ export function client(page, clientId) {
       heading,
       panel("Why", why),
       panel("Held lately", holding.node),
-      el("div", { class: "thirds" }, panel("Link", link.node), panel("Messages", messages.node), panel("Connection", connection.node)),
-      el("div", { class: "halves" }, panel("Lately", lately.node), panel("Subscribed to", filters, el("a", { href: `#/tail?client=${encodeURIComponent(clientId)}`, class: "small" }, "Watch this client live"))),
+      el(
+        "div.thirds",
+        panel("Link", link.node),
+        panel("Messages", messages.node),
+        panel("Connection", connection.node),
+      ),
+      el(
+        "div.halves",
+        panel("Lately", lately.node),
+        panel(
+          "Subscribed to",
+          filters,
+          el("a", { href: `#/tail?client=${encodeURIComponent(clientId)}`, class: "small" }, "Watch this client live"),
+        ),
+      ),
     ],
     sources: [load],
   };

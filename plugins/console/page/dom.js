@@ -15,24 +15,32 @@ export function shown(text, most = 160) {
   });
 }
 
-/** Makes an element. `on…` attributes are listeners, `data` its data set; false and null are left out. */
-export function el(tag, attributes = {}, ...children) {
-  return fill(document.createElement(tag), attributes, children);
+/**
+ * Makes an element: `el("li.quiet", {id: "a"}, "text", child)`. Attributes may be left out; of them,
+ * `on…` are listeners and `data` is the data set. What is null, undefined or false is left out.
+ */
+export function el(tag, ...parts) {
+  return fill((name) => document.createElement(name), tag, parts);
 }
 
 /** Makes an element of SVG, as `el` does. */
-export function svg(tag, attributes = {}, ...children) {
-  return fill(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
+export function svg(tag, ...parts) {
+  return fill((name) => document.createElementNS("http://www.w3.org/2000/svg", name), tag, parts);
 }
 
-function fill(node, attributes, children) {
-  for (const [name, value] of Object.entries(attributes)) {
-    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
-    else if (name === "data") Object.assign(node.dataset, value);
-    else if (value !== false && value !== null && value !== undefined)
-      node.setAttribute(name, value === true ? "" : value);
+const isThere = (part) => part !== null && part !== undefined && part !== false;
+const isAttributes = (part) => part?.constructor === Object;
+
+function fill(make, tag, parts) {
+  const [name, ...classes] = tag.split(".");
+  const node = make(name);
+  node.classList.add(...classes);
+  for (const [key, value] of Object.entries(isAttributes(parts[0]) ? parts.shift() : {})) {
+    if (key.startsWith("on")) node.addEventListener(key.slice(2), value);
+    else if (key === "data") Object.assign(node.dataset, value);
+    else if (isThere(value)) node.setAttribute(key, value === true ? "" : value);
   }
-  node.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined));
+  node.append(...parts.flat(Infinity).filter(isThere));
   return node;
 }
 
@@ -53,17 +61,13 @@ export function tone(kind, words) {
 
 /** The head of a view: its title, what it answers, and what can be done. */
 export function title(name, about, ...actions) {
-  return el(
-    "div",
-    { class: "title" },
-    el("div", {}, el("h1", {}, name), el("p", {}, about)),
-    actions.length ? el("div", { class: "buttons" }, ...actions) : null,
-  );
+  const given = actions.filter(isThere);
+  return el("div.title", el("div", el("h1", name), el("p", about)), given.length > 0 && el("div.buttons", given));
 }
 
 export function panel(name, ...children) {
-  const heading = name instanceof Node ? name : el("h2", {}, name);
-  return el("section", { class: "panel" }, el("div", { class: "head" }, heading), ...children);
+  const heading = name instanceof Node ? name : el("h2", name);
+  return el("section.panel", el("div.head", heading), ...children);
 }
 
 /** A button that asks first where `question` is given. */
@@ -74,7 +78,10 @@ export function button(words, onclick, kind = "") {
 /** A list of names and values; each value is a function of what the server has answered. */
 export function figures(rows) {
   const values = rows.map(([, text, toneOf]) => ({ node: el("dd"), text, toneOf }));
-  const node = el("dl", { class: "figures" }, rows.map(([name], at) => [el("dt", {}, name), values[at].node]));
+  const node = el(
+    "dl.figures",
+    rows.map(([name], at) => [el("dt", name), values[at].node]),
+  );
   return {
     node,
     update(data) {
@@ -120,11 +127,10 @@ export function ask(question, told, verb, fields = [], kind = "danger") {
     "form",
     { method: "dialog" },
     el("h2", { id: "question" }, question),
-    el("p", { class: "quiet" }, told),
+    el("p.quiet", told),
     fields,
     el(
-      "div",
-      { class: "buttons" },
+      "div.buttons",
       el("button", { type: "button", onclick: () => dialog.close() }, "Cancel"),
       el("button", { type: "submit", value: "yes", class: `primary ${kind}` }, verb),
     ),

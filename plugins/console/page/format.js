@@ -33,7 +33,12 @@ export function seconds(value) {
   if (value === 0) return "0 s";
   if (value < 0.9995) return `${Number((value * 1000).toPrecision(value < 0.1 ? 2 : 3))} ms`;
   if (value < 59.95) return `${tenths.format(value)} s`;
-  const units = [[86_400, "d"], [3_600, "h"], [60, "min"], [1, "s"]];
+  const units = [
+    [86_400, "d"],
+    [3_600, "h"],
+    [60, "min"],
+    [1, "s"],
+  ];
   const at = units.findIndex(([size]) => value >= size);
   const [size, name] = units[at];
   const [lesser, lesserName] = units[at + 1];

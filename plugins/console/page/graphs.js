@@ -7,8 +7,8 @@ export const GRAPH_SECONDS = 600;
 
 /** A graph of the last 10 minutes. `update` takes [[seconds, value], …], the newest last. */
 export function graph(name, format) {
-  const area = svg("path", { class: "area" });
-  const line = svg("path", { class: "line" });
+  const area = svg("path.area");
+  const line = svg("path.line");
   const node = svg(
     "svg",
     { class: "graph", viewBox: "0 0 600 40", preserveAspectRatio: "none", role: "img", "aria-label": name },
@@ -25,7 +25,10 @@ export function graph(name, format) {
       const most = Math.max(...known.map(([, value]) => value));
       const at = ([when, value]) =>
         `${(600 - (end - when)).toFixed(1)} ${(38 - (most ? (value / most) * 36 : 0)).toFixed(1)}`;
-      const path = known.filter(([when]) => end - when <= GRAPH_SECONDS).map(at).join("L");
+      const path = known
+        .filter(([when]) => end - when <= GRAPH_SECONDS)
+        .map(at)
+        .join("L");
       line.setAttribute("d", `M${path}`);
       area.setAttribute("d", `M${path}L600 40L${path.split(" ")[0]} 40Z`);
       const minutes = Math.max(1, Math.round((end - known[0][0]) / 60));
@@ -58,24 +61,34 @@ export function range(p50, p99, kind) {
 }
 
 export function rangeEnds() {
-  return el("div", { class: "ends", "aria-hidden": "true" }, ["1 ms", "10 ms", "0.1 s", "1 s", "10 s", "100 s"].map((words) => el("span", {}, words)));
+  return el(
+    "div",
+    { class: "ends", "aria-hidden": "true" },
+    ["1 ms", "10 ms", "0.1 s", "1 s", "10 s", "100 s"].map((words) => el("span", words)),
+  );
 }
 
 /** A bar of a share from 0 to 1; from `warnAt` on in the colour of warnings. */
 export function bar(share, warnAt = 0.8) {
   const filled = el("i");
   filled.style.setProperty("width", `${Math.min(1, Math.max(0, share)) * 100}%`);
-  return el("span", { class: `bar ${share >= 1 ? "bad" : share >= warnAt ? "warn" : ""}`, "aria-hidden": "true" }, filled);
+  return el(
+    "span",
+    { class: `bar ${share >= 1 ? "bad" : share >= warnAt ? "warn" : ""}`, "aria-hidden": "true" },
+    filled,
+  );
 }
 
 /** The times for which large messages were held, as bars of the last minutes, with words beside them. */
 export function holds() {
-  const list = el("ul", { class: "meters" });
-  const node = el("div", {}, list);
+  const list = el("ul.meters");
+  const node = el("div", list);
   return {
     node,
     update(recent, last) {
-      const held = recent.filter((one) => one.outcome === "sent").map((one) => [one.age_seconds + one.withheld_seconds, one.age_seconds, one]);
+      const held = recent
+        .filter((one) => one.outcome === "sent")
+        .map((one) => [one.age_seconds + one.withheld_seconds, one.age_seconds, one]);
       if (last?.outcome === "held") held.push([last.withheld_seconds, 0, last]);
       const longest = Math.max(60, ...held.map(([from]) => from));
       list.replaceChildren(
@@ -84,23 +97,33 @@ export function holds() {
               const at = (age) => `${100 - (age / longest) * 100}%`;
               return el(
                 "li",
-                {},
                 el(
-                  "span",
-                  { class: "words" },
-                  el("span", {}, until ? `held for ${seconds(one.withheld_seconds)}, until ${seconds(until)} ago` : `held now, for ${seconds(one.withheld_seconds)}`),
-                  el("span", { class: "quiet" }, `${bytes(one.payload_bytes)} on ${shown(one.topic, 80)} (${shown(one.cause, 40)})`),
+                  "span.words",
+                  el(
+                    "span",
+                    until
+                      ? `held for ${seconds(one.withheld_seconds)}, until ${seconds(until)} ago`
+                      : `held now, for ${seconds(one.withheld_seconds)}`,
+                  ),
+                  el("span.quiet", `${bytes(one.payload_bytes)} on ${shown(one.topic, 80)} (${shown(one.cause, 40)})`),
                 ),
                 svg(
                   "svg",
                   { class: "range", "aria-hidden": "true" },
                   svg("line", { class: "rail", x1: "0%", x2: "100%", y1: 10, y2: 10 }),
-                  svg("rect", { class: until ? "held" : "now", x: at(from), y: 6, width: `${Math.max(0.4, ((from - until) / longest) * 100)}%`, height: 8, rx: 2 }),
+                  svg("rect", {
+                    class: until ? "held" : "now",
+                    x: at(from),
+                    y: 6,
+                    width: `${Math.max(0.4, ((from - until) / longest) * 100)}%`,
+                    height: 8,
+                    rx: 2,
+                  }),
                 ),
               );
             })
-          : [el("li", { class: "quiet" }, "No large message was held lately.")]),
-        ...(held.length ? [el("li", {}, el("div", { class: "ends" }, el("span", {}, `${seconds(longest)} ago`), el("span", {}, "now")))] : []),
+          : [el("li.quiet", "No large message was held lately.")]),
+        ...(held.length ? [el("li", el("div.ends", el("span", `${seconds(longest)} ago`), el("span", "now")))] : []),
       );
     },
   };

@@ -35,7 +35,10 @@ export function subscriptions(page) {
     list: "subscriptions",
     key: (r) => JSON.stringify([r.client_id, r.share_name, r.topic_filter]),
     search: ["search", "Search", "a part of a client id or topic filter"],
-    filters: [["client", "Client", "a client id"], ["filter", "Topic filter", "sensors/#"]],
+    filters: [
+      ["client", "Client", "a client id"],
+      ["filter", "Topic filter", "sensors/#"],
+    ],
     empty: "No subscription matches. Leave a field empty to see more.",
     columns: [
       name("Topic filter", (r) => r.topic_filter),
@@ -49,7 +52,14 @@ export function subscriptions(page) {
 
 async function clear(topic, then) {
   const which = shown(topic, 80);
-  if (!(await ask(`Clear the retained message of ${which}?`, "New subscribers no longer get it. Those that have it keep it.", "Clear"))) return;
+  if (
+    !(await ask(
+      `Clear the retained message of ${which}?`,
+      "New subscribers no longer get it. Those that have it keep it.",
+      "Clear",
+    ))
+  )
+    return;
   await call("DELETE", path`retained/${topic}`);
   notice(`Cleared the retained message of ${which}.`);
   then();
@@ -91,10 +101,18 @@ export function payloadText(base64) {
   if (!raw.length) return "(empty)";
   try {
     const text = new TextDecoder("utf-8", { fatal: true }).decode(raw, { stream: true });
-    return text.split("\n").map((line) => (line ? shown(line, Infinity) : "")).join("\n");
+    return text
+      .split("\n")
+      .map((line) => (line ? shown(line, Infinity) : ""))
+      .join("\n");
   } catch {
     const hex = [...raw.subarray(0, SHOWN_BYTES)].map((byte) => byte.toString(16).padStart(2, "0"));
-    return hex.join(" ").match(/.{1,48}/g).join("\n") + (raw.length > SHOWN_BYTES ? "\n…" : "");
+    return (
+      hex
+        .join(" ")
+        .match(/.{1,48}/g)
+        .join("\n") + (raw.length > SHOWN_BYTES ? "\n…" : "")
+    );
   }
 }
 
@@ -106,10 +124,17 @@ export function retainedMessage(page, topic) {
     ["Age", (d) => seconds(d.age_seconds)],
     ["Expires in", (d) => (d.expires_seconds === null ? "never" : seconds(d.expires_seconds))],
     ["From", (d) => shown(d.publisher || NONE, 500)],
-    ["Properties", (d) => (Object.keys(d.properties ?? {}).length ? shown(JSON.stringify(d.properties), 2000) : "none")],
+    [
+      "Properties",
+      (d) => (Object.keys(d.properties ?? {}).length ? shown(JSON.stringify(d.properties), 2000) : "none"),
+    ],
   ]);
-  const doClear = button("Clear", page.acts(() => clear(topic, () => page.go("#/retained"))), "danger");
-  const heading = title(shown(topic, 300), "Retained message", ...(page.isAdmin ? [doClear] : []));
+  const doClear = button(
+    "Clear",
+    page.acts(() => clear(topic, () => page.go("#/retained"))),
+    "danger",
+  );
+  const heading = title(shown(topic, 300), "Retained message", page.isAdmin && doClear);
   heading.querySelector("h1").classList.add("id");
   return {
     node: [heading, panel("Message", facts.node), panel("Payload", payload)],
@@ -125,7 +150,9 @@ export function retainedMessage(page, topic) {
 
 const laneColumns = () => [
   text("Lane", (r) => (r.name ? shown(r.name) : "the only one")),
-  text("State", (r) => (r.is_connected ? "connected" : "not connected"), { tone: (r) => (r.is_connected ? "ok" : "bad") }),
+  text("State", (r) => (r.is_connected ? "connected" : "not connected"), {
+    tone: (r) => (r.is_connected ? "ok" : "bad"),
+  }),
   number("For", (r) => seconds(r.since_seconds)),
   name("To", (r) => r.address),
   number("RTT", (r) => seconds(r.rtt)),
@@ -135,9 +162,13 @@ const laneColumns = () => [
 ];
 
 export function uplinks() {
-  const list = el("div", {});
+  const list = el("div");
   const tables = new Map();
-  const none = el("p", { class: "empty", hidden: true }, "This broker has no uplink. The plugin uplink in the policy file joins it to another broker: docs/how-to/edge.md.");
+  const none = el(
+    "p",
+    { class: "empty", hidden: true },
+    "This broker has no uplink. The plugin uplink in the policy file joins it to another broker: docs/how-to/edge.md.",
+  );
   return {
     node: [title("Uplinks", "Whether the other brokers are reached, and what waits for each lane."), none, list],
     sources: [
@@ -172,14 +203,24 @@ export function upstreams() {
   const passed = figures([
     ["Clients connected", (d) => count(d.clients.connected)],
     ["Clients gone", (d) => count(d.clients.gone)],
-    ["Clients refused", (d) => Object.entries(d.clients.refused).map(([why, n]) => `${count(n)} ${why}`).join(", ") || "0"],
+    [
+      "Clients refused",
+      (d) =>
+        Object.entries(d.clients.refused)
+          .map(([why, n]) => `${count(n)} ${why}`)
+          .join(", ") || "0",
+    ],
     ["Messages matched", (d) => count(d.messages.matched)],
     ["Delivered", (d) => count(d.messages.delivered)],
     ["Held", (d) => count(d.messages.withheld)],
     ["Waiting", (d) => `${count(d.messages.queued)}, ${bytes(d.messages.queued_bytes)}`],
   ]);
   return {
-    node: [title("Brokers behind the proxy", "Which are up, and what goes through."), el("section", { class: "panel" }, brokers.node), panel("Through the proxy", passed.node)],
+    node: [
+      title("Brokers behind the proxy", "Which are up, and what goes through."),
+      el("section.panel", brokers.node),
+      panel("Through the proxy", passed.node),
+    ],
     sources: [
       async (signal) => {
         const found = await get("proxy", signal);

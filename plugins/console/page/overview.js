@@ -2,9 +2,9 @@
 
 import { get } from "./api.js";
 import { el, figures, panel, replace, setText, title, tone } from "./dom.js";
-import { bytes, count, many, NONE, percent, rate, seconds } from "./format.js";
+import { bytes, count, many, percent, rate, seconds } from "./format.js";
 import { bar, graph, GRAPH_SECONDS, range, rangeEnds } from "./graphs.js";
-import { number, Table, text } from "./table.js";
+import { name, number, Table, text } from "./table.js";
 import { linkColumns } from "./clients.js";
 
 const LATE_LOOP_SECONDS = 0.1;
@@ -17,26 +17,33 @@ export function attention(data, worst) {
   const { memory, messages, loop } = data;
   if (memory.limit_bytes && memory.used_bytes > FULL * memory.limit_bytes)
     found.push(["bad", `${percent(memory.used_bytes / memory.limit_bytes)} of the memory limit is used`, "#/topics"]);
-  if (data.rates.dropped > 0) found.push(["bad", `${rate(data.rates.dropped)} messages a second are dropped`, "#/clients?sort=dropped"]);
+  if (data.rates.dropped > 0)
+    found.push(["bad", `${rate(data.rates.dropped)} messages a second are dropped`, "#/clients?sort=dropped"]);
   for (const one of data.uplinks ?? [])
     if (one.is_connected === false) found.push(["bad", `uplink ${one.name} is not connected`, "#/uplinks"]);
   if (messages?.crowded_sessions)
-    found.push(["warn", `${many(messages.crowded_sessions, "session")} above half of the queue limit`, "#/clients?sort=queued_bytes"]);
+    found.push([
+      "warn",
+      `${many(messages.crowded_sessions, "session")} above half of the queue limit`,
+      "#/clients?sort=queued_bytes",
+    ]);
   if (messages?.withheld)
     found.push(["warn", `${many(messages.withheld, "message")} held back for slow links`, "#/clients?sort=withheld"]);
   const late = worst.filter((row) => row.withheld || row.queued).length;
-  if (late && !messages?.withheld) found.push(["warn", `${many(late, "client")} with messages that wait`, "#/clients?sort=queued"]);
+  if (late && !messages?.withheld)
+    found.push(["warn", `${many(late, "client")} with messages that wait`, "#/clients?sort=queued"]);
   const dead = (data.queues ?? []).reduce((sum, queue) => sum + (queue.dead_letters ?? 0), 0);
   if (dead) found.push(["warn", many(dead, "dead letter"), "#/queues"]);
-  if (loop?.p99_seconds > LATE_LOOP_SECONDS) found.push(["warn", `the event loop runs ${seconds(loop.p99_seconds)} late`, "#/system"]);
+  if (loop?.p99_seconds > LATE_LOOP_SECONDS)
+    found.push(["warn", `the event loop runs ${seconds(loop.p99_seconds)} late`, "#/system"]);
   return found;
 }
 
 function tile(name, value, note, points, format) {
-  const words = el("p", { class: "value" });
-  const more = el("p", { class: "note" });
+  const words = el("p.value");
+  const more = el("p.note");
   const drawn = points ? graph(name, format) : null;
-  const node = el("section", { class: "tile" }, el("h2", { class: "label" }, name), words, more, drawn?.node);
+  const node = el("section.tile", el("h2.label", name), words, more, drawn?.node);
   return {
     node,
     update(data, history) {
@@ -53,7 +60,9 @@ class History {
 
   add(data) {
     const past = data.history;
-    past?.at?.forEach((at, n) => this.#points.set(at, Object.fromEntries(Object.entries(past).map(([name, list]) => [name, list[n]]))));
+    past?.at?.forEach((at, n) =>
+      this.#points.set(at, Object.fromEntries(Object.entries(past).map(([name, list]) => [name, list[n]]))),
+    );
     this.#points.set(data.at, { ...data.rates, withheld: data.messages?.withheld, used_bytes: data.memory.used_bytes });
     for (const at of this.#points.keys()) if (at < data.at - GRAPH_SECONDS) this.#points.delete(at);
   }
@@ -69,12 +78,39 @@ const drawRange = (r) => range(r.messages ? r.p50_seconds : null, r.p99_seconds,
 
 export function overview(page) {
   const tiles = [
-    tile("Received", (d) => `${rate(d.rates.received_messages)} /s`, (d) => `${bytes(d.rates.received_bytes)}/s`, (h) => h.of("received_messages"), rate),
-    tile("Sent", (d) => `${rate(d.rates.sent_messages)} /s`, (d) => `${bytes(d.rates.sent_bytes)}/s`, (h) => h.of("sent_messages"), rate),
-    tile("Held now", (d) => count(d.messages?.withheld ?? null), (d) => `${count(d.messages?.queued ?? null)} more wait, ${bytes(d.messages?.queued_bytes)}`, (h) => h.of("withheld"), count),
-    tile("Memory", (d) => bytes(d.memory.used_bytes), (d) => (d.memory.limit_bytes ? `${percent(d.memory.used_bytes / d.memory.limit_bytes)} of ${bytes(d.memory.limit_bytes)}` : "no limit set"), (h) => h.of("used_bytes"), bytes),
+    tile(
+      "Received",
+      (d) => `${rate(d.rates.received_messages)} /s`,
+      (d) => `${bytes(d.rates.received_bytes)}/s`,
+      (h) => h.of("received_messages"),
+      rate,
+    ),
+    tile(
+      "Sent",
+      (d) => `${rate(d.rates.sent_messages)} /s`,
+      (d) => `${bytes(d.rates.sent_bytes)}/s`,
+      (h) => h.of("sent_messages"),
+      rate,
+    ),
+    tile(
+      "Held now",
+      (d) => count(d.messages?.withheld),
+      (d) => `${count(d.messages?.queued)} more wait; ${bytes(d.messages?.queued_bytes)} in all`,
+      (h) => h.of("withheld"),
+      count,
+    ),
+    tile(
+      "Memory",
+      (d) => bytes(d.memory.used_bytes),
+      (d) =>
+        d.memory.limit_bytes
+          ? `${percent(d.memory.used_bytes / d.memory.limit_bytes)} of ${bytes(d.memory.limit_bytes)}`
+          : "no limit set",
+      (h) => h.of("used_bytes"),
+      bytes,
+    ),
   ];
-  const needs = el("ul", { class: "attention" });
+  const needs = el("ul.attention");
   const latency = new Table(
     [
       text("Messages", (r) => r.size, { kind: "" }),
@@ -88,18 +124,38 @@ export function overview(page) {
     "Nothing was delivered in the last minute.",
     { caption: "Latency from publish to delivery" },
   );
-  const worst = new Table(linkColumns(), (r) => r.client_id, "No client is connected. Clients appear here as soon as they connect to a listener.", { caption: "Worst links" });
-  const dropped = el("div", {});
-  const memory = el("ul", { class: "meters" });
+  const worst = new Table(
+    linkColumns(),
+    (r) => r.client_id,
+    "No client is connected. Clients appear here as soon as they connect to a listener.",
+    { caption: "Worst links" },
+  );
+  const queues = new Table(
+    [
+      name("Queue", (r) => r.name, { href: (r) => `#/queues/${encodeURIComponent(r.name)}` }),
+      number("Messages", (r) => count(r.messages)),
+      number("Most behind", (r) => count(r.lag)),
+      number("Dead letters", (r) => count(r.dead_letters), { tone: (r) => (r.dead_letters ? "warn" : "") }),
+    ],
+    (r) => r.name,
+    "There is no queue.",
+    { caption: "Queues" },
+  );
+  const dropped = el("div");
+  const memory = el("ul.meters");
   const inside = figures([
-    ["Clients connected", (d) => count(d.clients.connected)],
-    ["Sessions", (d) => count(d.clients.sessions)],
-    ["Most connected at once", (d) => count(d.clients.maximum)],
+    ["Clients connected", (d) => count(d.clients?.connected)],
+    ["Sessions", (d) => count(d.clients?.sessions)],
+    ["Most connected at once", (d) => count(d.clients?.maximum)],
     ["Connections", (d) => `${rate(d.rates.connections)} /s`],
     ["Oldest message that waits", (d) => seconds(d.messages?.oldest_seconds)],
-    ["Event loop late, p99", (d) => seconds(d.loop?.p99_seconds), (d) => (d.loop?.p99_seconds > LATE_LOOP_SECONDS ? "warn" : "")],
-    ["Commit to disk, p99", (d) => (d.persistence ? seconds(d.persistence.p99_seconds) : "no database")],
-    ["Commits", (d) => (d.persistence ? `${rate(d.persistence.commits_per_second)} /s` : NONE)],
+    [
+      "Event loop late, p99",
+      (d) => seconds(d.loop?.p99_seconds),
+      (d) => (d.loop?.p99_seconds > LATE_LOOP_SECONDS ? "warn" : ""),
+    ],
+    ["Commit, p99", (d) => seconds(d.persistence?.p99_seconds)],
+    ["Commits", (d) => `${rate(d.persistence?.commits_per_second)} /s`],
   ]);
   let rows = [];
   let isFirst = true;
@@ -108,7 +164,15 @@ export function overview(page) {
     const pairs = Object.entries(found ?? {}).filter(([, n]) => n);
     replace(
       node,
-      () => (pairs.length ? [el("dl", { class: "figures" }, pairs.flatMap(([why, n]) => [el("dt", {}, why.replaceAll("_", " ")), el("dd", {}, count(n))]))] : [el("p", { class: "empty" }, none)]),
+      () =>
+        pairs.length
+          ? [
+              el(
+                "dl.figures",
+                pairs.flatMap(([why, n]) => [el("dt", why.replaceAll("_", " ")), el("dd", count(n))]),
+              ),
+            ]
+          : [el("p.empty", none)],
       pairs,
     );
   }
@@ -122,7 +186,14 @@ export function overview(page) {
     ];
     replace(
       memory,
-      () => meters.map(([name, used, most]) => el("li", {}, el("span", { class: "words" }, el("span", {}, name), el("span", {}, most ? `${bytes(used)} of ${bytes(most)}` : bytes(used))), bar(most ? used / most : 0))),
+      () =>
+        meters.map(([name, used, most]) =>
+          el(
+            "li",
+            el("span.words", el("span", name), el("span", most ? `${bytes(used)} of ${bytes(most)}` : bytes(used))),
+            bar(most ? used / most : 0),
+          ),
+        ),
       meters,
     );
   }
@@ -135,10 +206,21 @@ export function overview(page) {
     const found = attention(data, rows);
     replace(
       needs,
-      () => (found.length ? found.map(([kind, words, where]) => el("li", {}, tone(kind, kind === "bad" ? "Problem" : "Warning"), el("span", {}, words), el("a", { href: where, "aria-label": `Show: ${words}` }, "Show"))) : [el("li", {}, tone("ok", "Fine"), el("span", {}, "Nothing needs attention."))]),
+      () =>
+        found.length
+          ? found.map(([kind, words, where]) =>
+              el(
+                "li",
+                tone(kind, kind === "bad" ? "Problem" : "Warning"),
+                el("span", words),
+                el("a", { href: where, "aria-label": `Show: ${words}` }, "Show"),
+              ),
+            )
+          : [el("li", tone("ok", "Fine"), el("span", "Nothing needs attention."))],
       found,
     );
     latency.update(data.latency ?? []);
+    queues.update(data.queues ?? []);
     showCounts(dropped, data.dropped, "Nothing was dropped since the start.");
     showMeters(data);
     inside.update(data);
@@ -154,15 +236,24 @@ export function overview(page) {
     node: [
       title("Overview", "What goes through, and whether anything stands in its way. Graphs show the last 10 minutes."),
       panel("Needs attention", needs),
-      el("div", { class: "tiles" }, tiles.map(({ node }) => node)),
       el(
-        "section",
-        { class: "panel" },
-        el("div", { class: "head" }, el("h2", {}, "Worst links first"), el("a", { href: "#/clients?sort=rtt" }, "All clients")),
-        worst.node,
+        "div.tiles",
+        tiles.map(({ node }) => node),
       ),
+      page.has("clients") &&
+        el(
+          "section.panel",
+          el("div.head", el("h2", "Worst links first"), el("a", { href: "#/clients?sort=rtt" }, "All clients")),
+          worst.node,
+        ),
       panel("Latency from publish to delivery, last minute", latency.node),
-      el("div", { class: "thirds" }, panel("Inside", inside.node), panel("Memory against its limit", memory), panel("Dropped since the start, by reason", dropped)),
+      page.has("queues") && panel("Queues", queues.node),
+      el(
+        "div.thirds",
+        panel("Inside", inside.node),
+        panel("Memory against its limit", memory),
+        panel("Dropped since the start, by reason", dropped),
+      ),
     ],
     sources: page.has("clients") ? [load, loadWorst] : [load],
   };

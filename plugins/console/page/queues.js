@@ -37,7 +37,10 @@ export function queues() {
     { caption: "Queues" },
   );
   return {
-    node: [title("Queues", "How many messages each holds, and how far its groups are behind."), el("section", { class: "panel" }, table.node)],
+    node: [
+      title("Queues", "How many messages each holds, and how far its groups are behind."),
+      el("section.panel", table.node),
+    ],
     sources: [
       async (signal) => {
         const found = (await get("queues", signal)).queues;
@@ -65,7 +68,9 @@ export function queue(page, queueName) {
       number("Delayed", ([, g]) => count(g.delayed)),
       number("Received", ([, g]) => count(g.received)),
       number("Last request", ([, g]) => `${seconds(g.idle_seconds)} ago`),
-      name("Dead letters to", ([, g]) => g.settings.dead_letter_queue ?? NONE, { href: ([, g]) => g.settings.dead_letter_queue && link(g.settings.dead_letter_queue) }),
+      name("Dead letters to", ([, g]) => g.settings.dead_letter_queue ?? NONE, {
+        href: ([, g]) => g.settings.dead_letter_queue && link(g.settings.dead_letter_queue),
+      }),
     ],
     ([group]) => group,
     "The queue has no group yet: the first receiver makes one.",
@@ -77,7 +82,14 @@ export function queue(page, queueName) {
       number("Place", (m) => `${m.physical_queue}-${m.offset}`),
       text("Arrived", (m) => clock(m.enqueued_at)),
       name("From", (m) => m.publisher),
-      text("Dead because", (m) => (m.properties.dead_letter ? `${m.properties.dead_letter.reason.replaceAll("_", " ")} after ${many(m.properties.dead_letter.receives, "receive")}, group ${shown(m.properties.dead_letter.group)} of ${shown(m.properties.dead_letter.queue)}` : NONE), { kind: "wrap" }),
+      text(
+        "Dead because",
+        (m) =>
+          m.properties.dead_letter
+            ? `${m.properties.dead_letter.reason.replaceAll("_", " ")} after ${many(m.properties.dead_letter.receives, "receive")}, group ${shown(m.properties.dead_letter.group)} of ${shown(m.properties.dead_letter.queue)}`
+            : NONE,
+        { kind: "wrap" },
+      ),
       text("Payload", (m) => shown(payloadText(m.payload), 300), { kind: "wrap whole" }),
     ],
     (m) => `${m.physical_queue}-${m.offset}`,
@@ -95,15 +107,32 @@ export function queue(page, queueName) {
   let isTarget = false;
   const redrive = async () => {
     const most = el("input", { name: "max_messages", type: "number", min: 1, placeholder: "all" });
-    const answer = await ask(`Redrive the dead letters of ${shown(queueName)}?`, "They go back to the queues they came from, and their groups receive them again.", "Redrive", [field("At most so many", most)], "");
+    const answer = await ask(
+      `Redrive the dead letters of ${shown(queueName)}?`,
+      "They go back to the queues they came from, and their groups receive them again.",
+      "Redrive",
+      [field("At most so many", most)],
+      "",
+    );
     if (!answer) return;
-    const { moved } = await call("POST", path`queues/${queueName}/redrive`, answer.max_messages ? { max_messages: Number(answer.max_messages) } : {});
+    const { moved } = await call(
+      "POST",
+      path`queues/${queueName}/redrive`,
+      answer.max_messages ? { max_messages: Number(answer.max_messages) } : {},
+    );
     notice(`Redriven: ${many(moved, "message")}.`);
     page.refresh();
     if (!peekPanel.hidden) await peek();
   };
   const purge = async () => {
-    if (!(await ask(`Purge ${shown(queueName)}?`, "All its messages are deleted, those that are leased as well. This cannot be undone.", "Purge"))) return;
+    if (
+      !(await ask(
+        `Purge ${shown(queueName)}?`,
+        "All its messages are deleted, those that are leased as well. This cannot be undone.",
+        "Purge",
+      ))
+    )
+      return;
     const { removed } = await call("POST", path`queues/${queueName}/purge`);
     notice(`Purged: ${many(removed, "message")}.`);
     page.refresh();
@@ -111,11 +140,17 @@ export function queue(page, queueName) {
   };
   const redriveButton = button("Redrive…", page.acts(redrive));
   redriveButton.disabled = true;
-  const about = el("p", {});
-  const heading = title(shown(queueName), "", button("Peek", page.acts(peek)), ...(page.isAdmin ? [redriveButton, button("Purge…", page.acts(purge), "danger")] : []));
+  const about = el("p");
+  const heading = title(
+    shown(queueName),
+    "",
+    button("Peek", page.acts(peek)),
+    page.isAdmin && redriveButton,
+    page.isAdmin && button("Purge…", page.acts(purge), "danger"),
+  );
   heading.querySelector("p").replaceWith(about);
   return {
-    node: [heading, el("div", { class: "halves" }, panel("Queue", facts.node)), panel("Groups", groups.node), peekPanel],
+    node: [heading, el("div.halves", panel("Queue", facts.node)), panel("Groups", groups.node), peekPanel],
     sources: [
       async (signal) => {
         const all = (await get("queues", signal)).queues;

@@ -6,7 +6,12 @@ import { ask, button, el, field, figures, notice, panel, replace, select, shown,
 import { NONE, seconds } from "./format.js";
 import { acts, name, number, Table, text } from "./table.js";
 
-const LEVELS = [["debug", "debug: connects, held messages"], ["info", "info: what is refused or dropped"], ["warning", "warning"], ["error", "error"]];
+const LEVELS = [
+  ["debug", "debug: connects, held messages"],
+  ["info", "info: what is refused or dropped"],
+  ["warning", "warning"],
+  ["error", "error"],
+];
 
 /** What a reload has done: [the answer's key, how the page says it]. */
 const OUTCOMES = [
@@ -17,13 +22,25 @@ const OUTCOMES = [
 ];
 
 function outcome(answer) {
-  const lines = OUTCOMES.flatMap(([key, words]) => (answer[key] ?? []).map((what) => [key, `${what}: ${words}`]));
+  const failed = Object.entries(answer.failed ?? {}).map(([what, why]) => `${what}: ${why}`);
+  const lines = OUTCOMES.flatMap(([key, words]) =>
+    (key === "failed" ? failed : (answer[key] ?? [])).map((what) => [key, `${what}: ${words}`]),
+  );
   if (!lines.length) lines.push(["", "Read again; nothing has changed."]);
-  return el("ul", { class: "lines" }, lines.map(([key, words]) => el("li", { class: key === "failed" ? "error" : null }, shown(words, 4000))));
+  return el(
+    "ul.lines",
+    lines.map(([key, words]) => el("li", { class: key === "failed" ? "error" : null }, shown(words, 4000))),
+  );
 }
 
+const WHOM = [
+  ["client_id", "client id", ""],
+  ["username", "user", ""],
+  ["address", "address", ""],
+];
+
 export function system(page) {
-  const ready = el("ul", { class: "attention" });
+  const ready = el("ul.attention");
   const about = figures([
     ["Program", () => me.kind],
     ["Version", () => me.version],
@@ -58,34 +75,74 @@ export function system(page) {
   let level = null;
 
   const reload = async () => {
-    if (!(await ask("Reload the policy file?", "What can change while it runs is changed; what needs a restart is named. A wrong file changes nothing.", "Reload", [], ""))) return;
-    said.replaceChildren(el("p", { class: "quiet" }, "Reloading…"));
+    if (
+      !(await ask(
+        "Reload the policy file?",
+        "What can change while it runs is changed; what needs a restart is named. A wrong file changes nothing.",
+        "Reload",
+        [],
+        "",
+      ))
+    )
+      return;
+    said.replaceChildren(el("p.quiet", "Reloading…"));
     try {
       said.replaceChildren(outcome(await call("POST", "reload")));
     } catch (error) {
-      said.replaceChildren(error.answer?.failed ? outcome(error.answer) : el("p", { class: "error" }, shown(error.message, 4000)));
+      said.replaceChildren(error.answer?.failed ? outcome(error.answer) : el("p.error", shown(error.message, 4000)));
     }
   };
   const drain = async () => {
-    const answer = await ask("Drain this program?", "It takes no new clients, and those that it has are disconnected within this time. /readyz says that it is not ready. There is no way back but a restart.", "Drain", [
-      field("Within", select("seconds", [["30", "30 seconds"], ["300", "5 minutes"], ["1800", "half an hour"]], "300")),
-    ]);
+    const answer = await ask(
+      "Drain this program?",
+      "It takes no new clients, and those that it has are disconnected within this time. /readyz says that it is not ready. There is no way back but a restart.",
+      "Drain",
+      [
+        field(
+          "Within",
+          select(
+            "seconds",
+            [
+              ["30", "30 seconds"],
+              ["300", "5 minutes"],
+              ["1800", "half an hour"],
+            ],
+            "300",
+          ),
+        ),
+      ],
+    );
     if (!answer) return;
     await call("POST", "drain", { seconds: Number(answer.seconds) });
     notice(`Draining; clients leave within ${seconds(Number(answer.seconds))}.`);
     page.refresh();
   };
   const setLevel = async () => {
-    const answer = await ask("Change the log level?", "It holds until it is changed again, or until a restart.", "Change", [field("Level", select("level", LEVELS, level ?? "info"))], "");
+    const answer = await ask(
+      "Change the log level?",
+      "It holds until it is changed again, or until a restart.",
+      "Change",
+      [field("Level", select("level", LEVELS, level ?? "info"))],
+      "",
+    );
     if (!answer) return;
     await call("PUT", "log", { level: answer.level });
     notice(`The log level is ${answer.level}.`);
     page.refresh();
   };
   const backup = async () => {
-    const answer = await ask("Back up everything?", "A copy of the database is written while the broker runs, to a new file on its machine.", "Back up", [
-      field("File", el("input", { name: "path", required: true, placeholder: "/var/backups/penstock.db", spellcheck: "false" })),
-    ], "");
+    const answer = await ask(
+      "Back up everything?",
+      "A copy of the database is written while the broker runs, to a new file on its machine.",
+      "Back up",
+      [
+        field(
+          "File",
+          el("input", { name: "path", required: true, placeholder: "/var/backups/penstock.db", spellcheck: "false" }),
+        ),
+      ],
+      "",
+    );
     if (!answer) return;
     const { bytes } = await call("POST", "backup", { path: answer.path });
     notice(`Backed up ${bytes.toLocaleString("en")} bytes to ${shown(answer.path)}.`);
@@ -97,7 +154,16 @@ export function system(page) {
     const problems = Object.entries(data.problems ?? {});
     replace(
       ready,
-      () => (problems.length ? problems.map(([name, why]) => el("li", {}, tone("bad", "Not ready"), el("span", {}, `${name}: ${shown(why, 500)}`))) : [el("li", {}, tone("ok", "Ready"), el("span", {}, "Listeners are open, the database writes, the queue's engine answers."))]),
+      () =>
+        problems.length
+          ? problems.map(([name, why]) => el("li", tone("bad", "Not ready"), el("span", `${name}: ${shown(why, 500)}`)))
+          : [
+              el(
+                "li",
+                tone("ok", "Ready"),
+                el("span", "Listeners are open, the database writes, the queue's engine answers."),
+              ),
+            ],
       problems,
     );
   }
@@ -112,16 +178,35 @@ export function system(page) {
   return {
     node: [
       title("System", "Whether the program is ready, and what it is to do."),
-      el("div", { class: "halves" }, panel("Readiness", ready), panel("Program", about.node)),
-      ...(page.isAdmin
-        ? [page.has("clients") && panel("Actions", el("div", { class: "buttons" }, button("Reload the policy file", page.acts(reload)), button("Log level…", page.acts(setLevel)), page.has("backup") ? button("Back up…", page.acts(backup)) : null, page.has("drain") ? button("Drain…", page.acts(drain), "danger") : null), said)]
-        : []),
-      page.has("bans") && panel(
-        el("h2", {}, "Bans"),
-        bans.node,
-        ...(page.isAdmin ? [el("div", { class: "buttons" }, button("Ban…", page.acts(() => ban([["client_id", "client id", ""], ["username", "user", ""], ["address", "address", ""]], page.refresh)), "danger"))] : []),
-      ),
-    ].filter(Boolean),
+      el("div.halves", panel("Readiness", ready), panel("Program", about.node)),
+      page.isAdmin &&
+        page.has("clients") &&
+        panel(
+          "Actions",
+          el(
+            "div.buttons",
+            button("Reload the policy file", page.acts(reload)),
+            button("Log level…", page.acts(setLevel)),
+            page.has("backup") && button("Back up…", page.acts(backup)),
+            page.has("drain") && button("Drain…", page.acts(drain), "danger"),
+          ),
+          said,
+        ),
+      page.has("bans") &&
+        panel(
+          "Bans",
+          bans.node,
+          page.isAdmin &&
+            el(
+              "div.buttons",
+              button(
+                "Ban…",
+                page.acts(() => ban(WHOM, page.refresh)),
+                "danger",
+              ),
+            ),
+        ),
+    ],
     sources: page.has("clients") ? [load, loadLog, loadBans] : [load],
   };
 }

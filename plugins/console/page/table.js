@@ -32,18 +32,22 @@ export class Table {
     this.#empty = el("p", { class: "empty", hidden: true }, empty);
     const heads = columns.map((column) => {
       const words = column.sort && onSort ? button(column.label, () => onSort(column.sort)) : column.label;
-      const head = el("th", { scope: "col", class: column.kind }, (column.head?.() ?? words) || el("span", { class: "hidden-text" }, "Actions"));
+      const head = el(
+        "th",
+        { scope: "col", class: column.kind },
+        (column.head?.() ?? words) || el("span.hidden-text", "Actions"),
+      );
       if (column.sort) this.#headings.set(column.sort, head);
       return head;
     });
     this.table = el(
       "table",
       { class: columns.length > MANY_COLUMNS ? "many" : null },
-      caption ? el("caption", { class: "hidden-text" }, caption) : null,
-      el("thead", {}, el("tr", {}, heads)),
+      caption ? el("caption.hidden-text", caption) : null,
+      el("thead", el("tr", heads)),
       this.#body,
     );
-    this.node = el("div", { class: "scroll" }, this.table, this.#empty);
+    this.node = el("div.scroll", this.table, this.#empty);
   }
 
   /** Marks the column that the server has sorted by. */
@@ -88,7 +92,7 @@ export class Table {
 
 function value(cell, column) {
   if (column.draw) return (row) => replace(cell, () => [column.draw(row)], row);
-  const place = column.href ? el("a", { class: "id" }) : column.tone && !column.kind ? el("span", { class: "tone" }) : cell;
+  const place = column.href ? el("a.id") : column.tone && !column.kind ? el("span.tone") : cell;
   if (place !== cell) cell.append(place);
   return (row) => {
     const text = column.text(row);
@@ -125,7 +129,15 @@ export const PAGE_ROWS = 100;
 export function listView(page, about) {
   const earlier = [];
   const inputs = (about.search ? [about.search, ...(about.filters ?? [])] : []).map(([name, label, hint], at) => {
-    const input = el("input", { type: "search", name, placeholder: hint ?? "", value: page.params[name] ?? "", autocomplete: "off", spellcheck: "false", maxlength: 1000 });
+    const input = el("input", {
+      type: "search",
+      name,
+      placeholder: hint ?? "",
+      value: page.params[name] ?? "",
+      autocomplete: "off",
+      spellcheck: "false",
+      maxlength: 1000,
+    });
     return { name, input, node: field(label, input, at ? "" : "search") };
   });
   const words = el("span", { role: "status" }, "Loading…");
@@ -137,13 +149,23 @@ export function listView(page, about) {
   });
   let following = null;
   const start = () => Number(page.params.from) || 0;
-  const order = () => [page.params.sort ?? about.sort, page.params.order ?? (about.ascending?.includes(page.params.sort ?? about.sort) ? "asc" : "desc")];
+  const order = () => [
+    page.params.sort ?? about.sort,
+    page.params.order ?? (about.ascending?.includes(page.params.sort ?? about.sort) ? "asc" : "desc"),
+  ];
   const table = new Table(about.columns, about.key, about.empty, {
     caption: about.title,
     onSort: about.sort
       ? (name) => {
           const [sorted, direction] = order();
-          const turned = sorted === name && direction === "desc" ? "asc" : sorted === name ? "desc" : about.ascending?.includes(name) ? "asc" : "desc";
+          const turned =
+            sorted === name && direction === "desc"
+              ? "asc"
+              : sorted === name
+                ? "desc"
+                : about.ascending?.includes(name)
+                  ? "asc"
+                  : "desc";
           earlier.splice(0);
           page.change({ sort: name, order: turned, after: "", from: "" });
         }
@@ -153,7 +175,10 @@ export function listView(page, about) {
   const search = () => {
     clearTimeout(typing);
     earlier.splice(0);
-    page.change({ ...Object.fromEntries(inputs.map(({ name, input }) => [name, input.value])), after: "", from: "" }, { replaces: true });
+    page.change(
+      { ...Object.fromEntries(inputs.map(({ name, input }) => [name, input.value])), after: "", from: "" },
+      { replaces: true },
+    );
   };
   const form = el(
     "form",
@@ -168,24 +193,33 @@ export function listView(page, about) {
   const node = [
     title(about.title, about.about, ...(about.actions ?? [])),
     el(
-      "section",
-      { class: "panel" },
+      "section.panel",
       inputs.length || about.more ? form : null,
       table.node,
-      el("div", { class: "pages" }, words, el("div", { class: "buttons" }, first, back, next)),
+      el("div.pages", words, el("div.buttons", first, back, next)),
     ),
   ];
   async function load(signal) {
     const [sort, direction] = order();
     const { after } = page.params;
-    const asked = { limit: PAGE_ROWS, after, ...Object.fromEntries(inputs.map(({ name }) => [name, page.params[name]])), ...(about.sort ? { sort, order: direction } : {}) };
+    const asked = {
+      limit: PAGE_ROWS,
+      after,
+      ...Object.fromEntries(inputs.map(({ name }) => [name, page.params[name]])),
+      ...(about.sort ? { sort, order: direction } : {}),
+    };
     const answer = await get(`${about.api}${query(asked)}`, signal);
     const rows = answer[about.list];
     table.update(rows);
     if (about.sort) table.sorted(sort, direction);
     following = answer.next ?? null;
     const total = answer.total ?? (following === null ? start() + rows.length : null);
-    setText(words, rows.length === 0 ? "Nothing to show" : `${count(start() + 1)} to ${count(start() + rows.length)}${total === null ? "" : ` of ${count(total)}`}`);
+    setText(
+      words,
+      rows.length === 0
+        ? "Nothing to show"
+        : `${count(start() + 1)} to ${count(start() + rows.length)}${total === null ? "" : ` of ${count(total)}`}`,
+    );
     next.disabled = following === null;
     first.disabled = back.disabled = !page.params.after;
   }

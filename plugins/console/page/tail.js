@@ -16,7 +16,13 @@ export function tail(page) {
     ["client", "Client", "a client id"],
     ["address", "Address", "10.0.0.7"],
   ].map(([parameter, label, hint]) => {
-    const input = el("input", { name: parameter, value: page.params[parameter] ?? "", placeholder: hint, autocomplete: "off", spellcheck: "false" });
+    const input = el("input", {
+      name: parameter,
+      value: page.params[parameter] ?? "",
+      placeholder: hint,
+      autocomplete: "off",
+      spellcheck: "false",
+    });
     return { parameter, input, node: field(label, input, "search") };
   });
   const table = new Table(
@@ -37,11 +43,15 @@ export function tail(page) {
   const words = el("span", { role: "status" });
   let source = null;
   let lines = [];
-  let number = 0;
+  let arrived = 0;
   let missed = 0;
   let drawing = 0;
 
-  const told = () => setText(words, `${source ? "Watching" : "Stopped"}${missed ? `; ${many(missed, "line")} left out, as they came too fast` : ""}`);
+  const told = () =>
+    setText(
+      words,
+      `${source ? "Watching" : "Stopped"}${missed ? `; ${many(missed, "line")} left out, as they came too fast` : ""}`,
+    );
   const draw = () => {
     drawing = 0;
     table.update(lines);
@@ -60,7 +70,7 @@ export function tail(page) {
     const asked = Object.fromEntries(inputs.map(({ parameter, input }) => [parameter, input.value]));
     source = new EventSource(`api/tail${query(asked)}`);
     source.addEventListener("record", (event) => {
-      lines.unshift({ ...JSON.parse(event.data), number: ++number });
+      lines.unshift({ ...JSON.parse(event.data), number: ++arrived });
       lines.length = Math.min(lines.length, MOST_LINES);
       drawing ||= setTimeout(draw, DRAWN_MILLISECONDS);
     });
@@ -83,14 +93,21 @@ export function tail(page) {
       class: "tools",
       onsubmit: (event) => {
         event.preventDefault();
-        page.change(Object.fromEntries(inputs.map(({ parameter, input }) => [parameter, input.value])), { replaces: true });
+        page.change(Object.fromEntries(inputs.map(({ parameter, input }) => [parameter, input.value])), {
+          replaces: true,
+        });
         lines = [];
         draw();
         start();
       },
     },
     inputs.map(({ node }) => node),
-    el("div", { class: "buttons" }, el("button", { type: "submit", class: "primary" }, "Watch this"), toggle, button("Clear", () => ((lines = []), draw()))),
+    el(
+      "div.buttons",
+      el("button", { type: "submit", class: "primary" }, "Watch this"),
+      toggle,
+      button("Clear", () => ((lines = []), draw())),
+    ),
   );
   const hide = () => (document.hidden ? source?.close() : source && start());
   document.addEventListener("visibilitychange", hide);
@@ -99,7 +116,7 @@ export function tail(page) {
   return {
     node: [
       title("Live tail", "What passes this moment, newest first. It costs the broker nothing while nobody looks."),
-      el("section", { class: "panel" }, form, el("div", { class: "pages" }, words), table.node),
+      el("section.panel", form, el("div.pages", words), table.node),
     ],
     sources: [],
     close() {

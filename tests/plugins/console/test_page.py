@@ -1,0 +1,144 @@
+"""What an operator sees on the page, in Debian's Chromium, of a real broker."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from selenium.webdriver.common.by import By
+
+from tests.helpers.browser import Browser
+from tests.helpers.operated import HOLDING, OPERATOR, VIEWER, operated_broker
+from tests.helpers.paho_client import PahoClient, connect_properties
+
+HOSTILE = "<img src=x onerror=document.title='taken'>\u202egnp.exe"
+
+
+def test_who_wants_to_look_logs_in_first(browser: Browser, tmp_path: Path) -> None:
+    """A wrong password is told in words; the right one leads to the view that was asked for."""
+    with operated_broker(tmp_path) as broker:
+        browser.open(broker.console_url + "/#/retained")
+        browser.write("User", OPERATOR[0])
+        browser.write("Password", "wrong")
+        browser.press("Log in")
+        browser.wait(lambda: browser.driver.find_element(By.CSS_SELECTOR, "[role=alert]").text)
+        assert "Retained messages" not in browser.text
+        browser.write("Password", OPERATOR[1])
+        browser.press("Log in")
+        browser.wait_for("Retained messages")
+        browser.wait_for(f"{OPERATOR[0]}, admin")
+        browser.press("Log out")
+        browser.wait_for("Password")
+        assert "Retained" not in browser.text
+
+
+def test_a_client_that_is_late_is_found_from_the_overview_and_says_why(
+    browser: Browser, tmp_path: Path
+) -> None:
+    """Two clicks from the overview to the reason."""
+    with (
+        operated_broker(tmp_path, HOLDING) as broker,
+        PahoClient(broker.port, "cam/viewer 7") as viewer,
+        PahoClient(broker.port, "camera") as camera,
+    ):
+        assert viewer.connect()
+        assert camera.connect()
+        assert viewer.subscribe("pictures/#", 1)
+        browser.log_in(broker.console_url, *OPERATOR)
+        camera.publish("pictures/small", b"x")
+        viewer.message()
+        browser.wait(lambda: browser.named("cam/viewer 7", "a"))
+        camera.publish("pictures/large", bytes(50_000))
+        browser.wait_for("1 message held back for slow links")
+        browser.press("cam/viewer 7")
+        browser.wait_for("because conservative: L_now")
+        browser.wait_for("50,000 bytes on pictures/large")
+        browser.wait_for("held now, for")
+        assert browser.driver.title == "cam/viewer 7 · Penstock"
+
+
+def test_names_that_strangers_chose_are_shown_as_text(browser: Browser, tmp_path: Path) -> None:
+    """A client id or a topic is no markup, and hides nothing."""
+    shown = HOSTILE.replace("\u202e", "\\u202e")
+    with operated_broker(tmp_path) as broker, PahoClient(broker.port, HOSTILE) as client:
+        assert client.connect()
+        client.publish(HOSTILE, b"<script>document.title='taken'</script>", retain=True)
+        assert client.subscribe(HOSTILE)
+        browser.log_in(broker.console_url, *OPERATOR)
+        for view in ("#/", "#/clients", "#/subscriptions", "#/retained"):
+            browser.open(broker.console_url + "/" + view)
+            browser.wait(lambda: browser.named(shown, "a") or browser.named(shown, "td"))
+        browser.press(shown)  # of the retained message
+        browser.wait_for("<script>document.title='taken'</script>")
+        browser.open(broker.console_url + "/#/clients")
+        browser.press(shown)
+        browser.wait_for("Subscribed to")
+        browser.wait_for("Connected for")
+        assert not browser.driver.find_elements(By.CSS_SELECTOR, "main img, main script")
+        assert "taken" not in browser.driver.title.removeprefix(shown)
+
+
+def test_a_viewer_sees_everything_and_no_button_that_changes_something(
+    browser: Browser, tmp_path: Path
+) -> None:
+    """The server would refuse it; the page does not offer it."""
+    queues = {"queue": {"http": "127.0.0.1:0", "queues": {"jobs": {"topics": ["jobs/#"]}}}}
+    with operated_broker(tmp_path, queues) as broker, PahoClient(broker.port, "plain") as client:
+        assert client.connect()
+        client.publish("state", b"on", retain=True)
+        browser.log_in(broker.console_url, *VIEWER)
+        views = {
+            "#/clients/plain": "Connected for",
+            "#/retained": "state",
+            "#/retained/state": "Payload",
+            "#/queues/jobs": "Groups",
+            "#/system": "Bans",
+        }
+        for view, text in views.items():
+            browser.open(broker.console_url + "/" + view)
+            browser.wait_for(text)
+            main = browser.driver.find_element(By.ID, "main")
+            words = {one.text for one in main.find_elements(By.CSS_SELECTOR, "button:not(th *)")}
+            assert words <= {"", "Peek", "Previous", "Next", "First page"}, view
+
+
+def test_a_topic_is_watched_live(browser: Browser, tmp_path: Path) -> None:
+    """What matches appears with its client and its size, and what does not match does not."""
+    with operated_broker(tmp_path) as broker, PahoClient(broker.port, "pump 3") as client:
+        assert client.connect()
+        browser.log_in(broker.console_url, *OPERATOR, "#/tail")
+        browser.write("Topic filter", "plant/+/state")
+        browser.press("Watch this")
+        browser.wait_for("Watching")
+        assert "filter=plant" in browser.driver.current_url
+
+        def is_seen() -> bool:
+            client.publish("plant/3/state", b"0123456789", 0)
+            return browser.named("plant/3/state", "td") is not None
+
+        browser.wait(is_seen)
+        client.publish("plant/3/other", b"x")
+        row = browser.driver.find_element(By.CSS_SELECTOR, "tbody tr").text
+        assert "publish" in row
+        assert "pump 3" in row
+        assert "10 B" in row
+        assert "plant/3/other" not in browser.text
+        browser.press("Stop")
+        browser.wait_for("Stopped")
+
+
+def test_what_fills_queues_is_shown_by_topic_and_size(browser: Browser, tmp_path: Path) -> None:
+    """An absent client's messages are found from the topic that they have."""
+    with operated_broker(tmp_path, HOLDING) as broker, PahoClient(broker.port, "sender") as sender:
+        with PahoClient(broker.port, "absent") as absent:
+            assert absent.connect(
+                clean_start=False, properties=connect_properties(SessionExpiryInterval=3_600)
+            )
+            assert absent.subscribe("pictures/#", 1)
+        assert sender.connect()
+        for _ in range(3):
+            sender.publish("pictures/gate", bytes(100_000))
+        browser.log_in(broker.console_url, *OPERATOR, "#/topics")
+        browser.wait(lambda: browser.named("pictures/gate", "a"))
+        row = browser.driver.find_element(By.CSS_SELECTOR, "tbody tr").text
+        assert "large" in row
+        assert "293 KiB" in row
