@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from penstock.broker.config.changes import Changes, InForce, compare
+from penstock.broker.config.changes import Changes, InForce, compare, failures
 from penstock.broker.config.key_types import show_size
 from penstock.broker.config.listener_config import Listener
 from penstock.broker.config.loopback_only import (
@@ -38,6 +38,7 @@ from penstock.broker.plugin_guard import Guard
 from penstock.broker.plugin_loader import LoadedPlugins, load_plugins
 from penstock.broker.process.log_lines import set_level
 from penstock.broker.process.machine_memory import machine_memory_bytes
+from penstock.broker.process.start_check import StartCheck, check_listener
 from penstock.broker.receiving.connecting import close_if_revoked, leave_listener, revoke
 from penstock.broker.reports.client_log import ClientLog
 from penstock.broker.reports.client_topics import ClientTopics
@@ -127,18 +128,8 @@ class Server:
         self._log_limits()
         self._driver = LoopScheduler(self._limits, self._logger)
         self._local_clients = InProcessClients(self._driver, lambda: self._reception)
-        operations = self._operations = BrokerOperations(self._driver.clock)
         sink_routes = CoreSinks()
-        self._plugins = load_plugins(
-            policy,
-            clock=self._driver.clock,
-            listeners=policy.listeners,
-            operations=operations,
-            sink_routes=sink_routes,
-            local_clients=self._local_clients,
-        )
-        self._host = self._load_amqtt()
-        listeners = self._listeners_to_open(policy)
+        operations, listeners = self._load(sink_routes, self._local_clients)
         self._build_core()
         program = self._program()
         operations.attach(self.core, program)
@@ -186,6 +177,49 @@ class Server:
 
     def _is_listening(self) -> bool:
         return len(self.addresses) == len(self._policy.listeners)
+
+    def _load(
+        self, sink_routes: CoreSinks, local_clients: InProcessClients | None
+    ) -> tuple[BrokerOperations, Mapping[str, Listener]]:
+        """Make the plugins; return what operators see, and the listeners that are to be opened."""
+        policy = self._policy
+        operations = self._operations = BrokerOperations(self._driver.clock)
+        self._plugins = load_plugins(
+            policy,
+            clock=self._driver.clock,
+            listeners=policy.listeners,
+            operations=operations,
+            sink_routes=sink_routes,
+            local_clients=local_clients,
+        )
+        self._host = self._load_amqtt()
+        return operations, self._listeners_to_open(policy)
+
+    async def check(self) -> StartCheck:
+        """Do what a start does, as far as it changes nothing; a server is checked or started."""
+        policy, found = self._policy, StartCheck()
+        self._driver = LoopScheduler(self._limits, self._logger)
+        try:
+            _, listeners = self._load(CoreSinks(), None)
+            answer = await self._plugins.reload(policy, policy.listeners)
+        except PenstockError as error:
+            found.fail(failures(error, policy.file, policy.file))
+            return found
+        finally:
+            names, plugins = self._plugins.names, self._plugins.plugins
+            await self._close_plugins()
+        found.fail(answer.failed)
+        for name in names:
+            if not any(key.startswith(f"plugins.{name}") for key in found.problems):
+                found.good[f"plugins.{name}"] = "its keys and files are good"
+        for listener in listeners.values():
+            await asyncio.to_thread(check_listener, found, listener)
+        if policy.persistence is not None and policy.persistence.durability != "memory":
+            found.claim("persistence.path", "database", policy.persistence.path)
+        for name, plugin in zip(names, plugins, strict=True):
+            for key, kind, what in plugin.claims():
+                await asyncio.to_thread(found.claim, f"plugins.{name}.{key}", kind, what)
+        return found
 
     def _log_limits(self) -> None:
         """Log the limits that are derived from the machine's memory."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final, NamedTuple
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 
@@ -44,6 +44,17 @@ PROGRAMS: Final = {
     "why": Program(
         "penstock.plugins.console.why",
         "show why a client's last large message was held or sent",
+    ),
+    "init": Program(
+        "penstock.plugins.access.first_policy",
+        "write a first policy file, with a user and a password of its own",
+    ),
+    "reload": Program(
+        "penstock.plugins.console.reload", "have a running broker read its files again"
+    ),
+    "check": Program(
+        "penstock.broker.check",
+        "say what a start with a policy file would find, and change nothing",
     ),
     "passwd": Program(
         "penstock.plugins.access.passwd", "write users' passwords into a password file"
@@ -75,6 +86,9 @@ PROGRAMS: Final = {
 }
 """Name to program, in the order of the help."""
 
+FIRST: Final = ("init", "broker", "check", "reload", "why")
+"""The programs that people need; the help has them apart, in this order."""
+
 OURS: Final = frozenset(program.module.partition(".")[0] for program in PROGRAMS.values())
 """Packages of Penstock: one of theirs that is missing belongs to no extra."""
 
@@ -94,6 +108,17 @@ class LazyCommand(TyperCommand):
                 command: Any = get_command(load(str(info_name)).app)
                 return command.make_context(info_name, args, *rest, **extra)
         return super().make_context(info_name, args, *rest, **extra)
+
+
+class Group(TyperGroup):
+    """The group of all programs; those that people need come first."""
+
+    def format_commands(self, _ctx: Any, formatter: Any) -> None:
+        """Write a line for each program, in two sections."""
+        others = [name for name in PROGRAMS if name not in FIRST]
+        for title, names in (("Commands", FIRST), ("More commands", others)):
+            with formatter.section(title):
+                formatter.write_dl([(name, PROGRAMS[name].about) for name in names])
 
 
 def load(name: str) -> Any:
@@ -140,6 +165,7 @@ def show_version(*, is_asked: bool) -> None:
 
 
 def penstock(
+    context: typer.Context,
     *,
     _version: Annotated[
         bool,
@@ -149,12 +175,18 @@ def penstock(
     ] = False,
 ) -> None:
     """An MQTT broker that protects small messages and memory on bad networks, and feeds Spark."""
+    if context.invoked_subcommand is None:
+        lines = [f"  penstock {name:<8}{PROGRAMS[name].about}" for name in FIRST]
+        lines += ["", "More commands: penstock --help"]
+        typer.echo("\n".join(lines), err=True)
+        raise typer.Exit(2)
 
 
 def new_group() -> typer.Typer:
     """Return the command line of ``penstock``."""
     group = typer.Typer(
-        no_args_is_help=True,
+        cls=Group,
+        invoke_without_command=True,
         context_settings={"help_option_names": ["-h", "--help"]},
         rich_markup_mode=None,
         pretty_exceptions_enable=False,

@@ -11,7 +11,7 @@ import pytest
 
 from penstock import __main__ as command_line
 from penstock import programs
-from penstock.programs import PROGRAMS
+from penstock.programs import FIRST, PROGRAMS
 
 
 def test_unknown_program_names_it_and_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
@@ -38,15 +38,22 @@ def test_a_misspelt_option_names_the_nearest(
     assert f"Error: {told}\n" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("arguments", "status"), [([], 2), (["--help"], 0), (["-h"], 0)])
-def test_usage_lists_all_programs(
-    arguments: list[str], status: int, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("argument", ["--help", "-h"])
+def test_usage_lists_all_programs(argument: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Those that people need come first."""
+    assert command_line.main([argument]) == 0
+    first, _, others = capsys.readouterr().out.partition("More commands:")
+    assert all((f"  {name} " in (first if name in FIRST else others)) for name in PROGRAMS)
+
+
+def test_without_a_program_the_few_that_people_need_are_shown(
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Help is on standard output with status 0; without a program it is an error."""
-    assert command_line.main(arguments) == status
-    captured = capsys.readouterr()
-    told = captured.err if status else captured.out
-    assert all(f" {name} " in told for name in PROGRAMS)
+    """It is an error all the same."""
+    assert command_line.main([]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split()[1] for line in lines if line.startswith("  penstock")] == list(FIRST)
+    assert lines[-1] == "More commands: penstock --help"
 
 
 def test_version_is_the_one_installed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -111,7 +118,7 @@ import sys
 for module in ("pyspark", "pyarrow", "paho", "aiomqtt", "matplotlib", "numpy", "simpy", "trustme"):
     sys.modules[module] = None
 from penstock import __main__ as command_line
-from penstock.programs import PROGRAMS
+from penstock.programs import FIRST, PROGRAMS
 """
 
 
@@ -136,7 +143,7 @@ def test_a_program_without_its_extra_names_it(tmp_path: Path) -> None:
 INTERRUPTED_WHILE = """
 import os, signal, sys, types
 from penstock import __main__ as command_line
-from penstock.programs import PROGRAMS, Program
+from penstock.programs import FIRST, PROGRAMS, Program
 
 class Finder:
     def find_spec(self, name, path=None, target=None):

@@ -182,6 +182,10 @@ class UplinkPlugin(Plugin):
         Raises:
             PenstockError: a file cannot be used.
         """
+        if self._local_clients is None:  # the policy file is only checked
+            for name, keys in self.config.uplinks.items():
+                if keys.upstream.tls is not None:
+                    new_context(keys.upstream.tls, f"plugins.uplink.uplinks.{name}.upstream")
         files: list[str] = []
         applies: list[Callable[[], object]] = []
         for name, lanes in self._lanes.items():
@@ -234,9 +238,7 @@ class UplinkPlugin(Plugin):
             UpstreamError: a file cannot be used.
         """
         if self._local_clients is None:
-            for name, keys in self.config.uplinks.items():
-                if keys.upstream.tls is not None:
-                    new_context(keys.upstream.tls, f"plugins.uplink.uplinks.{name}.upstream")
+            await self.reload(self.config)
 
     async def close(self) -> None:
         """Disconnect from the cloud."""

@@ -8,13 +8,12 @@ It asks the HTTP API of the plugin `console` in a running broker.
 
 from __future__ import annotations
 
-import http.client
-import json
+import http
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Final
-from urllib.parse import quote, urlsplit
+from typing import Annotated, Any
+from urllib.parse import quote
 
 import typer
 
@@ -22,22 +21,11 @@ from penstock.broker.config.command_line import CommandLine
 from penstock.broker.config.secret_file import read_secret
 from penstock.broker.errors import PenstockError
 from penstock.broker.process.program import exit_status
+from penstock.plugins.console.asking import DEFAULT_URL, ConsoleError, ask, other
 from penstock.plugins.console.report_text import describe, describe_proxy
 from penstock.plugins.web.terminal_escape import printable
 
-DEFAULT_URL: Final = "http://127.0.0.1:8081"
-
-TIMEOUT_SECONDS: Final = 10.0
-"""The broker's answer may take so long."""
-
-MAX_ANSWER_BYTES: Final = 4 * 1024 * 1024
-"""No report is nearly as long; a longer answer is not from the console."""
-
 app = CommandLine()
-
-
-class ConsoleError(PenstockError):
-    """The console cannot be reached, or something else answered; status 2."""
 
 
 class UnknownClientError(PenstockError):
@@ -70,7 +58,7 @@ def why(
     try:
         lines = describe_proxy(found) if client_id is None else describe(found)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise _other(url) from error
+        raise other(url) from error
     typer.echo("\n".join(lines))
 
 
@@ -78,7 +66,7 @@ def fetch(url: str, client_id: str | None, token: str | None = None) -> Any:
     """Ask for a client's report or a proxy's state.
 
     Args:
-        url: the URL of the console's HTTP API.
+        url: the URL of the console.
         client_id: Client Identifier; None for the proxy.
         token: the token that the console needs; None for none.
 
@@ -89,55 +77,14 @@ def fetch(url: str, client_id: str | None, token: str | None = None) -> Any:
         UnknownClientError: there is no such client.
         ConsoleError: there is no answer, or none of the console's.
     """
-    connection, path = _connect(url)
-    try:
-        resource = "api/proxy" if client_id is None else f"api/clients/{quote(client_id, safe='')}"
-        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-        connection.request("GET", f"{path}/{resource}", headers=headers)
-        response = connection.getresponse()
-        body = response.read(MAX_ANSWER_BYTES)
-    except (OSError, http.client.HTTPException) as error:
-        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise ConsoleError(
-            f"{url}: no answer ({reason}); allowed: the address of a running broker whose policy "
-            "file has the plugin console"
-        ) from error
-    finally:
-        connection.close()
-    try:
-        answer = json.loads(body)
-    except ValueError as error:
-        raise _other(url) from error
-    if response.status == http.HTTPStatus.OK:
+    resource = "proxy" if client_id is None else f"clients/{quote(client_id, safe='')}"
+    status, answer = ask(url, "GET", resource, token)
+    if status == http.HTTPStatus.OK:
         return answer
-    told = answer.get("error") if isinstance(answer, dict) else None
-    if not isinstance(told, str):
-        raise _other(url)
-    if response.status == http.HTTPStatus.NOT_FOUND and told.startswith("client: "):
+    told = answer["error"]
+    if status == http.HTTPStatus.NOT_FOUND and told.startswith("client: "):
         raise UnknownClientError(printable(told))
-    raise ConsoleError(f"{url}: {response.status}: {printable(told)}")
-
-
-def _connect(url: str) -> tuple[http.client.HTTPConnection, str]:
-    """Return a connection to be opened, and the path of the API.
-
-    Raises:
-        ConsoleError: that is no URL.
-    """
-    try:
-        parts = urlsplit(url)
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        parts, host, port = urlsplit(""), None, None
-    kinds = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}
-    if parts.scheme not in kinds or not host:
-        raise ConsoleError(f"--url: read {url!r}; allowed: http://HOST:PORT or https://HOST:PORT")
-    connection = kinds[parts.scheme](host, port, timeout=TIMEOUT_SECONDS)
-    return connection, parts.path.rstrip("/")
-
-
-def _other(url: str) -> ConsoleError:
-    return ConsoleError(f"{url}: something else answers there; allowed: a broker's plugin console")
+    raise ConsoleError(f"{url}: {status}: {printable(told)}")
 
 
 main = partial(exit_status, app, "penstock why")

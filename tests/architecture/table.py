@@ -51,7 +51,7 @@ CONTRACT: Final = frozenset(
 )
 """Modules at the root of broker/ that every folder may import, and that import `mqtt` alone."""
 
-ASSEMBLY: Final = frozenset({"__main__", "plugin_loader", "server"})
+ASSEMBLY: Final = frozenset({"__main__", "check", "plugin_loader", "server"})
 """Modules at the root of broker/ that do I/O or put the rest together."""
 
 CONTRACT_FOLDERS: Final = ("mqtt", "config")
@@ -75,7 +75,7 @@ DOES_IO: Final = (
 )
 """Folders and modules of broker/ that have a clock, a file or a socket; the rest is pure."""
 
-MOST_NODES: Final = 30
+MOST_NODES: Final = 31
 """Folders of broker/ and modules at its root."""
 
 MOST_IN_A_CIRCLE: Final = 8
@@ -262,15 +262,18 @@ PLUGIN_IO: Final = PLUGIN_ADAPTERS | {
     "plugins.access.__main__",
     "plugins.access.passwd",
     "plugins.access.fair_queue",
+    "plugins.access.first_policy",
     "plugins.console.acting",
+    "plugins.console.asking",
     "plugins.console.callers",
     "plugins.console.exposition",
+    "plugins.console.lists",
     "plugins.console.overview",
     "plugins.console.reading",
+    "plugins.console.reload",
     "plugins.console.shared",
     "plugins.console.static_page",
     "plugins.console.streams",
-    "plugins.console.lists",
     "plugins.console.why",
     "plugins.memory.spill_file",
     "plugins.queue.__main__",
@@ -398,6 +401,8 @@ ABOVE_THE_CONTRACT: Final = {
     # The kernel is asked about a connection in one way.
     "plugins.probing.sampler": ("broker.network.tcp_info",),
     "plugins.access.passwd": ("broker.process.program",),
+    "plugins.access.first_policy": ("broker.process.program",),
+    "plugins.console.reload": ("broker.process.program",),
     "plugins.console.why": ("broker.process.program",),
     # A guessed password is slowed down in one way.
     "plugins.console.callers": ("broker.sessions.login_backoff",),

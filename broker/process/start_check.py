@@ -1,0 +1,185 @@
+"""What a start would find of the machine: addresses that are free, databases that can be written.
+
+Nothing is created or changed. An address that a running program of Penstock has is no problem: the
+file of a broker is checked while it runs.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import sqlite3
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+
+from penstock.broker.config.listener_config import Listener
+from penstock.broker.errors import PenstockError
+from penstock.broker.network.tls import make_context, problem_of_certificate, revocation_lists
+
+_OURS: Final = "penstock"
+"""The command, or the beginning of a module's name, in the command line of each of our programs."""
+
+
+class TakenError(PenstockError):
+    """Something outside of the program cannot be used; the message says why."""
+
+
+@dataclass(slots=True)
+class StartCheck:
+    """The account of a check.
+
+    Attributes:
+        good: key to what was found good there.
+        problems: key to why a start would fail there.
+    """
+
+    good: dict[str, str] = field(default_factory=dict)
+    problems: dict[str, str] = field(default_factory=dict)
+
+    def fail(self, problems: Mapping[str, str]) -> None:
+        """Take note of problems by their keys."""
+        self.problems |= problems
+
+    def claim(self, key: str, kind: str, name: str) -> None:
+        """Look at something that a start takes.
+
+        Args:
+            key: the key that names it.
+            kind: ``address`` or ``database``, as `penstock.broker.extensions.Claim` has it.
+            name: ``HOST:PORT``, or a file.
+        """
+        try:
+            if kind == "address":
+                host, _, port = name.rpartition(":")
+                self.good[key] = check_address(host.strip("[]"), int(port))
+            else:
+                self.good[key] = check_database(name)
+        except TakenError as error:
+            self.problems[key] = str(error)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the account as JSON has it."""
+        return asdict(self)
+
+
+def check_listener(found: StartCheck, listener: Listener) -> None:
+    """Look at the files of a listener's TLS and at its address."""
+    path = f"listeners.{listener.name}"
+    if listener.tls is not None:
+        try:
+            context = make_context(listener.tls, ())
+            revocation_lists(listener.tls)
+        except (PenstockError, OSError) as error:
+            found.problems[path] = str(error)
+            return
+        problem = problem_of_certificate(context, listener.tls)
+        certificate = f"certfile {listener.tls.certfile}"
+        found.good[f"{path}.certfile"] = (
+            "the TLS context is good"
+            if problem is None
+            else f"{certificate}: {problem}: clients will refuse it"
+        )
+    key = f"{path}.bind"
+    try:
+        if listener.socket_path is not None:
+            found.good[key] = _check_socket(listener.socket_path)
+        elif listener.is_loopback:
+            found.good[key] = check_address("localhost", listener.port)
+        else:
+            found.good[key] = check_address(listener.host, listener.port)
+    except TakenError as error:
+        found.problems[key] = str(error)
+
+
+def _check_socket(path: str) -> str:
+    """Say whether a Unix socket can be bound.
+
+    Raises:
+        TakenError: it cannot.
+    """
+    folder = Path(path).parent
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise TakenError(f"unix:{path}: this user may not create a file in {folder}")
+    if Path(path).exists() and not Path(path).is_socket():
+        raise TakenError(f"unix:{path}: there is a file that is no socket")
+    return f"unix:{path} can be bound"
+
+
+def check_address(host: str | None, port: int) -> str:
+    """Say whether a TCP address can be listened on.
+
+    Args:
+        host: address or name; None for all interfaces.
+        port: 0 for any free one.
+
+    Raises:
+        TakenError: it cannot, or another program has it.
+    """
+    try:
+        found = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        for family, kind, protocol, _, address in found:
+            with socket.socket(family, kind, protocol) as sock:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                sock.bind(address)
+                sock.listen(1)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            return _holder(port)
+        raise TakenError(f"cannot bind {host or '*'}:{port}: {error.strerror or error}") from error
+    return f"{host or '*'}:{port} is free"
+
+
+def _holder(port: int) -> str:
+    """Return which program of Penstock listens on a port.
+
+    Raises:
+        TakenError: it is another program, or nothing can be found out.
+    """
+    pids = {
+        each.pid
+        for each in psutil.net_connections("tcp")
+        if each.status == psutil.CONN_LISTEN and each.laddr and each.laddr.port == port and each.pid
+    }
+    for pid in pids:
+        try:
+            command = psutil.Process(pid).cmdline()
+        except psutil.Error:
+            continue
+        if any(Path(word).name == _OURS or word.startswith(f"{_OURS}.") for word in command):
+            return f"port {port} is held by a running program of Penstock, process {pid}"
+        raise TakenError(f"port {port} is in use by process {pid}: {' '.join(command)[:80]}")
+    raise TakenError(f"port {port} is in use, and this user may not see by which program")
+
+
+def check_database(path: str) -> str:
+    """Say whether an SQLite file can be written, or created.
+
+    Raises:
+        TakenError: it cannot.
+    """
+    file = Path(path)
+    if not file.exists():
+        folder = file.absolute().parent
+        if not folder.is_dir():
+            raise TakenError(f"{folder}: no such directory")
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise TakenError(f"{folder}: this user may not create a file there")
+        return f"{path} would be created"
+    try:
+        uri = f"{file.absolute().as_uri()}?mode=rw"
+        with closing(sqlite3.connect(uri, uri=True, isolation_level=None, timeout=1)) as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            connection.execute("ROLLBACK")
+    except sqlite3.Error as error:
+        raise TakenError(f"{path}: {error}") from error
+    return f"{path} can be written"

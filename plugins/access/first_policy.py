@@ -1,0 +1,134 @@
+"""``penstock init [DIR]`` writes a first policy file, with a user and a password of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shlex
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from penstock.broker.config.command_line import CommandLine
+from penstock.broker.errors import PenstockError
+from penstock.broker.process.program import NO_OTHERS, exit_status
+from penstock.plugins.access.passwd import SALT_BYTES
+from penstock.plugins.access.password_hash import make_hash
+from penstock.plugins.access.user_file import with_user
+
+app = CommandLine()
+
+USER: Final = "admin"
+PASSWORD_BYTES: Final = 15
+"""Random bytes of the password: 20 characters, which nobody can guess."""
+
+POLICY: Final = """\
+# Penstock's policy file; docs/reference/keys.md has every key. A reload reads it again:
+# systemctl reload, SIGHUP, or penstock reload. penstock check policy.yaml looks at it before.
+listeners:
+  default:
+    bind: 0.0.0.0:1883          # every network; passwords and messages are readable on the way
+    #bind: 0.0.0.0:8883         # with TLS they are not:
+    #ssl: true
+    #certfile: server.crt       # and the certificates between it and its root
+    #keyfile: server.key
+limits:
+  queued_messages: 100000       # that may wait for one session
+  queue_full: reject            # tell the publisher; or drop_newest, drop_oldest, disconnect
+persistence:                    # sessions, queued and retained messages outlive the process
+  path: penstock-sessions.db
+  durability: full              # survives a power cut; normal: the end of the process
+log:
+  level: info                   # debug, info, warning or error
+plugins:
+  access:
+    password_file: passwords    # penstock passwd passwords USER
+    acl_file: topics            # who may publish and read what
+  probing:                      # measure the round trip to each subscriber
+  withholding:                  # hold large messages back while it is long
+    threshold_s: 10 kB          # payload above which a message is large
+  console:                      # page, metrics and API
+    http: 127.0.0.1:8081
+    admins: [admin]
+"""
+
+TOPICS: Final = """\
+# The administrator, on the page and over MQTT:
+user admin
+topic readwrite #
+topic read $SYS/#
+
+# Each user has the topics below its own name:
+pattern readwrite %u/#
+"""
+
+
+class InitError(PenstockError):
+    """Nothing can be written there; the program ends with status 2."""
+
+
+@app.command()
+def init(
+    folder: Annotated[
+        Path, typer.Argument(metavar="[DIR]", help="Directory, created if it does not exist.")
+    ] = Path(),
+) -> None:
+    """Write a first policy file, with a user and a password of its own.
+
+    The broker then serves clients that log in, keeps what waits over restarts, holds large messages
+    back on slow links, and has a page for its administrator.
+    """
+    password = secrets.token_urlsafe(PASSWORD_BYTES)
+    hashed = make_hash(password.encode(), secrets.token_bytes(SALT_BYTES))
+    files = {
+        "policy.yaml": POLICY,
+        "topics": TOPICS,
+        "passwords": with_user("", USER, str(hashed)),
+    }
+    _write(folder, files)
+    command = "penstock broker -c policy.yaml"
+    if folder != Path():
+        command = f"cd {shlex.quote(str(folder))} && {command}"
+    typer.echo(
+        f"{', '.join(str(folder / name) for name in files)} are written.\n\n"
+        f"User      {USER}\n"
+        f"Password  {password}\n"
+        f"It is shown once; penstock passwd {folder / 'passwords'} {USER} sets another one.\n\n"
+        f"Start     {command}\n"
+        f"Page      http://127.0.0.1:8081"
+    )
+
+
+def _write(folder: Path, files: dict[str, str]) -> None:
+    """Write new files that their owner alone can read.
+
+    Raises:
+        InitError: one of them is there, or cannot be written; then none is.
+    """
+    there = [name for name in files if (folder / name).exists()]
+    if there:
+        raise InitError(f"{folder}: read {', '.join(there)}; allowed: a directory without them")
+    os.umask(os.umask(NO_OTHERS) | NO_OTHERS)
+    written: list[Path] = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            with (folder / name).open("x", encoding="utf-8") as file:
+                written.append(folder / name)
+                file.write(text)
+    except OSError as error:
+        for path in written:
+            with contextlib.suppress(OSError):
+                path.unlink()
+        raise InitError(f"{error.filename or folder}: {error.strerror or error}") from error
+
+
+main = partial(exit_status, app, "penstock init")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
