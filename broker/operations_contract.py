@@ -357,7 +357,8 @@ class Operations(Protocol):
     ) -> int:
         """Let nobody of this name or address connect for a while, and disconnect who is there.
 
-        It replaces an earlier ban. It outlives a reload, and ends with the program.
+        It replaces an earlier ban. It outlives a reload, and ends with the program. MQTT 5 clients
+        are refused with 0x8A; the reason is for operators.
 
         Returns:
             The number of clients that were disconnected.

@@ -246,7 +246,8 @@ class BrokerOperations(LogLevels):
         return answers[0]
 
     def _log(self, what: str, *args: object) -> None:
-        self._core.logger.info(f"by an operator: {what}", *args)  # noqa: G004 (fixed texts)
+        """Log what was done. Who has asked for it, and the outcome, is logged by who was asked."""
+        self._core.logger.debug(f"by an operator: {what}", *args)  # noqa: G004 (fixed texts)
 
     def disconnect(self, client_id: str, reason: str) -> bool:
         """Disconnect a client; return whether it was connected."""
@@ -283,7 +284,7 @@ class BrokerOperations(LogLevels):
                 "address": client.remote_address,
             }
             if bans.is_of(kind, value, names[kind]):
-                n_disconnected += self.disconnect(session.client_id, reason)
+                n_disconnected += self.disconnect(session.client_id, "")
         return n_disconnected
 
     def bans(self) -> Sequence[Ban]:

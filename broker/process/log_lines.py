@@ -123,7 +123,6 @@ class LogLevels:
         if level not in allowed:
             raise PenstockError(f"log level: read {level!r}; allowed: {', '.join(allowed)}")
         set_level(level)
-        logging.getLogger("penstock").info("by an operator: log level %s", level)
 
 
 def log_to_stderr(level: str) -> None:

@@ -262,7 +262,7 @@ class ProxyOperations(LogLevels):
         if transport is None:
             return False
         told = reason or "no reason given"
-        transport.logger.info("by an operator: client %s: disconnected: %s", client_id, told)
+        transport.logger.debug("by an operator: client %s: disconnected: %s", client_id, told)
         transport.close(ReasonCode.ADMINISTRATIVE_ACTION)
         return True
 
@@ -313,7 +313,7 @@ class ProxyOperations(LogLevels):
         n_released = client.outbox.release_held()
         if n_released:
             told = "by an operator: client %s: %d held messages released"
-            transport.logger.info(told, client_id, n_released)
+            transport.logger.debug(told, client_id, n_released)
             client.wants_pump = True
             transport.serve()
         return n_released

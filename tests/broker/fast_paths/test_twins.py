@@ -32,6 +32,7 @@ from penstock.broker.mqtt.packets import (
     SubscriptionRequest,
 )
 from penstock.broker.mqtt.writer import write_packet
+from penstock.broker.operations.tail import OpenTail, Tails
 from penstock.broker.outbox.delivery import Delivery
 from penstock.broker.reports.client_reports import report, subject_of
 from penstock.broker.sessions.broker_state import Core
@@ -175,6 +176,7 @@ class Twins:
                 (FastCore, Core), self.samplers, self.sinks, self.rules, strict=True
             )
         )
+        self.tail: OpenTail | None = None
         self.clients: dict[str, tuple[VirtualClient, VirtualClient]] = {}
         for name in ("publisher", "both", "all", "some"):
             self.connect(name)
@@ -212,6 +214,7 @@ class Twins:
 
     def crash(self) -> None:
         """End both brokers without a word; they start again on their disks, and all connect."""
+        self.tail = None
         for sink in self.sinks:
             sink.receipts.clear()
         self.brokers = tuple(
@@ -224,6 +227,14 @@ class Twins:
         """Let a client send the same to both."""
         for client in self.clients[name]:
             client.send_bytes(data)
+
+    def open_or_close_tail(self) -> None:
+        """Have somebody watch the one with fast paths, which leaves them meanwhile, or end that."""
+        if self.tail is None:
+            self.tail = Tails(self.brokers[0].core).open(None, None, None)
+        else:
+            self.tail.close()
+            self.tail = None
 
     def change_rules(self, rules: set[tuple[str, ...]]) -> None:
         """Refuse other things from now on."""
@@ -331,7 +342,7 @@ ANSWERED = st.tuples(
     ),
 )
 OTHER = st.tuples(
-    st.sampled_from(("lose", "pause", "resume", "wait", "moment", "moment", "qos")),
+    st.sampled_from(("lose", "pause", "resume", "wait", "moment", "moment", "qos", "tail")),
     st.sampled_from(("both", "all", "some", "publisher")),
 )
 
@@ -409,6 +420,8 @@ class Script:
                 self._commit(at_once=not self.commits_at_once)
             case "rules":
                 self.twins.change_rules(step[2])
+            case "tail":
+                self.twins.open_or_close_tail()
             case "crash":
                 self.commits_at_once = True
                 self.twins.crash()

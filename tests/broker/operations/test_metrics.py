@@ -11,6 +11,9 @@ from tests.broker.serving import operations_of, port_of, serving, until
 from tests.helpers.virtual import VirtualBroker
 from tests.helpers.wire import connected
 
+DOCUMENTATION = Path(__file__).resolve().parents[3] / "docs" / "reference" / "metrics.md"
+SPILL = {"store": "spill"}
+
 
 def values(metrics: Any) -> dict[str, Any]:
     """Return each sample's value by the metric's name and the values of its labels."""
@@ -164,3 +167,17 @@ async def test_uplinks_tell_their_age_by_lane() -> None:
         assert found["uplink_connected cloud "] == 0
         assert found["uplink_waiting_messages cloud "] == 1
         assert found["uplink_oldest_message_age_seconds cloud "] >= 0
+
+
+async def test_every_metric_is_documented() -> None:
+    """Who sees a number on a board can look up what it counts."""
+    text = DOCUMENTATION.read_text()
+    queues = {"work": {"topics": ["work/#"]}}
+    plugins = {"queue": {"engine": "memory", "http": None, "queues": queues}, "memory": SPILL}
+    async with serving(plugins=plugins) as server:
+        operations = operations_of(server)
+        operations.watch()
+        names = [metric.name for metric in await operations.metrics()]
+    assert "queue_depth_messages" in names
+    assert "payload_store_memory_bytes" in names
+    assert [name for name in names if f"`{name}`" not in text] == []
