@@ -143,6 +143,7 @@ STAY: Final[dict[str, Case]] = {
     "nothing": lambda: (broker_with(), ALIKE),
     "a session that outlives the process": lambda: (_durable(), ALIKE),
     "a shared subscription": lambda: (_shared(), ALIKE),
+    "a shared subscription at QoS 0": lambda: (_shared(), [Publish("t", b"x")] * 2),
     "a shared subscription and access control whose answers last": lambda: (
         _shared(access=_lasting()),
         ALIKE,
