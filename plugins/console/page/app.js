@@ -243,6 +243,7 @@ async function start() {
 
 function frame() {
   $("side").hidden = !me.role;
+  document.body.classList.toggle("alone", !me.role);
   if (!me.role) return;
   $("views").replaceChildren(
     ...VIEWS.filter(([, , part]) => has(part)).map(([where, name]) =>
@@ -265,6 +266,7 @@ function frame() {
 
 function showLogin() {
   $("side").hidden = true;
+  document.body.classList.add("alone");
   const name = el("input", {
     name: "username",
     autocomplete: "username",

@@ -9,6 +9,7 @@ from selenium.webdriver.common.by import By
 from tests.helpers.browser import Browser
 from tests.helpers.operated import HOLDING, OPERATOR, VIEWER, operated_broker
 from tests.helpers.paho_client import PahoClient, connect_properties
+from tests.helpers.process import anonymous_policy, running_broker
 
 HOSTILE = "<img src=x onerror=document.title='taken'>\u202egnp.exe"
 
@@ -142,3 +143,24 @@ def test_what_fills_queues_is_shown_by_topic_and_size(browser: Browser, tmp_path
         row = browser.driver.find_element(By.CSS_SELECTOR, "tbody tr").text
         assert "large" in row
         assert "293 KiB" in row
+
+
+def test_an_uplink_says_whether_its_cloud_is_reached(browser: Browser, tmp_path: Path) -> None:
+    """Each lane by itself; when the cloud's broker has gone, why, and when it is tried again."""
+    site, cloud = tmp_path / "site", tmp_path / "cloud"
+    site.mkdir()
+    cloud.mkdir()
+    with running_broker(anonymous_policy(), cloud) as far:
+        uplink = {
+            "upstream": {"address": f"127.0.0.1:{far.port}"},
+            "up": [{"filter": "sensors/#"}],
+        }
+        plugins = {"uplink": {"site": "berlin", "uplinks": {"cloud": uplink}}}
+        with operated_broker(site, plugins) as broker:
+            browser.log_in(broker.console_url, *OPERATOR, "#/uplinks")
+            browser.wait_for(f"127.0.0.1:{far.port}")
+            browser.wait(lambda: "not connected" not in browser.text)
+            far.stop()
+            browser.wait_for("not connected")
+            browser.open(broker.console_url + "/#/")
+            browser.wait_for("uplink cloud is not connected")

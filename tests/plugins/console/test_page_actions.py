@@ -198,3 +198,25 @@ def test_the_log_level_is_changed_live(browser: Browser, tmp_path: Path) -> None
         with PahoClient(broker.port, "told of") as client:
             assert client.connect()
             broker.wait_for_log("told of")
+
+
+def test_a_broker_is_backed_up_and_drained(browser: Browser, tmp_path: Path) -> None:
+    """What an operator does before an upgrade; the page then says that the broker is not ready."""
+    database = {"persistence": {"path": "sessions.db"}}
+    with (
+        operated_broker(tmp_path, **database) as broker,
+        PahoClient(broker.port, "pump", reconnect_on_failure=False) as client,
+    ):
+        assert client.connect()
+        browser.log_in(broker.console_url, *OPERATOR, "#/system")
+        browser.press("Back up…")
+        browser.write("File", "copy.db")
+        browser.confirm("Back up")
+        browser.wait_for("to copy.db.")
+        assert (tmp_path / "copy.db").stat().st_size
+        browser.press("Drain…")
+        browser.choose("Within", "30")
+        browser.confirm("Drain")
+        client.disconnected()
+        browser.wait_for("Not ready")
+        browser.wait_for("no new clients are accepted")
