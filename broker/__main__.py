@@ -12,6 +12,7 @@ import typer
 from penstock.broker.config.command_line import CommandLine
 from penstock.broker.config.policy import load_policy
 from penstock.broker.errors import ConfigError, ConfigProblem
+from penstock.broker.process.log_lines import set_level
 from penstock.broker.process.program import (
     Debug,
     LogLevel,
@@ -37,7 +38,7 @@ def broker(
     config: Annotated[
         str, typer.Option("-c", "--config", help="Policy file, or aMQTT's YAML file.")
     ],
-    log_level: LogLevel = "info",
+    log_level: LogLevel = None,
     *,
     debug: Debug = False,
     _example: Annotated[
@@ -65,6 +66,8 @@ def broker(
         allowed = "a policy file; penstock import-mosquitto makes one of it"
         problem = ConfigProblem("file", "a mosquitto.conf", allowed)
         raise ConfigError(config, [problem]) from error
+    if policy.log.level is not None and log_level is None and not debug:
+        set_level(policy.log.level)
     run_until_stopped(Server(policy, read_policy=partial(load_policy, config)))
 
 

@@ -14,6 +14,7 @@ import typer
 from penstock.broker.config.command_line import CommandLine
 from penstock.broker.config.policy import Policy, load_policy
 from penstock.broker.errors import ConfigError, ConfigProblem
+from penstock.broker.process.log_lines import set_level
 from penstock.broker.process.program import (
     Debug,
     LogLevel,
@@ -45,7 +46,7 @@ def proxy(
             help="sidecar: in front of any MQTT broker; edge: a site's broker with an uplink."
         ),
     ] = MODES[0],
-    log_level: LogLevel = "info",
+    log_level: LogLevel = None,
     *,
     debug: Debug = False,
 ) -> None:
@@ -53,8 +54,12 @@ def proxy(
     if mode not in MODES:
         raise typer.BadParameter(f"read {mode!r}; allowed: {', '.join(MODES)}", param_hint="--mode")
     set_up_log(log_level, debug=debug)
-    service = sidecar(config) if mode == "sidecar" else edge_broker(config)
-    run_until_stopped(service)
+    if mode == "sidecar":
+        run_until_stopped(sidecar(config))
+        return
+    if (level := load_policy(config).log.level) is not None and log_level is None and not debug:
+        set_level(level)
+    run_until_stopped(edge_broker(config))
 
 
 def sidecar(file: str) -> Sidecar:

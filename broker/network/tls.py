@@ -352,7 +352,8 @@ class TlsLayer(Layer):
             return
         arrival = self.arrival
         arrival.ssl_object = self._ssl
-        arrival.certificate_name = _common_name(self._ssl.getpeercert())
+        if certificate := self._ssl.getpeercert():  # else the PROXY protocol may have named one
+            arrival.certificate_name = _common_name(certificate)
         self._write_below()
         self.open()
         if not self._is_closing:

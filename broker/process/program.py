@@ -21,7 +21,11 @@ from penstock.broker.process.log_lines import log_to_stderr
 from penstock.broker.process.memory_trim import LOOK_SECONDS, SpareMemory, keep_a_little
 
 LogLevel: TypeAlias = Annotated[
-    str, typer.Option(envvar="PENSTOCK_LOG_LEVEL", help="debug, info, warning or error.")
+    str | None,
+    typer.Option(
+        envvar="PENSTOCK_LOG_LEVEL",
+        help="debug, info, warning or error. Default: log.level of the file, or info.",
+    ),
 ]
 Debug: TypeAlias = Annotated[bool, typer.Option("-d", help="The same as --log-level debug.")]
 
@@ -73,17 +77,17 @@ class HurriedService(Service, Protocol):
         """End what `stop` waits for: a second signal has asked for the end."""
 
 
-def set_up_log(log_level: str, *, debug: bool) -> None:
+def set_up_log(log_level: str | None, *, debug: bool) -> None:
     """Send the log to standard error.
 
     Args:
-        log_level: debug, info, warning or error, in any case.
+        log_level: debug, info, warning or error, in any case; None for info.
         debug: overrides it.
 
     Raises:
         typer.BadParameter: the level is unknown.
     """
-    name = "DEBUG" if debug else log_level.upper()
+    name = "DEBUG" if debug else (log_level or "info").upper()
     if name not in ("DEBUG", "INFO", "WARNING", "ERROR"):
         raise typer.BadParameter(
             f"read {log_level!r}; allowed: debug, info, warning, error", param_hint="--log-level"

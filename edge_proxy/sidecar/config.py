@@ -137,9 +137,7 @@ class ProxyConfig:
 LIVE: Final[Mapping[KeyPath, bool]] = {
     ("listeners",): True,
     **{("listeners", "*", key): False for key in SOCKET_KEYS},
-    ("limits", "connections"): True,
-    ("limits", "connections_per_address"): True,
-    ("limits", "connect_timeout_seconds"): True,
+    ("limits",): True,
     ("drain_seconds",): True,
 }
 """Which keys of the proxy's file change live; plugins say it of their own."""

@@ -198,15 +198,13 @@ class Sidecar:
 
     def _take(self, config: ProxyConfig) -> None:
         """Make what is not a plugin's or a listener's count."""
-        limits = config.keys.limits
+        limits, keys = config.keys.limits, self._config.keys
         self._config = replace(
             self._config,
-            keys=replace(
-                self._config.keys,
-                drain_seconds=config.keys.drain_seconds,
-                limits=replace(self._config.keys.limits, connections=limits.connections),
-            ),
+            keys=replace(keys, drain_seconds=config.keys.drain_seconds, limits=limits),
         )
+        self.shared.limits = limits  # of clients that connect from now on
+        self._listeners.maximum_packet_size = limits.maximum_packet_size
         files = sum(one.open_files for one in self._plugins.plugins)
         self._reception.admission.change(self._connections(files), limits.connections_per_address)
         self._reception.timeout = limits.connect_timeout_seconds

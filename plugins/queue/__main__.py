@@ -32,7 +32,7 @@ def queue() -> None:
 @app.command()
 def serve(
     config: Annotated[str, typer.Option("-c", "--config", help="The policy file with the queues.")],
-    log_level: LogLevel = "info",
+    log_level: LogLevel = None,
     *,
     debug: Debug = False,
 ) -> None:
