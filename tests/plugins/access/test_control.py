@@ -259,7 +259,7 @@ async def test_a_password_that_was_right_is_hashed_once(
     for password, is_right in ((b"x", False), (b"a", True), (b"a", True), (b"x", False)):
         assert verdict(await answer(plugin, "ann", password)) is is_right
     assert hashed == [b"x", b"a", b"x"]
-    await plugin.reload()
+    (await plugin.reload(plugin.config)).apply()
     assert verdict(await answer(plugin, "ann", b"a")) is True
     assert hashed == [b"x", b"a", b"x", b"a"]
     await plugin.close()
