@@ -353,7 +353,7 @@ class WithholdingRecord:
             until: where the latency ends.
             path: of the subscriber, at that time.
             seconds: since the message arrived. The time of arrival is known to an eighth of a
-                second for a message that has waited.
+                second for a small message that has waited.
         """
         histogram = self.latency.get((size_class, until, path))
         if histogram is None:

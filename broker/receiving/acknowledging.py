@@ -14,6 +14,7 @@ from penstock.broker.mqtt.enums import ProtocolVersion
 from penstock.broker.mqtt.packets import PubComp, PubRel
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.sessions import redelivery
+from penstock.broker.sessions.broker_state import ARRIVAL_SECONDS
 from penstock.broker.sessions.deduplication_release import DeduplicationRelease
 from penstock.broker.sessions.source_subscriptions import acknowledged_by_consumer
 
@@ -121,7 +122,9 @@ def sample(
         if delivery is not None:
             if delivery.after is not None:
                 return
-            sent_at = min(sent_at, delivery.message.arrived_at)
+            arrived_at = delivery.message.arrived_at  # known to the eighth of a second
+            if sent_at - arrived_at > ARRIVAL_SECONDS:  # it has waited
+                sent_at = arrived_at
         core.outbox_rules.observe_latency(link, "small", "acknowledged", now - sent_at)
 
 

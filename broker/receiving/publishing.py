@@ -252,13 +252,14 @@ def new_message(
         if kept is None:
             return None
         stored = kept
+    is_large = len(payload) > plan.threshold_s  # few enough for a time of their own
     return Message(
         plan.topic,
         stored,
         qos=(first_byte >> 1) & 3,
         retain=bool(first_byte & 1),
-        arrived_at=core.arrived_at(now, plan.sinks),
-        is_large=len(payload) > plan.threshold_s,
+        arrived_at=now if is_large else core.arrived_at(now, plan.sinks),
+        is_large=is_large,
         expires_at=expires_at,
         properties=properties,
         publisher=client.session.known_as,

@@ -15,6 +15,7 @@ from penstock.broker.outbox.large_messages import (
     WINDOW_SECONDS,
     WithholdingRecord,
 )
+from penstock.broker.sessions.broker_state import Core
 from penstock.plugins.probing import sampler as probing_sampler
 from penstock.plugins.probing.config import ProbingConfig
 from penstock.plugins.probing.sampler import RttSampler
@@ -145,6 +146,26 @@ def test_latency_of_small_messages_is_that_of_those_that_are_timed(
         broker.advance(2.5)
         client.acknowledge()
         assert (histogram.buckets()["2.5"], histogram.buckets()["5"]) == (1, 2)
+
+
+@pytest.mark.parametrize("payload", [b"x", LARGE])
+def test_the_latency_of_a_message_that_has_not_waited_is_exact(
+    monkeypatch: pytest.MonkeyPatch, payload: bytes
+) -> None:
+    """Though the arrival of small messages is remembered to the eighth of a second."""
+    monkeypatch.setattr(probing_sampler, "SMALL_ONLY_SPACING_SECONDS", 0.0)
+    sampler = RttSampler(ProbingConfig(sources=("puback",)), logging.getLogger("test"))
+    gate = Gate(is_open=True)
+    broker = VirtualBroker(samplers=(sampler,), gate=gate, core_class=Core)
+    client = broker.connect("s")
+    client.subscribe("#", 1)
+    publisher = broker.connect("p")
+    broker.advance(0.12)  # the next eighth begins in 5 ms
+    publisher.publish("a", payload, qos=1)
+    broker.advance(0.002)
+    client.acknowledge()
+    (histogram,) = record_of(broker).latency.values()
+    assert histogram.total == pytest.approx(0.002)
 
 
 def test_each_hold_and_release_is_a_debug_line(caplog: pytest.LogCaptureFixture) -> None:
