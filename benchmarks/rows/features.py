@@ -118,6 +118,16 @@ ROWS: Final = (
         is_v5=True,
     ),
     Row(
+        name="shared_acl",
+        group="features",
+        title="the same with users and an ACL file",
+        unit="delivered/s",
+        target=Target(least_ratio=1),
+        measure=measure_shared,
+        options=Options(has_acl=True, inflight_messages=INFLIGHT_MESSAGES),
+        is_v5=True,
+    ),
+    Row(
         name="retained",
         group="features",
         title="QoS 1, 64 B, window 100, 1 to 1, each message retained, on 100 topics, in memory",
