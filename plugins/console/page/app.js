@@ -219,7 +219,7 @@ function answered() {
 
 /** Asks who one is and shows the view, or the login where reading needs one. */
 async function start() {
-  const before = me?.started_seconds;
+  const before = me;
   turn.abort();
   for (;;) {
     try {
@@ -233,7 +233,8 @@ async function start() {
   }
   silentSince = null;
   tell("Live");
-  if (before !== undefined && me.started_seconds < before)
+  if (before?.version && me.version && before.version !== me.version) return location.reload();
+  if (me.started_seconds < before?.started_seconds)
     notice(`The broker has restarted ${seconds(me.started_seconds)} ago.`);
   frame();
   shownView?.view.close?.();
