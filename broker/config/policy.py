@@ -56,9 +56,10 @@ class Persistence:
         durability: ``memory``: nothing is written. ``normal``: a message is with the operating
             system before it is acknowledged, and survives the end of the process, however it ends.
             ``full``: it is on the disk before that, and survives a power cut.
-        commit_wait_seconds: how long at most a first change waits for others to its commit. What is
-            delivered and acknowledged within it is never written. Changes that no client waits for
-            take 0.05 s longer.
+        commit_wait_seconds: how long at most a first change waits for others to its commit, unless
+            a client waits for what only the commit can tell it, as at QoS 2. What is delivered and
+            acknowledged within it is never written. Changes that no client waits for take 0.05 s
+            longer.
         max_pending_messages: messages that may wait for their commit. At half of it publishers are
             slowed down; above it messages are refused.
         max_pending_bytes: payload bytes that may wait for their commit.

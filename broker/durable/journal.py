@@ -45,14 +45,15 @@ from collections.abc import Callable
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from penstock.broker.durable.lone_messages import LoneMessages
 from penstock.broker.durable.records import (
     Batch,
     DeliveryRow,
     IncomingRow,
     RetainedRow,
-    SubscriptionRow,
-    WillRow,
     message_row,
+    subscription_row,
+    will_row,
 )
 from penstock.broker.durable.session_journal import (
     DeliveryJournal,
@@ -61,8 +62,8 @@ from penstock.broker.durable.session_journal import (
     put_run,
 )
 from penstock.broker.message import ROWS_OF_A_BLOCK, Message, Storable
-from penstock.broker.mqtt.properties import WILL, write_properties
 from penstock.broker.outbox.delivery import Delivery, RunPart
+from penstock.broker.payload import JOIN_BELOW_BYTES
 from penstock.broker.sending.core_context import Holding
 
 if TYPE_CHECKING:
@@ -92,11 +93,6 @@ MOST_EXPIRED: Final = 10_000
 that a client waits for, which takes some 20 ms."""
 
 
-WORTH_MESSAGES: Final = 32
-"""So many messages that are written in any case are worth a commit: to wait for others would only
-delay their acknowledgements."""
-
-
 class Waiting(Protocol):
     """A receipt that needs the commit among its answers.
 
@@ -120,9 +116,12 @@ class Journal:
         number: the number of the commit that the next change will be in.
         n_changes: changes noted so far; equal before and after a call that changed nothing.
         sealed: the batch that is being written, or None.
+        lone: messages that are on their way and not noted.
         is_failing: the disk refused the sealed batch, which is tried again and again.
         is_full: the disk had no room for a message, and has had none since.
-        is_awake: `wake` was called since the last `seal`.
+        is_awake: there is something to commit, or a client waits, since the last `seal`.
+        is_urgent: a client waits for what only the commit can tell it: no acknowledgement of
+            another client can come before.
     """
 
     def __init__(
@@ -131,6 +130,7 @@ class Journal:
         *,
         wake: Callable[[], None],
         hurry: Callable[[], None],
+        look_later: Callable[[], None],
         new_origin: Callable[[], bytes],
         max_pending_messages: int,
         max_pending_bytes: int,
@@ -141,7 +141,9 @@ class Journal:
             core: the broker, still without sessions.
             wake: called when there is something to commit and there was nothing before, and again
                 when the first client waits for it.
-            hurry: called when there is nothing left to write while a client waits for the commit.
+            hurry: called when a client begins to wait that only the commit can answer, or when
+                there is nothing left to write while one waits.
+            look_later: called where `look_at_lone` is to be called some time later.
             new_origin: returns a few bytes that it has never returned, in any process.
             max_pending_messages: publishes that may wait for their commit.
             max_pending_bytes: payload bytes of such publishes.
@@ -155,10 +157,12 @@ class Journal:
         self._core = core
         self._wake = wake
         self._hurry_driver = hurry
+        self.lone = LoneMessages(look_later)
         self._new_origin = new_origin
         self._max_pending_messages = max_pending_messages
         self._max_pending_bytes = max_pending_bytes
-        self.is_awake = False
+        self._most_lone = min(max_pending_messages, max_pending_bytes // JOIN_BELOW_BYTES) // 2
+        self.is_awake = self.is_urgent = False
         self._next_row = self._block_start = 1
         self._sessions: dict[SessionJournal, None] = {}
         self._subscriptions: dict[tuple[SessionJournal, str], None] = {}
@@ -178,7 +182,6 @@ class Journal:
         self._receipts: dict[Waiting, int] = {}  # with the bytes of its payloads
         self._awaited: dict[object, list[Any]] = {}
         self._n_messages = 0
-        self._n_certain = 0  # of them, those that are written whatever subscribers acknowledge
         self._connections: dict[Holding, None] = {}
         self._n_bytes = 0
         self._slowed: dict[Client, None] = {}
@@ -346,17 +349,15 @@ class Journal:
         self._n_bytes += n_bytes
         if published is not None:
             self._awaited[published] = [receipt, n_deliveries]
-        elif self._n_certain < WORTH_MESSAGES:
-            self._n_certain += receipt.n_messages
-            if self._n_certain >= WORTH_MESSAGES and self.sealed is None:
-                self._hurry_driver()
+        elif not self.is_urgent:
+            self._be_urgent()
         if self._is_pending(2) and not self.is_failing:
             self._slowed[publisher] = None
             publisher.wait_for_disk(waits=True)
 
     def _is_pending(self, part: int) -> bool:
         """Say whether at least one `part`-th of what may wait for a commit waits."""
-        n_messages = self._n_messages + self._n_sealed_messages
+        n_messages = self._n_messages + self._n_sealed_messages + len(self.lone)
         n_bytes = self._n_bytes + self._sealed_bytes
         return (
             n_messages * part >= self._max_pending_messages
@@ -397,10 +398,27 @@ class Journal:
             self._let_slowed_go()
         receipt.settle(0)
 
+    def takes_lone(self) -> bool:
+        """Say whether one more message may be on its way that is not noted.
+
+        There is room for it on the disk, should it have to be stored.
+        """
+        return (
+            not (self.is_failing or self._slowed)  # less than half waits already
+            and self._room_bytes >= AMPLE_BYTES
+            and len(self.lone) < self._most_lone
+        )
+
+    def look_at_lone(self) -> None:
+        """Note the lone messages that were there at the last look already."""
+        if self.lone.look():
+            self._hurry()
+
     def hold_for(self, connection: Holding) -> int:
         """Note that a connection holds a packet back; return the number of the commit it needs."""
         self._connections[connection] = None
-        self._be_awake()
+        if not self.is_urgent:
+            self._be_urgent()
         return self.number
 
     @property
@@ -411,6 +429,12 @@ class Journal:
     def _be_awake(self) -> None:
         self.is_awake = True
         self._wake()
+
+    def _be_urgent(self) -> None:
+        """Have the next commit begin as soon as none is being written: only it can answer."""
+        self.is_awake = self.is_urgent = True
+        if self.sealed is None:
+            self._hurry_driver()
 
     def _hurry(self) -> None:
         if self.sealed is None and self.is_awaited:
@@ -448,7 +472,7 @@ class Journal:
         """
         if self.is_failing:
             return False
-        n_waiting = self._n_messages + self._n_sealed_messages
+        n_waiting = self._n_messages + self._n_sealed_messages + len(self.lone)
         if (
             n_waiting + n_messages > self._max_pending_messages
             or self._n_bytes + self._sealed_bytes + n_bytes > self._max_pending_bytes
@@ -554,7 +578,10 @@ class Journal:
             nothing has changed and no client waits.
         """
         assert self.sealed is None  # noqa: S101 (one at a time)
-        self.is_awake = False
+        if len(self.lone):  # a session that is asked for its places notes all that it has
+            for own in set(self._deliveries.values()):
+                own.note_lone()
+        self.is_awake = self.is_urgent = False
         if self._n_expired >= MOST_EXPIRED or not self.is_awaited:
             for own, stored in self._expired.values():
                 self._forget_session(own, stored)
@@ -581,7 +608,6 @@ class Journal:
         self._n_sealed_messages, self._n_messages = self._n_messages, 0
         self._sealed_connections, self._connections = self._connections, {}
         self._sealed_bytes, self._n_bytes = self._n_bytes, 0
-        self._n_certain = 0
         return batch
 
     def committed(self) -> None:
@@ -703,17 +729,9 @@ class Journal:
             if found is None:
                 batch.gone_subscriptions.append((own.row, topic_filter))
             else:
+                is_due = topic_filter in own.session.retained_due
                 batch.subscriptions.append(
-                    SubscriptionRow(
-                        own.row,
-                        topic_filter,
-                        found.qos,
-                        found.no_local,
-                        found.retain_as_published,
-                        found.subscription_id,
-                        topic_filter in own.session.retained_due,
-                        found.sizes,
-                    )
+                    subscription_row(own.row, topic_filter, found, is_retained_due=is_due)
                 )
         self._subscriptions.clear()
         for own, packet_id in self._incoming:
@@ -829,18 +847,7 @@ class Journal:
                 self._stored_wills.discard(client_id)
                 continue
             self._stored_wills.add(client_id)
-            batch.wills.append(
-                WillRow(
-                    client_id,
-                    session.username,
-                    session.listener,
-                    will.topic,
-                    will.payload,
-                    will.qos,
-                    will.retain,
-                    write_properties(will.properties, WILL),
-                )
-            )
+            batch.wills.append(will_row(session, will))
         self._wills.clear()
 
     def _refer(self, batch: Batch, message: Message, epoch: float) -> None:

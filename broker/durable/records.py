@@ -9,13 +9,18 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.broker.message import Message, SizeClass
 from penstock.broker.mqtt.enums import PacketType
-from penstock.broker.mqtt.properties import write_properties
+from penstock.broker.mqtt.properties import WILL, write_properties
 from penstock.broker.outbox.delivery import Run
 from penstock.broker.payload import Payload
+
+if TYPE_CHECKING:
+    from penstock.broker.mqtt.packets import Will
+    from penstock.broker.routing.topic_tree import Subscription
+    from penstock.broker.sessions.session import Session
 
 
 class SessionRow(NamedTuple):
@@ -219,6 +224,36 @@ class Stored:
     incoming: list[IncomingRow] = field(default_factory=list)
     retained: list[RetainedRow] = field(default_factory=list)
     wills: list[WillRow] = field(default_factory=list)
+
+
+def subscription_row(
+    session: int, topic_filter: str, subscription: Subscription, *, is_retained_due: bool
+) -> SubscriptionRow:
+    """Return the row of a subscription; the arguments are as in the row."""
+    return SubscriptionRow(
+        session,
+        topic_filter,
+        subscription.qos,
+        subscription.no_local,
+        subscription.retain_as_published,
+        subscription.subscription_id,
+        is_retained_due,
+        subscription.sizes,
+    )
+
+
+def will_row(session: Session, will: Will) -> WillRow:
+    """Return the row of a session's will."""
+    return WillRow(
+        session.client_id,
+        session.username,
+        session.listener,
+        will.topic,
+        will.payload,
+        will.qos,
+        will.retain,
+        write_properties(will.properties, WILL),
+    )
 
 
 def _numbers() -> array[int]:

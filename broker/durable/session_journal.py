@@ -25,6 +25,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
+from penstock.broker.durable.lone_messages import NOTED_MESSAGES
 from penstock.broker.durable.records import RunDeliveryRows, RunRows, SessionRow
 from penstock.broker.outbox.delivery import Delivery
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from penstock.broker.durable.journal import Journal
     from penstock.broker.durable.records import Batch
     from penstock.broker.outbox.delivery import Run, RunPart
+    from penstock.broker.sessions.client import PublishReceipt
     from penstock.broker.sessions.session import Session
 
 
@@ -42,17 +44,21 @@ class DeliveryJournal(ABC):
 
     Attributes:
         row: number of the session in the database; 0 where it has none.
+        n_lone: lone messages that are on their way to the session and not noted.
     """
 
-    __slots__ = ("_journal", "row")
+    __slots__ = ("_journal", "n_lone", "row")
 
     def __init__(self, journal: Journal, row: int) -> None:
         self._journal = journal
         self.row = row
+        self.n_lone = 0
 
     def changed(self, delivery: Delivery) -> None:
         """A QoS 1 or 2 delivery was added to the session, changed its state, or left it."""
         if delivery.is_stored:
+            if self.n_lone:
+                self.note_lone()
             journal = self._journal
             journal._deliveries[delivery] = self
             journal._note()
@@ -73,6 +79,14 @@ class DeliveryJournal(ABC):
         journal._acknowledged(delivery.message)
         if not journal.is_dirty:
             journal._hurry()
+
+    def may_go_alone(self) -> bool:
+        """Say whether a message may be sent to the session that is not noted yet."""
+        return False
+
+    @abstractmethod
+    def note_lone(self) -> None:
+        """Note each lone message as a run of one: something comes behind them."""
 
     @abstractmethod
     def run_sent(self, part: RunPart) -> None:
@@ -142,7 +156,7 @@ class SessionJournal(DeliveryJournal):
         lost_at: monotonic seconds at which its connection ended; None while it has one.
     """
 
-    __slots__ = ("_is_ended", "_is_stored", "lost_at", "session")
+    __slots__ = ("_is_ended", "_is_stored", "_n_noted", "lost_at", "session")
 
     def __init__(self, journal: Journal, session: Session, row: int, *, is_stored: bool) -> None:
         super().__init__(journal, row)
@@ -150,6 +164,7 @@ class SessionJournal(DeliveryJournal):
         self._is_ended = False
         self.session = session
         self.lost_at: float | None = None
+        self._n_noted = 0  # so many messages are to be noted at once
 
     def watch(self) -> None:
         """Have outbox and inflight window report to this journal from now on."""
@@ -166,8 +181,53 @@ class SessionJournal(DeliveryJournal):
             return delivery.packet_id, inflight.is_released(delivery.packet_id)
         return (0, False) if delivery.is_waiting else None
 
+    def may_go_alone(self) -> bool:
+        """Say whether a message may be sent to the session that is not noted yet."""
+        if not self._journal.lone.is_busy:
+            return False
+        if self._n_noted:
+            self._n_noted -= 1
+            return False
+        return self._journal.takes_lone()
+
+    def lone_sent(self, receipt: PublishReceipt) -> None:
+        """A lone message was sent to the session."""
+        self.n_lone += 1
+        lone = self._journal.lone
+        lone.new[receipt] = self
+        if not lone.is_looking:
+            lone.look_soon()
+
+    def lone_finished(self, receipt: PublishReceipt) -> None:
+        """A lone message was acknowledged: nothing of it has to be kept."""
+        self.n_lone -= 1
+        lone = self._journal.lone
+        if lone.new.pop(receipt, None) is None:
+            del lone.old[receipt]
+        receipt.settle(0)
+
+    def note_lone(self) -> None:
+        """Note each lone message as a run of one: something comes behind them."""
+        if not self.n_lone:
+            return
+        self.n_lone = 0
+        journal = self._journal
+        for part, receipt in self.session.inflight.fold_lone():
+            if journal.lone.new.pop(receipt, None) is None:
+                del journal.lone.old[receipt]
+            self.run_sent(part)
+            n_bytes = part.run.payload_bytes
+            journal.settle_after(receipt, n_bytes, receipt.client, part.run, 1)
+
+    def lone_are_late(self) -> None:
+        """Lone messages were not acknowledged in time: note them, and the next ones at once."""
+        self._n_noted = NOTED_MESSAGES
+        self.note_lone()
+
     def run_sent(self, part: RunPart) -> None:
         """A run was sent to the session."""
+        if self.n_lone:
+            self.note_lone()
         journal = self._journal
         part.run.parts.append(part)
         journal._deliveries[part] = self
@@ -220,6 +280,7 @@ class SessionJournal(DeliveryJournal):
     def connection_lost(self, now: float) -> None:
         """The session has no connection from now on."""
         self.lost_at = now
+        self.note_lone()
         self._changed()
 
     def ended(self, *, has_expired: bool) -> None:
@@ -285,6 +346,9 @@ class ShareJournal(DeliveryJournal):
         ):
             return 0, False
         return None
+
+    def note_lone(self) -> None:
+        """Note each lone message: there is none."""
 
     def run_sent(self, part: RunPart) -> None:
         """A run was sent to the session: none of its messages is of a share."""

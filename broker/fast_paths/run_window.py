@@ -16,9 +16,14 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from penstock.broker.fast_paths.message_run import LoneMessage, MessageRun, read_lone
+from penstock.broker.fast_paths.message_run import (
+    LoneMessage,
+    MessageRun,
+    read_lone,
+    run_of_lone,
+)
 from penstock.broker.mqtt.enums import MAX_PACKET_ID
 from penstock.broker.mqtt.short_packets import (
     ALL_PUBACK,
@@ -30,9 +35,27 @@ from penstock.broker.mqtt.short_packets import (
 from penstock.broker.outbox.delivery import NO_QUEUE, Delivery, DeliveryWatcher, RunPart
 from penstock.broker.outbox.inflight import Inflight
 
+if TYPE_CHECKING:
+    from penstock.broker.sessions.client import PublishReceipt
+
 
 class RunWatcher(DeliveryWatcher, Protocol):
-    """Is told of the runs of one session: the journal, where they are stored."""
+    """Is told of the runs of one session: the journal, where they are stored.
+
+    It is not told of a lone message, but of what the message's publisher is owed.
+    """
+
+    def may_go_alone(self) -> bool:
+        """Say whether a message may be sent that is not noted yet."""
+
+    def lone_sent(self, receipt: PublishReceipt) -> None:
+        """Note that a lone message was sent."""
+
+    def lone_finished(self, receipt: PublishReceipt) -> None:
+        """Note that a lone message was acknowledged, and let its publisher know."""
+
+    def note_lone(self) -> None:
+        """Note each lone message as a run of one: something comes behind them."""
 
     def run_sent(self, part: RunPart) -> None:
         """Note that a run was sent."""
@@ -86,11 +109,12 @@ class RunWindow(Inflight):
         topic: tuple[str, bytes],
         publisher: str,
         arrived_at: float,
+        receipt: PublishReceipt | None = None,
     ) -> int:
         """Give a message that goes by itself the Packet Identifier that comes next; return that.
 
-        The caller makes sure that there is room, and no journal. The arguments are as in
-        `LoneMessage`.
+        The caller makes sure that there is room, and tells the journal, if there is one. The
+        arguments are as in `LoneMessage`.
 
         Returns:
             0 where `start` must find one: identifiers begin anew, or it is still in use.
@@ -100,7 +124,7 @@ class RunWindow(Inflight):
             return 0
         if self._parts is NO_QUEUE:
             self._parts = deque()
-        self._parts.append((packet_id, payload_bytes, data, topic, publisher, arrived_at))
+        self._parts.append((packet_id, payload_bytes, data, topic, publisher, arrived_at, receipt))
         self._last_packet_id = packet_id
         self.n_messages += 1
         self.n_bytes += payload_bytes
@@ -193,10 +217,26 @@ class RunWindow(Inflight):
         parts.popleft()
         self.n_messages -= 1
         self.n_bytes -= n_bytes
-        if self.journal is not None and not isinstance(part, tuple):
-            part.n_finished = 1
-            self.journal.run_finished(part, 0)
+        if self.journal is not None:
+            if not isinstance(part, tuple):
+                part.n_finished = 1
+                self.journal.run_finished(part, 0)
+            elif part[6] is not None:
+                self.journal.lone_finished(part[6])
         return True
+
+    def fold_lone(self) -> list[tuple[_Part, PublishReceipt]]:
+        """Make a run of one of each lone message that the journal knows.
+
+        Returns:
+            What stands for them in the window, in order, with what their publishers are owed.
+        """
+        found = []
+        for index, part in enumerate(self._parts):
+            if isinstance(part, tuple) and part[6] is not None:
+                self._parts[index] = folded = _Part(run_of_lone(part), part[0])
+                found.append((folded, part[6]))
+        return found
 
     def release_run(self, data: bytes, position: int) -> tuple[int, int]:
         """Take the PUBRECs of the oldest run that waits for any, as far as they are in its order.
@@ -223,6 +263,8 @@ class RunWindow(Inflight):
 
     def unfold(self) -> None:
         """Make a delivery of each message that is inflight as a part of a run."""
+        if self.journal is not None:
+            self.journal.note_lone()
         for part in self._parts:
             if isinstance(part, tuple):
                 packet_id = part[0]

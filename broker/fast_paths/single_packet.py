@@ -21,6 +21,7 @@ from penstock.broker.fast_paths.shared_runs import Group
 from penstock.broker.mqtt.enums import MQTT_5
 from penstock.broker.mqtt.short_packets import PACKET_BYTES
 from penstock.broker.receiving.acknowledging import made_room, sample
+from penstock.broker.sessions.client import PublishReceipt
 from penstock.broker.sessions.session import DIRECT_BYTES
 
 if TYPE_CHECKING:
@@ -100,11 +101,27 @@ def _take_qos_1(client: FastClient, data: bytes, now: float) -> bool:
         return False
     sessions = plan.sessions
     acknowledgement = b"\x40\x02" + packet_id
-    if (
+    payload_bytes = size - payload_at
+    journal = sessions[0].inflight.journal if len(sessions) == 1 else None
+    if journal is not None:
+        if (
+            client.n_owed + len(client.session.incoming) < client.receive_maximum
+            and journal.may_go_alone()
+        ):
+            receipt = LoneReceipt(client, acknowledgement)
+            if _pass_alone(
+                client, sessions[0], plan.topic, data, topic_end, payload_bytes, now, receipt
+            ):
+                client.owe(receipt)
+                journal.lone_sent(receipt)
+                if client.n_owed >= client.receive_maximum and not client.may_receive:
+                    core.turn.touch(client.outgoing)
+                core.counters.bytes_received += size
+                return True
+    elif (
         len(sessions) == 1
-        and sessions[0].inflight.journal is None
         and not client.receipts
-        and _pass_alone(client, sessions[0], plan.topic, data, topic_end, size - payload_at, now)
+        and _pass_alone(client, sessions[0], plan.topic, data, topic_end, payload_bytes, now)
     ):
         outgoing = client.outgoing
         if client.sender.held or outgoing.is_paused:
@@ -115,17 +132,65 @@ def _take_qos_1(client: FastClient, data: bytes, now: float) -> bool:
             core.counters.packets_sent += 1
             if not outgoing.is_touched:
                 core.turn.write_soon(outgoing)
-    elif (
+        core.counters.bytes_received += size
+        return True
+    if (
         (client.version != MQTT_5 or quota_left(client, sessions, 1))
         and takes_run(client, sessions, 1, 1, size)
         and (not isinstance(sessions, Group) or sessions.prepare(1, 1, size, size))
     ):
-        segment = (1, 0, size, topic_end, size - payload_at, plan.topic)
+        segment = (1, 0, size, topic_end, payload_bytes, plan.topic)
         pass_run_on(client, sessions, data, [segment], 1, acknowledgement, now)
-    else:
-        return False
-    core.counters.bytes_received += size
-    return True
+        core.counters.bytes_received += size
+        return True
+    return False
+
+
+class LoneReceipt(PublishReceipt):
+    """The PUBACK that a publisher is owed for a message that went by itself to a durable session.
+
+    It is sent when the subscriber has acknowledged the message, or it is stored.
+    """
+
+    __slots__ = ("_packet",)
+
+    def __init__(self, client: FastClient, packet: bytes) -> None:
+        """Owe an acknowledgement, for which one answer is missing.
+
+        Args:
+            client: it goes to.
+            packet: the acknowledgement.
+        """
+        super().__init__(client, packet[2] << 8 | packet[3], 1, 1)
+        self.was_routed = True
+        self._packet = packet
+
+    def settle(self, reason_code: int) -> None:  # noqa: ARG002 (it is routed: no refusal comes)
+        """Take the answer, of which there is one."""
+        self.is_settled = True
+        client = self.client
+        receipts = client.receipts
+        if len(receipts) != 1 or receipts[0] is not self or not client.is_open:
+            self._acknowledge_in_order()
+            return
+        receipts.popleft()  # the same for most of them, 0.3 us less
+        client.n_owed -= 1
+        self.send()
+        if client.n_owed + 1 >= client.receive_maximum:
+            client.core.turn.touch(client.outgoing)
+
+    def send(self) -> None:
+        """Send the acknowledgement."""
+        client = self.client
+        outgoing = client.outgoing
+        if client.sender.held or outgoing.is_paused:
+            client.sender.send_run(self._packet, 1, is_state=False)
+            return
+        outgoing.out.append(self._packet)
+        outgoing.out_bytes += PACKET_BYTES
+        client.core.counters.packets_sent += 1
+        if not outgoing.is_touched:
+            client.core.turn.write_soon(outgoing)
 
 
 def _pass_alone(
@@ -136,10 +201,11 @@ def _pass_alone(
     packet_id_at: int,
     payload_bytes: int,
     now: float,
+    receipt: PublishReceipt | None = None,
 ) -> bool:
     """Send a QoS 1 message to its only subscriber, as `pass_run_on` sends a run of one to many.
 
-    A run would take 2 us more. For this subscriber nothing is stored.
+    A run would take 2 us more. The arguments are those of a `LoneMessage`.
 
     Returns:
         False, and nothing has changed, where it may have to wait.
@@ -159,7 +225,9 @@ def _pass_alone(
     ):
         return False
     publisher = client.session.known_as
-    packet_id = inflight.start_lone(data, payload_bytes, topic, publisher, core.arrived_at(now))
+    packet_id = inflight.start_lone(
+        data, payload_bytes, topic, publisher, core.arrived_at(now), receipt
+    )
     if not packet_id:
         return False
     outgoing.out.append(

@@ -86,6 +86,7 @@ class Run(Protocol):
 
     Attributes:
         n_messages: how many.
+        payload_bytes: of all.
         qos: of all.
         messages: those of which a `Message` was made, by their place in the run; None for none.
         row: the number that the row of its first message has, or would have; 0 while it has none.
@@ -93,6 +94,7 @@ class Run(Protocol):
     """
 
     n_messages: int
+    payload_bytes: int
     qos: int
     messages: dict[int, Message] | None
     row: int

@@ -7,12 +7,12 @@ deliveries until something here asks for one of them.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.broker.errors import ProtocolError
 from penstock.broker.mqtt.enums import MAX_PACKET_ID
-from penstock.broker.outbox.delivery import NO_QUEUE, Delivery, DeliveryWatcher
+from penstock.broker.outbox.delivery import NO_QUEUE, Delivery, DeliveryWatcher, RunPart
 
 if TYPE_CHECKING:
     from penstock.broker.outbox.backlog import Backlog
@@ -217,6 +217,10 @@ class Inflight:
         self.n_messages = 0
         self.n_bytes = 0
         return n_messages
+
+    def fold_lone(self) -> Sequence[tuple[RunPart, Any]]:
+        """Make a run of each message that the journal has not noted; here there is none."""
+        return ()
 
     def unfold(self) -> None:
         """Make a delivery of each message that was sent in a run; see `RunWindow`."""

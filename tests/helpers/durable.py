@@ -113,6 +113,8 @@ class DurableBroker(VirtualBroker):
         is_disk_full: whether commits fail.
         commits_at_once: whether `settle` commits all changes.
         hurried: the number of times that the journal requested an early commit.
+        is_look_due: the journal has asked for `look_at_lone`.
+        notes_lone: whether a batch has all lone messages, as if their subscribers were late.
     """
 
     def __init__(
@@ -124,6 +126,7 @@ class DurableBroker(VirtualBroker):
         away: float = 0.0,
         max_pending_messages: int = 1000,
         max_pending_bytes: int = 1_000_000,
+        notes_lone: bool = True,
         **extensions: Any,
     ) -> None:
         super().__init__(limits, **extensions)
@@ -133,10 +136,13 @@ class DurableBroker(VirtualBroker):
         self.is_disk_full = False
         self.commits_at_once = True
         self.hurried = 0
+        self.is_look_due = False
+        self.notes_lone = notes_lone
         self.journal = Journal(
             self.core,
             wake=lambda: None,
             hurry=self._hurry,
+            look_later=self._look_later,
             new_origin=lambda: next(_ORIGINS).to_bytes(8, "big"),
             max_pending_messages=max_pending_messages,
             max_pending_bytes=max_pending_bytes,
@@ -145,14 +151,26 @@ class DurableBroker(VirtualBroker):
             "limits": limits,
             "max_pending_messages": max_pending_messages,
             "max_pending_bytes": max_pending_bytes,
+            "notes_lone": notes_lone,
             **extensions,
         }
+        self.journal.lone.is_busy = True
         stored = self.disk.read(self.core.keep)
         restore(self.core, self.journal, stored, epoch=EPOCH, now=now, away=away)
         self.commit()
 
     def _hurry(self) -> None:
         self.hurried += 1
+
+    def _look_later(self) -> None:
+        self.is_look_due = True
+
+    def look(self) -> None:
+        """Have the journal look at lone messages, as it has asked for."""
+        assert self.is_look_due
+        self.is_look_due = False
+        self.journal.look_at_lone()
+        super().settle()
 
     def settle(self) -> None:
         """Serve every connection, and commit where that is not in the test's hands."""
@@ -162,6 +180,8 @@ class DurableBroker(VirtualBroker):
 
     def seal(self) -> Batch | None:
         """Make a batch of what has changed, if one is due; return the one to be written."""
+        if self.notes_lone:
+            self.journal.lone.note_all()
         if self.journal.sealed is None:
             return self.journal.seal(EPOCH, self._away)
         return self.journal.sealed

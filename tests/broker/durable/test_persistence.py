@@ -12,7 +12,7 @@ import pytest
 
 from penstock.broker.durable import persistence as persistence_module
 from penstock.broker.durable.database import DatabaseError
-from penstock.broker.mqtt.packets import PubAck, Publish
+from penstock.broker.mqtt.packets import PubAck, PubComp, Publish, PubRec, PubRel
 from tests.broker.serving import make_server, port_of, serving, until
 from tests.helpers.wire import WireClient, connected
 
@@ -51,6 +51,33 @@ async def test_a_restart_brings_back_what_was_acknowledged(tmp_path: Path, durab
         async with await kept_client(port_of(server)) as client:
             got = [await client.take(Publish) for _ in range(10)]
     assert [packet.payload for packet in got] == [b"%d" % number for number in range(10)]
+
+
+async def test_what_only_a_commit_can_answer_waits_for_no_other_change(tmp_path: Path) -> None:
+    """CONNACK, SUBACK and each step of QoS 2 begin a commit, however long first changes wait."""
+    async with serving(persistence=persistence(tmp_path)) as server:
+        state = server._state
+        assert state is not None
+        object.__setattr__(state._config, "commit_wait_seconds", 3600.0)
+        async with (
+            await kept_client(port_of(server)) as client,
+            await connected(
+                port_of(server),
+                client_id="p",
+                clean_start=False,
+                properties={"session_expiry_interval": 3600},
+            ) as publisher,
+        ):
+            await client.subscribe("t", 2)
+            for packet_id in range(1, 4):
+                await publisher.send(Publish("t", b"", qos=2, packet_id=packet_id))
+                assert await publisher.take(PubRec) == PubRec(packet_id)
+                await publisher.send(PubRel(packet_id))
+                assert await publisher.take(PubComp) == PubComp(packet_id)
+                got = await client.take(Publish)
+                await client.send(PubRec(got.packet_id))
+                assert await client.take(PubRel) == PubRel(got.packet_id)
+                await client.send(PubComp(got.packet_id))
 
 
 @pytest.mark.parametrize("keys", [{}, {"persistence": {"durability": "memory"}}], ids=str)

@@ -11,7 +11,7 @@ from hypothesis.stateful import initialize, rule
 from penstock.broker.config.limits import Limits
 from penstock.broker.fast_paths.fast_core import FastCore
 from penstock.broker.mqtt.packets import Packet, Subscribe, SubscriptionRequest
-from tests.broker.durable.test_journal_crashes import Crashing, Peer
+from tests.broker.durable.test_journal_crashes import TOPICS, Crashing, Peer
 from tests.helpers.durable import DurableBroker
 from tests.helpers.effort import examples
 
@@ -90,7 +90,57 @@ class CrashingRuns(Crashing):
             self.subscriber = subscriber
 
 
+class CrashingLone(Crashing):
+    """One subscriber, whose lone messages are noted when they are late, or something follows."""
+
+    @initialize(window=st.sampled_from([1, 2, 1000]), receive_maximum=st.sampled_from([1, 2, 100]))
+    def start(self, window: int, receive_maximum: int) -> None:
+        """Connect both and subscribe."""
+        limits = Limits(inflight_messages=window)
+        self.broker = DurableBroker(limits=limits, core_class=FastCore, notes_lone=False)
+        self.publisher = Bundling("p")
+        self.subscriber = Bundling("s", receive_maximum)
+        self.peers: tuple[Peer, ...] = (self.publisher, self.subscriber)
+        self.n_sent = 0
+        for peer in self.peers:
+            peer.connect(self.broker)
+            peer.take()
+        self.subscriber.send(Subscribe(1, (SubscriptionRequest("t/#", 2),)))
+        self.subscriber.asked[1] = ("t/#", True)
+        self.subscriber.take()
+        self.broker.commits_at_once = False
+
+    @rule(topics=st.lists(st.sampled_from(TOPICS), min_size=1, max_size=3))
+    def publish_alone(self, topics: list[str]) -> None:
+        """Come to rest, as nothing goes alone behind what waits; then publish one by one."""
+        if not self.broker.is_disk_full:
+            for _ in range(3):
+                self.broker.commit()
+                for number, peer in enumerate(self.peers):
+                    self.reconnect(number)
+                    while peer.client is not None and peer.client.inbox:
+                        peer.take()
+        for topic in topics:
+            self.publish(topic=topic, qos=1, n_messages=1, retain=False)
+
+    @rule()
+    def look(self) -> None:
+        """Let the journal look for late messages."""
+        if self.broker.is_look_due:
+            self.broker.look()
+
+    def teardown(self) -> None:
+        """Let everything come to rest."""
+        if hasattr(self, "broker"):
+            self.broker.notes_lone = True
+        super().teardown()
+
+
 TestCrashingRuns: Any = CrashingRuns.TestCase
 TestCrashingRuns.settings = settings(
+    max_examples=examples(80), stateful_step_count=40, deadline=None
+)
+TestCrashingLone: Any = CrashingLone.TestCase
+TestCrashingLone.settings = settings(
     max_examples=examples(80), stateful_step_count=40, deadline=None
 )
