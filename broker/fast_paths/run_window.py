@@ -263,7 +263,7 @@ class RunWindow(Inflight):
 
     def unfold(self) -> None:
         """Make a delivery of each message that is inflight as a part of a run."""
-        if self.journal is not None:
+        if self._parts and self.journal is not None:
             self.journal.note_lone()
         for part in self._parts:
             if isinstance(part, tuple):

@@ -105,7 +105,8 @@ def _take_qos_1(client: FastClient, data: bytes, now: float) -> bool:
     journal = sessions[0].inflight.journal if len(sessions) == 1 else None
     if journal is not None:
         if (
-            client.n_owed + len(client.session.incoming) < client.receive_maximum
+            sessions[0].is_direct  # which no lane is, whose journal knows no lone messages
+            and client.n_owed + len(client.session.incoming) < client.receive_maximum
             and journal.may_go_alone()
         ):
             receipt = LoneReceipt(client, acknowledgement)
