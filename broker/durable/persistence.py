@@ -68,9 +68,9 @@ FLUSH_SECONDS: Final = 5.0
 """Each `flush` waits so long for a disk that refuses; the end of the broker has two."""
 
 
-LONE_SECONDS: Final = 0.05
-"""Between two looks at messages that are not noted (`LoneMessages`): 500 pairs that keep two
-processors busy acknowledge within 15 to 50 ms."""
+LONE_SECONDS: Final = 0.1
+"""Between two looks at messages that are not noted (`LoneMessages`). 500 pairs that keep two
+processors busy acknowledge within 15 to 50 ms, and within 150 if others use these, too."""
 
 BUSY_RATIO: Final = 0.2
 """The loop's thread is busy where it has used so much of a processor. That is some 5,000 messages a
