@@ -7,7 +7,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, Literal, TypeVar
 
-from selenium.common.exceptions import NoSuchElementException, StaleElementReferenceException
+from selenium.common.exceptions import (
+    ElementClickInterceptedException,
+    NoSuchElementException,
+    StaleElementReferenceException,
+)
 from selenium.webdriver import Chrome, ChromeOptions, ChromeService
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
@@ -20,7 +24,18 @@ PHONE: Final = (380, 800)
 
 Found = TypeVar("Found")
 
-_QUOTE: Final = '"'
+_CHANGING: Final = (
+    ElementClickInterceptedException,
+    NoSuchElementException,
+    StaleElementReferenceException,
+)
+"""What selenium says where the page changes between two looks at it."""
+
+_NAMED: Final = """
+return [...document.querySelectorAll(arguments[0])].find((one) =>
+  (one.ariaLabel ?? one.textContent).trim() === arguments[1]
+  && one.checkVisibility({opacityProperty: true, visibilityProperty: true}));
+"""
 
 
 class Browser:
@@ -75,7 +90,7 @@ class Browser:
             self.driver,
             SECONDS,
             poll_frequency=0.05,
-            ignored_exceptions=(NoSuchElementException, StaleElementReferenceException),
+            ignored_exceptions=_CHANGING,
         )
         return waiting.until(lambda _: condition())
 
@@ -96,17 +111,15 @@ class Browser:
             raise AssertionError(f"{text!r} is not in:\n{self.text}") from error
 
     def named(self, name: str, kinds: str = "button, a, summary") -> WebElement | None:
-        """Return the first thing that can be seen and pressed by its name; None for none."""
-        for one in self.driver.find_elements(By.CSS_SELECTOR, kinds):
-            if one.is_displayed() and (one.accessible_name or one.text).strip() == name:
-                return one
-        return None
+        """Return the first thing that can be seen and has this name; None for none."""
+        found: WebElement | None = self.run(_NAMED, kinds, name)
+        return found
 
-    def press(self, name: str) -> None:
+    def press(self, name: str, kinds: str = "button, a, summary") -> None:
         """Press a button or link as soon as it is there and enabled."""
 
         def press() -> bool:
-            found = self.named(name)
+            found = self.named(name, kinds)
             if found is None or not found.is_enabled():
                 return False
             found.click()
@@ -116,10 +129,7 @@ class Browser:
 
     def confirm(self, verb: str) -> None:
         """Press a button of the dialog that asks, and wait until it has gone."""
-        self.wait(lambda: self.driver.find_element(By.CSS_SELECTOR, "dialog[open]"))
-        self.driver.find_element(
-            By.XPATH, f"//dialog//button[normalize-space()={_QUOTE}{verb}{_QUOTE}]"
-        ).click()
+        self.press(verb, "dialog[open] button")
         self.wait(lambda: not self.driver.find_elements(By.CSS_SELECTOR, "dialog[open]"))
 
     def field(self, label: str) -> WebElement:
