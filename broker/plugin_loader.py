@@ -129,15 +129,15 @@ class LoadedPlugins:
             listeners: the names of its listeners.
         """
         found = PluginReload()
-        offered = set(self.names)
-        for name in wanted.plugins:
-            if name not in offered:
-                found.values[("plugins", name)] = "a plugin"
+        for name, keys in wanted.plugins.items():
+            if name not in self.names:
+                found.values["plugins", name] = "a plugin"
+                found.failed |= _problems_of_new(name, keys, wanted.file)
         found.contexts += [plugin.context for plugin in self.plugins]
         for name, plugin in zip(self.names, self.plugins, strict=True):
-            keys = wanted.plugins.get(name)
-            if keys is None:
+            if name not in wanted.plugins:
                 continue
+            keys = wanted.plugins[name]
             plugin.context = plugin.context._replace(listeners=tuple(listeners))
             await _prepare(found, name, plugin, keys, wanted.file)
         return found
@@ -216,6 +216,19 @@ class PluginReload:
             except Exception as error:  # noqa: BLE001 (as above)
                 guard.failed(plugin, error)
                 self.failed[path] = str(error)
+
+
+def _problems_of_new(name: str, keys: Mapping[str, Any], file: str) -> dict[str, str]:
+    """Return why a plugin that is to come with the next start could not."""
+    path = f"plugins.{name}"
+    try:
+        offered = _offered_plugins()
+        if name not in offered:
+            return {path: f"read an unknown plugin; allowed: {suggest(name, offered)}"}
+        validate_config(_plugin_class(name, offered[name]).Config, keys, file, path)
+    except PenstockError as error:
+        return failures(error, file, path)
+    return {}
 
 
 async def _prepare(

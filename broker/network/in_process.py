@@ -319,8 +319,8 @@ class InProcessClients:
         if session is not None:
             common = core.outbox_rules
             session.outbox.rules = common.of_one(
-                max_messages=common.max_messages if messages is None else messages,
-                max_bytes=common.max_bytes if n_bytes is None else n_bytes,
+                max_messages=messages,
+                max_bytes=n_bytes,
                 drops_oldest=drops_oldest,
                 refuses=refuses,
             )

@@ -83,6 +83,8 @@ class OutboxLimits:
     large_sent: Callable[..., None] | None = field(init=False)
     large_acknowledged: Callable[..., bool] | None = field(init=False)
     record: WithholdingRecord = field(init=False)
+    _common: OutboxLimits | None = field(default=None, init=False)
+    _own: tuple[int | None, int | None] = field(default=(None, None), init=False)
 
     def __post_init__(self) -> None:
         """Find out once what each message asks for."""
@@ -115,16 +117,40 @@ class OutboxLimits:
         self.record.policy = self.gate.policy_name or type(self.gate).__name__
 
     def of_one(
-        self, *, max_messages: int, max_bytes: int, drops_oldest: bool, refuses: bool = False
+        self,
+        *,
+        max_messages: int | None,
+        max_bytes: int | None,
+        drops_oldest: bool,
+        refuses: bool = False,
     ) -> OutboxLimits:
-        """Return the rules of one outbox that has limits of its own; all else is shared."""
+        """Return the rules of one outbox that has limits of its own; all else is shared.
+
+        Args:
+            max_messages: as the attribute; None for that of all, as it is when `follow` is called.
+            max_bytes: the same.
+            drops_oldest: as the attribute.
+            refuses: as the attribute.
+        """
         rules = copy(self)
         rules.is_of_one = True
-        rules.change(max_messages, max_bytes, drops_oldest=drops_oldest)
+        rules.drops_oldest = drops_oldest
+        rules._common, rules._own = self, (max_messages, max_bytes)  # noqa: SLF001 (of this class)
+        rules.follow()
         rules.refuses = refuses
         if refuses:  # each message is to be looked at: its limits may be narrow
             rules.over_half.add(None)
         return rules
+
+    def follow(self) -> None:
+        """Take those limits of all that are not the outbox's own, after they have changed."""
+        common, (max_messages, max_bytes) = self._common, self._own
+        if common is not None:
+            self.change(
+                common.max_messages if max_messages is None else max_messages,
+                common.max_bytes if max_bytes is None else max_bytes,
+                drops_oldest=self.drops_oldest,
+            )
 
     def is_large_for(self, message: Message, link: Link) -> bool:
         """Say whether a message is large for one subscriber, as far as the gate has a say.

@@ -58,7 +58,10 @@ class ReloadingService(Service, Protocol):
     """A service that can reload its files while it serves."""
 
     async def reload(self) -> object:
-        """Reload the files; a file that cannot be used is logged and changes nothing."""
+        """Reload the files; a file that cannot be used is logged and changes nothing.
+
+        It may be called again before it has ended.
+        """
 
 
 @runtime_checkable
@@ -141,15 +144,28 @@ async def _serve(service: Service) -> None:
                 note_fault(logging.getLogger("penstock"), faults, name, error)
 
     look()
+    reloading: set[asyncio.Task[None]] = set()  # beside this loop: a stop waits for none
     while await asked.get() == signal.SIGHUP:
         if isinstance(service, ReloadingService):
-            await service.reload()
+            task = loop.create_task(_reload(service, faults), name="reload")
+            reloading.add(task)
+            task.add_done_callback(reloading.discard)
+    for task in reloading:
+        task.cancel()
     stopping = loop.create_task(service.stop(), name="stop")
     hurrying = loop.create_task(_hurry(service, asked), name="hurry")
     try:
         await stopping
     finally:
         hurrying.cancel()
+
+
+async def _reload(service: ReloadingService, faults: dict[str, int]) -> None:
+    """Reload; a fault in it is logged, and the service goes on."""
+    try:
+        await service.reload()
+    except Exception as error:  # noqa: BLE001 (whatever it is, clients are served)
+        note_fault(logging.getLogger("penstock"), faults, "reload", error)
 
 
 async def _hurry(service: Service, asked: asyncio.Queue[signal.Signals]) -> None:

@@ -254,6 +254,7 @@ class Core(CoreContext):
         """
         for number, session in enumerate(list(self.sessions), 1):
             if not session.is_unused:
+                session.outbox.rules.follow()
                 session.outbox.rules = session.outbox.rules
                 session.link_changed()
             if not number % SORTED_AT_ONCE:

@@ -30,6 +30,9 @@ from penstock.edge_proxy.upstream import Upstreams
 if TYPE_CHECKING:
     from penstock.broker.operations_contract import Reloaded
 
+CHECKED_AT_ONCE: Final = 100
+"""So many clients are looked at after a reload before others are served."""
+
 FILES_OF_A_CLIENT: Final = 2
 """Its connection and the one to the broker."""
 
@@ -193,7 +196,7 @@ class Sidecar:
             await each
         read = [*found.read, *(f"upstream.tls.{file}" for file in upstream.read), *plugins.read]
         done = self._in_force.take(changes, read, plugins.failed | found.failed)
-        self._disconnect(closed)
+        await self._look_at_clients(closed)
         return done
 
     def _take(self, config: ProxyConfig) -> None:
@@ -209,19 +212,27 @@ class Sidecar:
         self._reception.admission.change(self._connections(files), limits.connections_per_address)
         self._reception.timeout = limits.connect_timeout_seconds
 
-    def _disconnect(self, closed: Iterable[ClientTransport]) -> None:
-        """Disconnect the clients of closed listeners, and those whose certificate is revoked."""
+    async def _look_at_clients(self, closed: Iterable[ClientTransport]) -> None:
+        """Disconnect the clients of closed listeners, and those whose certificate is revoked.
+
+        For what is held for the others, the gate is asked anew. Some are looked at at a time.
+        """
         for transport in closed:
             self._logger.info("%s: its listener was closed", transport.arrival.peer())
             transport.close(ReasonCode.ADMINISTRATIVE_ACTION)
         for one in self._listeners:
             one.abort_handshakes()
-        for transport in list(self._clients.running):
+        for number, transport in enumerate(list(self._clients.running), 1):
             arrival = transport.arrival
             listening = self._listeners.get(arrival.listener)
             if listening is not None and listening.has_revoked(arrival.ssl_object):
                 self._logger.info("%s: its certificate is revoked", arrival.peer())
                 transport.close(ReasonCode.NOT_AUTHORIZED)
+            elif transport.proxied is not None:
+                transport.proxied.client.link_changed()
+                transport.serve()
+            if not number % CHECKED_AT_ONCE:
+                await asyncio.sleep(0)
 
     async def stop(self) -> None:
         """Stop listening, let withheld messages leave, disconnect the clients and free everything.

@@ -292,6 +292,7 @@ class ProbingPlugin(Plugin):
     def __init__(self, config: ProbingConfig, context: PluginContext) -> None:
         super().__init__(config, context)
         self.sampler = RttSampler(config, context.logger)
+        self._sources = config.sources
 
     async def start(self) -> None:
         """Check that this kernel has what the policy file asks for.
@@ -314,8 +315,13 @@ class ProbingPlugin(Plugin):
 
     async def reload(self, config: ProbingConfig) -> Reload:
         """Take times and sources; a source `probe` that comes or goes needs a restart."""
-        takes, sources = ["probe_period", "max_age_seconds"], self.config.sources
+        takes, sources = ["probe_period", "max_age_seconds"], self._sources
         if ("probe" in config.sources) == (self.sampler.probe_topic is not None):
             takes.append("sources")
             sources = config.sources
-        return Reload(takes=takes, apply=lambda: self.sampler.change(config, sources))
+
+        def apply() -> None:
+            self._sources = sources
+            self.sampler.change(config, sources)
+
+        return Reload(takes=takes, apply=apply)

@@ -12,8 +12,10 @@ import yaml
 
 from penstock.broker.mqtt.packets import Disconnect, PubAck, Publish
 from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.plugins.queue.client import QueueClient
 from tests.helpers.certificates import Authority
 from tests.helpers.process import BrokerProcess, anonymous_policy, running_broker
+from tests.helpers.sidecar import before, running_sidecar
 from tests.helpers.wire import connected
 
 N_RUNS: Final = 1_000
@@ -130,6 +132,8 @@ async def test_a_wrong_file_changes_nothing_and_says_why(tmp_path: Path) -> None
         for keys, told in (
             ({"limits": {"payload_bytes": 0}}, "limits.payload_bytes: read 0"),
             ({"plugins": policy["plugins"] | {"probing": {"probe_period": 0}}}, "probe_period"),
+            ({"plugins": policy["plugins"] | {"memory": {"x": 1}}}, "plugins.memory.x: read an"),
+            ({"plugins": policy["plugins"] | {"memry": None}}, "plugins.memry: read an unknown"),
             ({"listeners": policy["listeners"] | {"tls": tls}}, f"certfile {broken}"),
             ({"listeners": taken}, "listeners.taken.bind: "),
         ):
@@ -149,7 +153,7 @@ async def test_a_wrong_file_changes_nothing_and_says_why(tmp_path: Path) -> None
 
 async def test_what_needs_a_restart_is_named_until_the_file_is_as_it_was(tmp_path: Path) -> None:
     """Key by key; the rest of the same file changes."""
-    policy = anonymous_policy({"memory": None}, log={"level": "warning"})
+    policy = anonymous_policy({"memory": None}, log={"level": "info"})
     with running_broker(policy, tmp_path) as broker:
         changed = policy | {
             "persistence": {"path": "p.db"},
@@ -160,6 +164,64 @@ async def test_what_needs_a_restart_is_named_until_the_file_is_as_it_was(tmp_pat
             line = await reload(broker, tmp_path, changed)
             assert line.endswith("needs a restart: persistence, plugins.probing")
     assert "changed: log.level" in broker.log
+
+
+async def test_new_queues_are_fed_and_others_get_their_settings(tmp_path: Path) -> None:
+    """Those that are gone from the file are kept, and named."""
+    queues: dict[str, Any] = {"first": {"topics": ["a/#"]}, "gone": {}}
+    queue = {"engine": "memory", "http": "127.0.0.1:0", "queues": queues}
+    policy = anonymous_policy({"queue": queue})
+    with running_broker(policy, tmp_path) as broker:
+        del queues["gone"]
+        queues["first"]["max_messages"] = 1
+        queues["second"] = {
+            "topics": ["b/#"],
+            "groups": {"g": {"dead_letter_queue": "dead", "max_receives": 1}},
+        }
+        queues["dead"] = {}
+        line = await reload(broker, tmp_path, policy)
+        assert "plugins.queue.queues.first.max_messages" in line
+        assert "failed" not in line
+        assert "needs a restart: plugins.queue.queues.gone." in line
+        async with await connected(broker.port, "c") as client:
+            codes = [(await client.publish(t, b"x")).reason_code for t in ("a/1", "b/1", "a/2")]
+            assert codes == [0, 0, ReasonCode.QUOTA_EXCEEDED]
+        found = await asyncio.to_thread(QueueClient(broker.queue_url).queue, "second")
+        assert found["messages"] == 1
+
+
+async def test_a_proxy_reloads_its_file(tmp_path: Path) -> None:
+    """A lower threshold holds the next message of a connected client, and a listener comes."""
+    withholding = {
+        "policy": "conservative",
+        "threshold_s": "1 MB",
+        "threshold_l": 1e-9,
+        "max_withhold": 600,
+    }
+    with running_broker(anonymous_policy(), tmp_path) as broker:
+        keys = before(
+            broker.port, plugins={"probing": {"probe_period": 0.1}, "withholding": withholding}
+        )
+        with running_sidecar(keys, tmp_path) as proxy:
+            async with (
+                await connected(proxy.port, "reader") as reader,
+                await connected(broker.port, "publisher") as publisher,
+            ):
+                await reader.subscribe("#", 1)
+                await publisher.publish("small", b"")
+                packet = await reader.take(Publish)
+                await reader.send(PubAck(packet.packet_id))
+                withholding["threshold_s"] = "1 kB"
+                listeners = {"default": keys.pop("listener"), "new": {"bind": "127.0.0.1:0"}}
+                (tmp_path / "proxy.yaml").write_text(
+                    yaml.safe_dump(keys | {"listeners": listeners})
+                )
+                proxy.process.send_signal(signal.SIGHUP)
+                (line,) = await asyncio.to_thread(proxy.lines_with, "reloaded: ", 1)
+                assert line.endswith("changed: listeners.new, plugins.withholding.threshold_s")
+                await publisher.publish("picture", bytes(5_000))
+                await publisher.publish("small", b"")
+                assert (await reader.take(Publish)).topic == "small"
 
 
 async def test_runs_under_way_lose_nothing_while_the_file_is_reloaded(tmp_path: Path) -> None:

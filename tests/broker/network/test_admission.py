@@ -188,3 +188,37 @@ def test_whatever_comes_and_goes_everything_is_given_back(
         place.leave()
     assert admission.n_connections == 0
     assert enter(admission, listener).refusal is None
+
+
+def test_a_limit_that_changes_lets_those_in_who_wait_and_keeps_those_who_are_there() -> None:
+    """Connections of before a limit count for it."""
+    admission, _ = make()
+    listener = Places()
+    first, second = enter(admission, listener), enter(admission, listener)
+    listener.change(1, waits=True)
+    third, fourth = enter(admission, listener), enter(admission, listener)
+    first.leave()
+    assert third.is_waiting
+    second.leave()
+    assert [third.is_waiting, fourth.is_waiting] == [False, True]
+    listener.change(2, waits=False)
+    assert not fourth.is_waiting
+    assert enter(admission, listener).refusal == ReasonCode.SERVER_BUSY
+    listener.change(0, waits=True)
+    assert enter(admission, listener).refusal is None
+
+
+def test_limits_of_all_and_of_an_address_change() -> None:
+    """An address counts from its first limit on."""
+    admission, _ = make(1)
+    listener = Places()
+    first = enter(admission, listener)
+    assert first.came_from("192.0.2.1")
+    assert enter(admission, listener).refusal == ReasonCode.SERVER_BUSY
+    admission.change(10, 1)
+    second, third = enter(admission, listener), enter(admission, listener)
+    assert second.came_from("192.0.2.1")
+    assert third.came_from("192.0.2.1")
+    assert (second.refusal, third.refusal) == (None, ReasonCode.QUOTA_EXCEEDED)
+    for place in (first, second, third):
+        place.leave()

@@ -186,6 +186,23 @@ def test_a_service_that_can_reload_does_so_at_sighup_and_goes_on() -> None:
     assert service.steps == ["start", "reload", "stop"]
 
 
+class Faulty(Reloading):
+    """Has a fault in its reload."""
+
+    async def reload(self) -> None:
+        """Ask to be stopped, and fail."""
+        await super().reload()
+        raise RuntimeError("a fault")
+
+
+def test_a_fault_in_a_reload_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """It is logged, and the service is stopped in order later."""
+    service = Faulty()
+    run_until_stopped(service)
+    assert service.steps == ["start", "reload", "stop"]
+    assert "a fault" in caplog.text
+
+
 class Waiting(Service):
     """Waits in its stop until it is hurried, and asks for that itself."""
 
