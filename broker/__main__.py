@@ -12,13 +12,13 @@ import typer
 from penstock.broker.config.command_line import CommandLine
 from penstock.broker.config.policy import load_policy
 from penstock.broker.errors import ConfigError, ConfigProblem
-from penstock.broker.process.log_lines import set_level
 from penstock.broker.process.program import (
     Debug,
     LogLevel,
     exit_status,
     run_until_stopped,
     set_up_log,
+    take_level,
 )
 from penstock.broker.server import Server
 
@@ -66,8 +66,7 @@ def broker(
         allowed = "a policy file; penstock import-mosquitto makes one of it"
         problem = ConfigProblem("file", "a mosquitto.conf", allowed)
         raise ConfigError(config, [problem]) from error
-    if policy.log.level is not None and log_level is None and not debug:
-        set_level(policy.log.level)
+    take_level(policy.log.level, log_level, debug=debug)
     run_until_stopped(Server(policy, read_policy=partial(load_policy, config)))
 
 

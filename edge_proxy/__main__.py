@@ -14,13 +14,13 @@ import typer
 from penstock.broker.config.command_line import CommandLine
 from penstock.broker.config.policy import Policy, load_policy
 from penstock.broker.errors import ConfigError, ConfigProblem
-from penstock.broker.process.log_lines import set_level
 from penstock.broker.process.program import (
     Debug,
     LogLevel,
     exit_status,
     run_until_stopped,
     set_up_log,
+    take_level,
 )
 from penstock.broker.server import Server
 from penstock.edge_proxy.sidecar.config import load_proxy_config
@@ -57,8 +57,7 @@ def proxy(
     if mode == "sidecar":
         run_until_stopped(sidecar(config))
         return
-    if (level := load_policy(config).log.level) is not None and log_level is None and not debug:
-        set_level(level)
+    take_level(load_policy(config).log.level, log_level, debug=debug)
     run_until_stopped(edge_broker(config))
 
 

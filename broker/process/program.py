@@ -17,7 +17,7 @@ from penstock.broker.config.command_line import CommandLine
 from penstock.broker.errors import PenstockError
 from penstock.broker.plugin_guard import note_fault
 from penstock.broker.process.gc_control import Collector, Kept
-from penstock.broker.process.log_lines import log_to_stderr
+from penstock.broker.process.log_lines import log_to_stderr, set_level
 from penstock.broker.process.memory_trim import LOOK_SECONDS, SpareMemory, keep_a_little
 
 LogLevel: TypeAlias = Annotated[
@@ -96,6 +96,18 @@ def set_up_log(log_level: str | None, *, debug: bool) -> None:
             f"read {log_level!r}; allowed: debug, info, warning, error", param_hint="--log-level"
         )
     log_to_stderr(name)
+
+
+def take_level(of_file: str | None, log_level: str | None, *, debug: bool) -> None:
+    """Take the log level that a file names, where the command line names none.
+
+    Args:
+        of_file: the key `log.level`, or None.
+        log_level: as of `set_up_log`.
+        debug: the same.
+    """
+    if of_file is not None and log_level is None and not debug:
+        set_level(of_file)
 
 
 def run_until_stopped(service: Service) -> None:
