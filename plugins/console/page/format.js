@@ -19,6 +19,11 @@ export function rate(value) {
   return isKnown(value) ? (value < 9.95 ? tenths : whole).format(value) : NONE;
 }
 
+/** A rate with its unit. */
+export function perSecond(value, format = rate) {
+  return isKnown(value) ? `${format(value)} /s` : NONE;
+}
+
 export function bytes(value) {
   if (!isKnown(value)) return NONE;
   if (value < 1024) return `${whole.format(value)} B`;

@@ -213,7 +213,7 @@ export function upstreams() {
     ["Messages matched", (d) => count(d.messages.matched)],
     ["Delivered", (d) => count(d.messages.delivered)],
     ["Held", (d) => count(d.messages.withheld)],
-    ["Waiting", (d) => `${count(d.messages.queued)}, ${bytes(d.messages.queued_bytes)}`],
+    ["Waiting", (d) => count(d.messages.queued)],
   ]);
   return {
     node: [

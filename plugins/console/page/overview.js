@@ -2,7 +2,7 @@
 
 import { get } from "./api.js";
 import { el, figures, panel, replace, setText, title, tone } from "./dom.js";
-import { bytes, count, many, percent, rate, seconds } from "./format.js";
+import { bytes, count, many, percent, perSecond, rate, seconds } from "./format.js";
 import { bar, graph, GRAPH_SECONDS, range, rangeEnds } from "./graphs.js";
 import { name, number, Table, text } from "./table.js";
 import { linkColumns } from "./clients.js";
@@ -80,15 +80,15 @@ export function overview(page) {
   const tiles = [
     tile(
       "Received",
-      (d) => `${rate(d.rates.received_messages)} /s`,
-      (d) => `${bytes(d.rates.received_bytes)}/s`,
+      (d) => perSecond(d.rates.received_messages),
+      (d) => perSecond(d.rates.received_bytes, bytes),
       (h) => h.of("received_messages"),
       rate,
     ),
     tile(
       "Sent",
-      (d) => `${rate(d.rates.sent_messages)} /s`,
-      (d) => `${bytes(d.rates.sent_bytes)}/s`,
+      (d) => perSecond(d.rates.sent_messages),
+      (d) => perSecond(d.rates.sent_bytes, bytes),
       (h) => h.of("sent_messages"),
       rate,
     ),
@@ -147,7 +147,7 @@ export function overview(page) {
     ["Clients connected", (d) => count(d.clients?.connected)],
     ["Sessions", (d) => count(d.clients?.sessions)],
     ["Most connected at once", (d) => count(d.clients?.maximum)],
-    ["Connections", (d) => `${rate(d.rates.connections)} /s`],
+    ["Connections", (d) => perSecond(d.rates.connections)],
     ["Oldest message that waits", (d) => seconds(d.messages?.oldest_seconds)],
     [
       "Event loop late, p99",
@@ -155,7 +155,7 @@ export function overview(page) {
       (d) => (d.loop?.p99_seconds > LATE_LOOP_SECONDS ? "warn" : ""),
     ],
     ["Commit, p99", (d) => seconds(d.persistence?.p99_seconds)],
-    ["Commits", (d) => `${rate(d.persistence?.commits_per_second)} /s`],
+    ["Commits", (d) => perSecond(d.persistence?.commits_per_second)],
   ]);
   let rows = [];
   let isFirst = true;
@@ -232,22 +232,21 @@ export function overview(page) {
     worst.update(rows);
   }
 
+  const queuesPanel = page.has("queues") && panel("Queues", queues.node);
+  const about = "What goes through, and whether anything stands in its way. Graphs show the last 10 minutes.";
+  const head = [title("Overview", about), panel("Needs attention", needs)];
+  if (!page.has("clients")) return { node: [...head, queuesPanel], sources: [load] };
+  const allClients = el("a", { href: "#/clients?sort=rtt" }, "All clients");
   return {
     node: [
-      title("Overview", "What goes through, and whether anything stands in its way. Graphs show the last 10 minutes."),
-      panel("Needs attention", needs),
+      ...head,
       el(
         "div.tiles",
         tiles.map(({ node }) => node),
       ),
-      page.has("clients") &&
-        el(
-          "section.panel",
-          el("div.head", el("h2", "Worst links first"), el("a", { href: "#/clients?sort=rtt" }, "All clients")),
-          worst.node,
-        ),
+      el("section.panel", el("div.head", el("h2", "Worst links first"), allClients), worst.node),
       panel("Latency from publish to delivery, last minute", latency.node),
-      page.has("queues") && panel("Queues", queues.node),
+      queuesPanel,
       el(
         "div.thirds",
         panel("Inside", inside.node),
@@ -255,6 +254,6 @@ export function overview(page) {
         panel("Dropped since the start, by reason", dropped),
       ),
     ],
-    sources: page.has("clients") ? [load, loadWorst] : [load],
+    sources: [load, loadWorst],
   };
 }
