@@ -6,10 +6,11 @@ those seen so far only a page is kept.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from heapq import nlargest, nsmallest
+from operator import attrgetter, gt, lt
 from typing import Any, Final, Generic, NamedTuple, TypeVar
-
-from aiohttp import web
 
 from penstock.broker.client_report import as_json
 from penstock.plugins.web.service import RequestError, integer, show
@@ -49,7 +50,7 @@ class Page(Generic[Row]):
 
     Args:
         form: of the list.
-        request: with the query.
+        query: of the request.
 
     Attributes:
         search: in lower case; "" for all rows.
@@ -61,8 +62,7 @@ class Page(Generic[Row]):
         RequestError: a wrong query.
     """
 
-    def __init__(self, form: Form[Row], request: web.Request) -> None:
-        query = request.query
+    def __init__(self, form: Form[Row], query: Mapping[str, str]) -> None:
         self._form = form
         self.limit = integer("limit", query.get("limit", str(DEFAULT_LIMIT)), 1, MAX_LIMIT, int)
         self.search = query.get("search", "").lower()
@@ -76,7 +76,7 @@ class Page(Generic[Row]):
             raise RequestError(f"order: read {show(order)}; allowed: asc, desc")
         self._is_number, self._falls = is_number, order == "desc"
         self._after = self._read_after(query.get("after", ""))
-        self._picked: list[tuple[_Place, Row]] = []
+        self._picked: list[tuple[bool, float, str, Row]] = []
         self._n_behind = 0
         self.total = 0
 
@@ -98,40 +98,46 @@ class Page(Generic[Row]):
         # What is not known comes last, whichever the order.
         return (value is None) != self._falls, value or 0.0, key
 
-    def add(self, rows: Iterable[Row]) -> None:
+    def add(self, rows: Sequence[Row]) -> None:
         """Look at some more rows."""
-        form, after = self._form, self._after
-        for row in rows:
-            if self.search and not any(
-                self.search in text.lower() for text in form.texts(row) if text
-            ):
-                continue
-            self.total += 1
-            key = form.key(row)
-            place = (
-                self._place(getattr(row, self.sort), key) if self._is_number else (False, 0.0, key)
-            )
-            if after is None or (place < after if self._falls else place > after):
-                self._n_behind += 1
-                self._picked.append((place, row))
-        self._picked.sort(key=lambda one: one[0], reverse=self._falls)
-        del self._picked[self.limit :]
+        form, after, falls = self._form, self._after, self._falls
+        if self.search:
+            rows = [row for row in rows if self._matches(row)]
+        self.total += len(rows)
+        key = form.key
+        if self._is_number:
+            number = attrgetter(self.sort)
+            placed = [
+                (((value := number(row)) is None) != falls, value or 0.0, key(row), row)
+                for row in rows
+            ]
+        else:
+            placed = [(False, 0.0, key(row), row) for row in rows]
+        if after is not None:
+            is_behind = lt if falls else gt
+            placed = [one for one in placed if is_behind(one[:3], after)]
+        self._n_behind += len(placed)
+        best = nlargest if falls else nsmallest
+        self._picked = best(self.limit, [*self._picked, *placed])
+
+    def _matches(self, row: Row) -> bool:
+        return any(self.search in text.lower() for text in self._form.texts(row) if text)
 
     @property
     def rows(self) -> list[Row]:
         """The rows of the page so far."""
-        return [row for _, row in self._picked]
+        return [row for *_, row in self._picked]
 
-    def answer(self, rows: Iterable[Any] | None = None) -> web.Response:
-        """Return the page.
+    def text(self, rows: Iterable[Any] | None = None) -> str:
+        """Return the page as JSON.
 
         Args:
             rows: other rows for the same ones, as JSON has them; None for these.
         """
         following = None
         if self._n_behind > self.limit:
-            (is_unknown, value, key), _ = self._picked[-1]
+            is_unknown, value, key, _ = self._picked[-1]
             text = "" if is_unknown != self._falls else repr(float(value))
             following = f"{text}|{key}" if self._is_number else key
         shown = [as_json(row) for row in self.rows] if rows is None else list(rows)
-        return web.json_response({self._form.name: shown, "next": following, "total": self.total})
+        return json.dumps({self._form.name: shown, "next": following, "total": self.total})

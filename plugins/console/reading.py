@@ -7,7 +7,7 @@ import base64
 import importlib.metadata
 import json
 import socket
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
 from aiohttp import web
@@ -27,7 +27,7 @@ from penstock.plugins.console.callers import Callers
 from penstock.plugins.console.lists import MAX_LIMIT, Form, Page
 from penstock.plugins.console.overview import Overview
 from penstock.plugins.console.report_text import describe
-from penstock.plugins.console.shared import Shared
+from penstock.plugins.console.shared import Answers, Shared
 from penstock.plugins.console.streams import Streams
 from penstock.plugins.web.operators import OPERATOR
 from penstock.plugins.web.service import RequestError, show
@@ -119,10 +119,7 @@ class Program(NamedTuple):
         """Return what keeps the program from serving."""
         if self.operations is None:
             return dict(await self.plugin_problems())
-        found = dict(await self.operations.problems())
-        if self.operations.is_draining:
-            found["drain"] = "no new clients are accepted"
-        return found
+        return dict(await self.operations.problems())
 
 
 class Reading:
@@ -151,8 +148,7 @@ class Reading:
         clock = program.clock
         self._problems = Shared(program.problems, clock, "console readiness")
         self._metrics = Shared(program.metrics, clock, "console metrics")
-        self._rows = Shared(self._all_rows, clock, "console clients")
-        self._topics = Shared(lambda: program.need().topics(), clock, "console topics")
+        self._lists = Answers(clock)
         self.streams = Streams()
         self.overview = Overview(self._metrics.get, clock, self._more, log_fault)
         self._version = importlib.metadata.version("penstock-mqtt")
@@ -183,14 +179,13 @@ class Reading:
     def forget(self) -> None:
         """Look at everything again: something was changed."""
         self._problems.forget()
-        self._rows.forget()
-        self._topics.forget()
+        self._lists.forget()
 
     async def close(self) -> None:
         """End what runs."""
         self.streams.close()
         await self.overview.close()
-        for shared in (self._problems, self._metrics, self._rows, self._topics):
+        for shared in (self._problems, self._metrics, self._lists):
             shared.close()
 
     # -- health and metrics -------------------------------------------------------------------
@@ -217,9 +212,12 @@ class Reading:
                 "true}}",
                 404,
             )
-        rows = sorted(await self._rows.get(), key=lambda row: row.queued_bytes, reverse=True)
-        topics = sorted(await self._topics.get(), key=lambda row: row.bytes, reverse=True)
-        metrics = exposition.per_object(rows[:MAX_LIMIT], topics[:MAX_LIMIT])
+        operations = self._program.need()
+        clients = Page(_CLIENTS, {"sort": "queued_bytes", "limit": str(MAX_LIMIT)})
+        await self._add_clients(clients)
+        topics = Page(_TOPICS, {"limit": str(MAX_LIMIT)})
+        await _add(topics, await operations.topics())
+        metrics = exposition.per_object(clients.rows, topics.rows)
         return await _written([exposition.family(metric) for metric in metrics], request)
 
     # -- the program --------------------------------------------------------------------------
@@ -261,29 +259,39 @@ class Reading:
 
     # -- clients ------------------------------------------------------------------------------
 
-    async def _all_rows(self) -> list[ClientRow]:
-        operations = self._program.need()
-        found: list[ClientRow] = []
-        for some in _in_turns(operations.client_ids()):
-            found += [row for one in some if (row := operations.row(one)) is not None]
-            await asyncio.sleep(0)
-        return found
+    async def _list(
+        self, request: web.Request, make: Callable[[Mapping[str, str]], Coroutine[Any, Any, str]]
+    ) -> web.Response:
+        """Answer with a list, which `make` writes by the query, for all who ask the same."""
+        query = dict(request.query)
+        text = await self._lists.get(request.path_qs, lambda: make(query))
+        return web.json_response(text=text)
 
     async def _clients(self, request: web.Request) -> web.Response:
-        page = Page(_CLIENTS, request)
+        page = Page(_CLIENTS, request.query)
         if page.sort != _CLIENTS.key_name or page.search:
-            return await _page(page, await self._rows.get())
+            return await self._list(request, self._write_clients)
         # By their ids, only those of the page have to be looked at.
         operations = self._program.need()
-        ids = Page(_CLIENT_IDS, request)
-        for some in _in_turns(operations.client_ids()):
-            ids.add(some)
-            await asyncio.sleep(0)
+        ids = Page(_CLIENT_IDS, request.query)
+        await _add(ids, operations.client_ids())
         rows: list[Any] = []
         for some in _in_turns(ids.rows):
             rows += [as_json(row) for one in some if (row := operations.row(one)) is not None]
             await asyncio.sleep(0)
-        return ids.answer(rows)
+        return web.json_response(text=ids.text(rows))
+
+    async def _write_clients(self, query: Mapping[str, str]) -> str:
+        page = Page(_CLIENTS, query)
+        await self._add_clients(page)
+        return page.text()
+
+    async def _add_clients(self, page: Page[ClientRow]) -> None:
+        """Show a page all clients; of their rows, only those of the page are kept."""
+        operations = self._program.need()
+        for some in _in_turns(operations.client_ids()):
+            page.add([row for one in some if (row := operations.row(one)) is not None])
+            await asyncio.sleep(0)
 
     async def _client(self, request: web.Request) -> web.Response:
         operations = self._program.need()
@@ -319,20 +327,29 @@ class Reading:
     # -- topics -------------------------------------------------------------------------------
 
     async def _list_topics(self, request: web.Request) -> web.Response:
-        return await _page(Page(_TOPICS, request), await self._topics.get())
+        return await self._list(request, self._write_topics)
+
+    async def _write_topics(self, query: Mapping[str, str]) -> str:
+        page = Page(_TOPICS, query)
+        return await _write(page, await self._program.need().topics())
 
     async def _subscriptions(self, request: web.Request) -> web.Response:
-        page = Page(_SUBSCRIPTIONS, request)
-        rows = await self._program.need().subscriptions(request.query.get("client") or None)
-        wanted = request.query.get("filter")
+        return await self._list(request, self._write_subscriptions)
+
+    async def _write_subscriptions(self, query: Mapping[str, str]) -> str:
+        page = Page(_SUBSCRIPTIONS, query)
+        rows = await self._program.need().subscriptions(query.get("client") or None)
+        wanted = query.get("filter")
         if wanted:
             rows = [row for row in rows if row.topic_filter == wanted]
-        return await _page(page, rows)
+        return await _write(page, rows)
 
     async def _list_retained(self, request: web.Request) -> web.Response:
-        page = Page(_RETAINED, request)
-        wanted = request.query.get("filter") or "#"
-        return await _page(page, await self._program.need().retained(wanted))
+        return await self._list(request, self._write_retained)
+
+    async def _write_retained(self, query: Mapping[str, str]) -> str:
+        page = Page(_RETAINED, query)
+        return await _write(page, await self._program.need().retained(query.get("filter") or "#"))
 
     async def _retained(self, request: web.Request) -> web.Response:
         topic = request.match_info["topic"]
@@ -375,11 +392,15 @@ def _in_turns(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
         yield rows[start : start + ROWS_IN_A_TURN]
 
 
-async def _page(page: Page[Row], rows: Sequence[Row]) -> web.Response:
+async def _add(page: Page[Row], rows: Sequence[Row]) -> None:
     for some in _in_turns(rows):
         page.add(some)
         await asyncio.sleep(0)
-    return page.answer()
+
+
+async def _write(page: Page[Row], rows: Sequence[Row]) -> str:
+    await _add(page, rows)
+    return page.text()
 
 
 async def _written(families: Sequence[Family], request: web.Request) -> web.Response:

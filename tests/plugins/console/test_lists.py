@@ -2,10 +2,9 @@ from __future__ import annotations
 
 import json
 from typing import Any, NamedTuple
-from urllib.parse import quote
+from urllib.parse import parse_qsl, quote
 
 import pytest
-from aiohttp.test_utils import make_mocked_request
 
 from penstock.plugins.console.lists import Form, Page
 from penstock.plugins.web.service import RequestError
@@ -25,12 +24,10 @@ ROWS = [Row("b", 0.5), Row("A1", None), Row("c", 0.25), Row("a2", 0.5), Row("d",
 
 def ask(query: str, rows: list[Row] = ROWS) -> Any:
     """Return the answer for a query; the rows come two at a time."""
-    page = Page(FORM, make_mocked_request("GET", f"/?{query}"))
+    page = Page(FORM, dict(parse_qsl(query, keep_blank_values=True)))
     for start in range(0, len(rows), 2):
         page.add(rows[start : start + 2])
-    text = page.answer().text
-    assert text is not None
-    return json.loads(text)
+    return json.loads(page.text())
 
 
 def names(answer: Any) -> list[str]:
