@@ -249,7 +249,7 @@ async def test_the_state_of_an_uplink_that_is_gone_is_cleared_at_the_site(tmp_pa
         for others in ({}, {"state/a": b"of a client"}):
             async with site(port, policy=keys, notification_topic="state/b") as edge:
                 await stands(edge)
-                assert _retained(edge) == {"state/b": b"1", **others}
+                await until(lambda: _retained(edge) == {"state/b": b"1", **others})  # noqa: B023 (awaited here)
                 async with await connected(port_of(edge), "near") as near:
                     own = Publish("state/a", b"of a client", qos=1, retain=True, packet_id=1)
                     await deliver(near, own)
