@@ -33,6 +33,8 @@ class Counters:
             those of them that got no answer, or what went wrong (`tls`, `websocket`,
             `proxy_header`, `timeout`).
         clients_connected: clients connected now.
+        clients_connected_maximum: the most that were connected at once.
+        sessions_expired: sessions that ended as their Session Expiry Interval had passed.
         logins_failed: CONNECT packets and exchanges with a wrong user or password.
         logins_not_judged: logins refused unchecked after too many failures; see
             `penstock.broker.sessions.login_backoff`.
@@ -61,6 +63,8 @@ class Counters:
     connections_total: int = 0
     connections_refused: dict[str, int] = field(default_factory=dict)
     clients_connected: int = 0
+    clients_connected_maximum: int = 0
+    sessions_expired: int = 0
     logins_failed: int = 0
     logins_not_judged: int = 0
     revoked: int = 0

@@ -63,7 +63,8 @@ def metrics(
         )
     yield from gauge("draining", "1 while clients are being disconnected.", int(is_draining))
     yield from gauge("bans", "Bans of clients.", len(core.bans.entries))
-    for metric in metrics_of([({}, core.counters)], states={"clients_connected"}):
+    states = {"clients_connected", "clients_connected_maximum"}
+    for metric in metrics_of([({}, core.counters)], states=states):
         yield metric._replace(name=NAMES.get(metric.name, metric.name))
     yield from _clients(core, totals)
     yield from message_metrics(totals, now)

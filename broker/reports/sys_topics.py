@@ -18,6 +18,7 @@ from penstock.broker.message import Message
 from penstock.broker.plugin_guard import note_fault
 from penstock.broker.process.gc_control import resident_bytes
 from penstock.broker.process.machine_memory import machine_memory_bytes
+from penstock.broker.reports.load_averages import LoadAverages
 from penstock.broker.reports.periodic_work import PeriodicWork
 from penstock.broker.reports.totals import Totals
 from penstock.broker.sessions.broker_state import Core
@@ -31,14 +32,24 @@ ROOT = "$SYS/broker/"
 _COMMON: Final = {
     "clients/connected": "clients_connected",
     "connections/total": "connections_total",
+    "bytes/received": "bytes_received",
+    "bytes/sent": "bytes_sent",
+    "clients/active": "clients_connected",
+    "clients/expired": "sessions_expired",
+    "clients/maximum": "clients_connected_maximum",
     "load/bytes/received": "bytes_received",
     "load/bytes/sent": "bytes_sent",
     "messages/received": "packets_received",
     "messages/sent": "packets_sent",
     "messages/publish/received": "publish_received",
     "messages/publish/sent": "publish_sent",
+    "publish/messages/received": "publish_received",
+    "publish/messages/sent": "publish_sent",
 }
-"""The counters that mosquitto publishes as well, by their topic below `ROOT`."""
+"""The counters that mosquitto or aMQTT publish as well, by their topic below `ROOT`."""
+
+_OTHER_PACKET_BYTES: Final = 2
+"""The bytes of the shortest packet that is no PUBLISH."""
 
 _PLANNED: Final = ("connections", "queued_messages", "queued_bytes")
 """Limits, beside those of memory, that a plan compares with its recommendation."""
@@ -89,6 +100,8 @@ class SysTopics:
         self._published: dict[str, str] = {}
         self._memory_bytes = machine_memory_bytes()
         self._totals: Totals
+        self._load = LoadAverages()
+        self._most_heap_bytes = 0
         failed = partial(note_fault, core.logger, core.counters.faults, "$SYS")
         self._work = PeriodicWork(core.timers, self._publish, failed)
 
@@ -130,17 +143,57 @@ class SysTopics:
 
     def _common(self, now: float) -> Iterator[tuple[str, str]]:
         core = self._core
-        n_connected = core.counters.clients_connected
+        n_away = len(core.sessions) - core.counters.clients_connected
+        heap_bytes = resident_bytes()
+        self._most_heap_bytes = max(self._most_heap_bytes, heap_bytes)
         yield "version", f"Penstock {self._version}"
-        yield "uptime", str(int(now - self._started_at))
+        yield "uptime", f"{int(now - self._started_at)} seconds"
         yield "clients/total", str(len(core.sessions))
-        yield "clients/disconnected", str(len(core.sessions) - n_connected)
+        yield "clients/disconnected", str(n_away)
+        yield "clients/inactive", str(n_away)
         yield "retained messages/count", str(len(core.retained))
         yield "messages/retained/count", str(len(core.retained))
         yield "subscriptions/count", str(core.tree.n_subscriptions)
-        yield "heap/size", str(resident_bytes())
+        n_members = sum(len(share.members) for share in core.tree.shares.values())
+        yield "shared_subscriptions/count", str(n_members)
+        yield "heap/size", str(heap_bytes)
+        yield "heap/current", str(heap_bytes)
+        yield "heap/maximum", str(self._most_heap_bytes)
         for topic, name in _COMMON.items():
             yield topic, str(getattr(core.counters, name))
+        yield from self._stored()
+        yield from self._loads(now)
+
+    def _stored(self) -> Iterator[tuple[str, str]]:
+        """Yield what is kept: retained messages, and those that wait or are unacknowledged."""
+        totals, retained = self._totals, self._core.retained
+        n_stored = totals.inflight + totals.withheld + totals.queued + len(retained)
+        yield "messages/stored", str(n_stored)
+        yield "store/messages/count", str(n_stored)
+        yield "store/messages/bytes", str(totals.queued_bytes + retained.n_bytes)
+
+    def _loads(self, now: float) -> Iterator[tuple[str, str]]:
+        """Yield what is counted of publishes, and the averages of all loads."""
+        counts = self._core.counters
+        n_dropped = sum(self._totals.ledger.dropped.values())
+        n_others = counts.packets_received - counts.publish_received
+        yield "publish/messages/dropped", str(n_dropped)
+        yield "publish/bytes/received", str(counts.bytes_received - _OTHER_PACKET_BYTES * n_others)
+        n_others = counts.packets_sent - counts.publish_sent
+        yield "publish/bytes/sent", str(counts.bytes_sent - _OTHER_PACKET_BYTES * n_others)
+        loads = {
+            "bytes/received": counts.bytes_received,
+            "bytes/sent": counts.bytes_sent,
+            "connections": counts.connections_total - sum(counts.connections_refused.values()),
+            "messages/received": counts.packets_received,
+            "messages/sent": counts.packets_sent,
+            "publish/dropped": n_dropped,
+            "publish/received": counts.publish_received,
+            "publish/sent": counts.publish_sent,
+            "sockets": counts.connections_total,
+        }
+        for name, average in self._load.update(loads, now):
+            yield f"load/{name}", f"{average:.2f}"
 
     def _ledger(self) -> Iterator[tuple[str, str]]:
         totals = self._totals

@@ -296,6 +296,7 @@ class SessionRegistry:
         del self._sessions[session.client_id]
         self.quota.forget(session)
         core = self._core
+        core.counters.sessions_expired += has_expired
         for timer in (session.expiry_timer, session.look_timer, session.overflow_timer):
             if timer is not None:
                 timer.cancel()

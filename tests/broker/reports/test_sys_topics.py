@@ -75,14 +75,22 @@ def test_figures_are_those_of_the_core() -> None:
     publisher.publish("t", b"x", retain=True)
     publisher.publish("t", b"y", qos=1)
     publisher.lose()
+    away = broker.connect("away", clean_start=False, properties={"session_expiry_interval": 9})
+    away.subscribe("$share/group/u", 1)
+    away.lose()
+    client.subscribe("$share/group/u", 1)
     broker.advance(60)
     found = figures(broker)
     assert found["version"] == "Penstock 1.2.3"
-    assert found["uptime"] == "60"
-    assert found["clients/connected"] == "1"
+    assert found["uptime"] == "60 seconds"
+    assert (found["clients/connected"], found["clients/maximum"]) == ("1", "2")
+    assert (found["shared_subscriptions/count"], found["clients/expired"]) == ("1", "1")
+    assert found["publish/messages/dropped"] == "0"
+    assert int(found["store/messages/count"]) > 1
+    assert found["load/sockets/1min"] == "0.00"
     assert found["messages/publish/received"] == "2"
     assert found["messages/publish/sent"] == "2"
-    assert found["subscriptions/count"] == "1"
+    assert found["subscriptions/count"] == "2"
     broker.advance(10)
     of_all = broker.core.retained.by_topic[f"{ROOT}retained messages/count"]
     assert of_all.read_payload() == b"%d" % (1 + len(found))
