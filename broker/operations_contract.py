@@ -350,7 +350,11 @@ class Operations(Protocol):
     # -- what is done -------------------------------------------------------------------------
 
     def disconnect(self, client_id: str, reason: str) -> bool:
-        """Disconnect a client (MQTT 5: 0x98 with the reason); return whether it was connected."""
+        """Disconnect a client (MQTT 5: 0x98 with the reason); return whether it was connected.
+
+        Raises:
+            PenstockError: it is one of the program's own, such as an uplink's.
+        """
 
     async def ban(
         self, kind: BanKind, value: str, seconds: float, reason: str, by: str = ""
@@ -374,7 +378,11 @@ class Operations(Protocol):
         """End a ban; return whether there was one."""
 
     def end_session(self, client_id: str) -> bool:
-        """Disconnect a client and end its session, with all that waits; False for no session."""
+        """Disconnect a client and end its session, with all that waits; False for no session.
+
+        Raises:
+            PenstockError: it is one of the program's own, or sessions are not the program's.
+        """
 
     def release_held(self, client_id: str) -> int:
         """Let what the gate holds for a client leave now, one after the other; return how many."""

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from penstock.broker.errors import PenstockError
+from penstock.broker.extensions import LOCAL_CLIENT_PREFIX
 from penstock.broker.message import Message
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.mqtt.size_limit import explained
@@ -250,7 +251,12 @@ class BrokerOperations(LogLevels):
         self._core.logger.debug(f"by an operator: {what}", *args)  # noqa: G004 (fixed texts)
 
     def disconnect(self, client_id: str, reason: str) -> bool:
-        """Disconnect a client; return whether it was connected."""
+        """Disconnect a client; return whether it was connected.
+
+        Raises:
+            PenstockError: it is one of the broker's own.
+        """
+        _check_foreign(client_id)
         session = self._core.sessions.get(client_id)
         return session is not None and self._turn(lambda: self._disconnect(session, reason))
 
@@ -299,7 +305,12 @@ class BrokerOperations(LogLevels):
         return was_there
 
     def end_session(self, client_id: str) -> bool:
-        """Disconnect a client and end its session, with all that waits; False for no session."""
+        """Disconnect a client and end its session, with all that waits; False for no session.
+
+        Raises:
+            PenstockError: it is one of the broker's own.
+        """
+        _check_foreign(client_id)
         session = self._core.sessions.get(client_id)
         if session is None:
             return False
@@ -404,3 +415,13 @@ class BrokerOperations(LogLevels):
     async def reload(self) -> Reloaded:
         """Read all files again, as at SIGHUP."""
         return await self._program.reload()
+
+
+def _check_foreign(client_id: str) -> None:
+    """Check that a client is none of the broker's own, such as an uplink's.
+
+    Raises:
+        PenstockError: it is one: without its session, the plugin that has it could not go on.
+    """
+    if client_id.startswith(LOCAL_CLIENT_PREFIX):
+        raise PenstockError(f"client {client_id}: read one of the broker's own; allowed: others")

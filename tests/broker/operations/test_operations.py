@@ -150,6 +150,17 @@ def test_a_session_is_ended_with_all_that_waits() -> None:
     assert broker.core.tree.n_subscriptions == 0
 
 
+def test_the_sessions_of_uplinks_are_left_alone() -> None:
+    """Without its session, an uplink could not go on; what is held for it may be released."""
+    operations = operations_on(VirtualBroker())
+    told = "one of the broker's own; allowed: others"
+    with pytest.raises(PenstockError, match=told):
+        operations.disconnect("$uplink/c/up", "")
+    with pytest.raises(PenstockError, match=told):
+        operations.end_session("$uplink/c/up")
+    assert operations.release_held("$uplink/c/up") == 0
+
+
 async def test_topics_show_what_fills_the_memory() -> None:
     """By topic and size, the number of messages, their bytes, and since when the oldest waits."""
     broker, _, operations = holding()

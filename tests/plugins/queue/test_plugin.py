@@ -14,7 +14,12 @@ from penstock.broker.extensions import NEVER_FITS, Consumer, MessageSink, Plugin
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.plugin_loader import load_plugins
 from penstock.plugins.queue import plugin as sink_module
-from penstock.plugins.queue.engines.contract import EngineStartError, QueueSpec, StorageError
+from penstock.plugins.queue.engines.contract import (
+    EngineStartError,
+    Health,
+    QueueSpec,
+    StorageError,
+)
 from penstock.plugins.queue.logical_queue import ReceiveRequest
 from penstock.plugins.queue.plugin import QueuePlugin
 from penstock.plugins.queue.wire.frames import ReceivedMessage
@@ -87,6 +92,21 @@ async def test_what_strategies_do_is_among_the_figures_of_the_broker() -> None:
         assert not any("+" in name for name in figures)
         plugin.service.close_requests()
         await asyncio.gather(waiting, again)
+
+
+async def test_an_engine_that_stores_nothing_is_a_problem(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A program that is not ready gets no new clients; queues in memory have no backup."""
+    async with running_plugin(queues={"telemetry": {}}) as plugin:
+        assert await plugin.problem() == ""
+        assert await plugin.backup(str(tmp_path)) == 0
+
+        async def probe() -> Health:
+            return Health("the disk is full")
+
+        monkeypatch.setattr(plugin.engine, "probe", probe)
+        assert await plugin.problem() == "the disk is full"
 
 
 async def test_policy_file_brings_a_sink_for_each_queue() -> None:
