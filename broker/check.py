@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 from functools import partial
 from typing import Annotated
@@ -29,20 +28,14 @@ def check(
 ) -> None:
     """Say what a start with a policy file would find; nothing is created or changed.
 
+    A proxy's own file is checked by penstock proxy --check -c FILE.
+
     Checked are keys, plugins with their files, TLS contexts, addresses and databases. The exit
     status is 2 where a start would fail.
     """
     set_up_log("error", debug=False)
     found = asyncio.run(check_file(file))
-    if as_json:
-        typer.echo(json.dumps({"file": file, "is_good": not found.problems} | found.as_json()))
-    else:
-        for key, told in found.good.items():
-            typer.echo(f"good: {key}: {told}")
-        for key, why in found.problems.items():
-            typer.echo(f"penstock check: {file}: {key}: {why}", err=True)
-    if found.problems:
-        raise typer.Exit(2)
+    raise typer.Exit(found.tell("penstock check", file, as_json=as_json))
 
 
 async def check_file(file: str) -> StartCheck:

@@ -38,7 +38,7 @@ from penstock.broker.plugin_guard import Guard
 from penstock.broker.plugin_loader import LoadedPlugins, load_plugins
 from penstock.broker.process.log_lines import set_level
 from penstock.broker.process.machine_memory import machine_memory_bytes
-from penstock.broker.process.start_check import StartCheck, check_listener
+from penstock.broker.process.start_check import StartCheck
 from penstock.broker.receiving.connecting import close_if_revoked, leave_listener, revoke
 from penstock.broker.reports.client_log import ClientLog
 from penstock.broker.reports.client_topics import ClientTopics
@@ -206,19 +206,11 @@ class Server:
             found.fail(failures(error, policy.file, policy.file))
             return found
         finally:
-            names, plugins = self._plugins.names, self._plugins.plugins
+            plugins = dict(zip(self._plugins.names, self._plugins.plugins, strict=True))
             await self._close_plugins()
-        found.fail(answer.failed)
-        for name in names:
-            if not any(key.startswith(f"plugins.{name}") for key in found.problems):
-                found.good[f"plugins.{name}"] = "its keys and files are good"
-        for listener in listeners.values():
-            await asyncio.to_thread(check_listener, found, listener)
+        await asyncio.to_thread(found.look, plugins, answer.failed, listeners.values())
         if policy.persistence is not None and policy.persistence.durability != "memory":
             found.claim("persistence.path", "database", policy.persistence.path)
-        for name, plugin in zip(names, plugins, strict=True):
-            for key, kind, what in plugin.claims():
-                await asyncio.to_thread(found.claim, f"plugins.{name}.{key}", kind, what)
         return found
 
     def _log_limits(self) -> None:

@@ -5,6 +5,7 @@ With ``--mode edge`` it runs the broker of a site with an uplink (`penstock.edge
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from functools import partial
 from typing import Annotated, Final
@@ -49,11 +50,18 @@ def proxy(
     log_level: LogLevel = None,
     *,
     debug: Debug = False,
+    is_check: Annotated[
+        bool,
+        typer.Option("--check", help="Say what a start would find, and change nothing."),
+    ] = False,
 ) -> None:
     """Run the edge proxy: in front of any MQTT broker, or as the broker of a site."""
     if mode not in MODES:
         raise typer.BadParameter(f"read {mode!r}; allowed: {', '.join(MODES)}", param_hint="--mode")
-    set_up_log(log_level, debug=debug)
+    set_up_log("error" if is_check else log_level, debug=debug)
+    if is_check:
+        service = sidecar(config) if mode == "sidecar" else edge_broker(config)
+        raise typer.Exit(asyncio.run(service.check()).tell("penstock proxy", config))
     if mode == "sidecar":
         run_until_stopped(sidecar(config))
         return

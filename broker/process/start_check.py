@@ -7,20 +7,25 @@ file of a broker is checked while it runs.
 from __future__ import annotations
 
 import errno
+import json
 import os
 import socket
 import sqlite3
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 import psutil
 
 from penstock.broker.config.listener_config import Listener
 from penstock.broker.errors import PenstockError
 from penstock.broker.network.tls import make_context, problem_of_certificate, revocation_lists
+
+if TYPE_CHECKING:
+    from penstock.broker.extensions import Plugin
 
 _OURS: Final = "penstock"
 """The command, or the beginning of a module's name, in the command line of each of our programs."""
@@ -46,6 +51,47 @@ class StartCheck:
         """Take note of problems by their keys."""
         self.problems |= problems
 
+    def look(
+        self,
+        plugins: Mapping[str, Plugin],
+        failed: Mapping[str, str],
+        listeners: Iterable[Listener],
+    ) -> None:
+        """Look at all that plugins and listeners take.
+
+        Args:
+            plugins: by their names, as they were made.
+            failed: problems of their keys and files.
+            listeners: those that a start opens.
+        """
+        self.fail(failed)
+        for name in plugins:
+            if not any(f"{key}.".startswith(f"plugins.{name}.") for key in failed):
+                self.good[f"plugins.{name}"] = "its keys and files are good"
+        for listener in listeners:
+            check_listener(self, listener)
+        for name, plugin in plugins.items():
+            for key, kind, what in plugin.claims():
+                self.claim(f"plugins.{name}.{key}", kind, what)
+
+    def tell(self, program: str, file: str, *, as_json: bool = False) -> int:
+        """Print the account, and return the exit status.
+
+        Args:
+            program: the name of the command, for errors.
+            file: the file that was checked.
+            as_json: print it as JSON.
+        """
+        if as_json:
+            found = {"file": file, "is_good": not self.problems} | asdict(self)
+            sys.stdout.write(f"{json.dumps(found)}\n")
+        else:
+            for key, told in self.good.items():
+                sys.stdout.write(f"good: {key}: {told}\n")
+            for key, why in self.problems.items():
+                sys.stderr.write(f"{program}: {file}: {key}: {why}\n")
+        return 2 if self.problems else 0
+
     def claim(self, key: str, kind: str, name: str) -> None:
         """Look at something that a start takes.
 
@@ -62,10 +108,6 @@ class StartCheck:
                 self.good[key] = check_database(name)
         except TakenError as error:
             self.problems[key] = str(error)
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the account as JSON has it."""
-        return asdict(self)
 
 
 def check_listener(found: StartCheck, listener: Listener) -> None:

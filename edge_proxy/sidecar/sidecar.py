@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from penstock.broker.config.changes import InForce, compare
+from penstock.broker.config.changes import InForce, compare, failures
 from penstock.broker.errors import ConfigError, ConfigProblem, PenstockError
 from penstock.broker.extensions import Reload
 from penstock.broker.mqtt.proxy_header import LOCAL_HEADER
@@ -20,6 +20,7 @@ from penstock.broker.network.new_connection import Reception
 from penstock.broker.network.open_files import most_connections
 from penstock.broker.plugin_guard import Guard
 from penstock.broker.plugin_loader import LoadedPlugins, load_plugins
+from penstock.broker.process.start_check import StartCheck
 from penstock.edge_proxy.sidecar.config import LIVE, ProxyConfig
 from penstock.edge_proxy.sidecar.default_store import choose_store
 from penstock.edge_proxy.sidecar.operations import ProxyOperations
@@ -94,6 +95,27 @@ class Sidecar:
         except BaseException:
             await self._close()
             raise
+
+    async def check(self) -> StartCheck:
+        """Do what a start does, as far as it changes nothing; a proxy is checked or started."""
+        config, found, plugins = self._config, StartCheck(), LoadedPlugins()
+        try:
+            operations = ProxyOperations(time.monotonic)
+            plugins = load_plugins(
+                config, listeners=config.listeners, operations=operations, is_proxy=True
+            )
+            _check_plugins(plugins, config)
+            Upstreams(config.keys.upstream, self._logger)
+            answer = await plugins.reload(config, config.listeners)
+        except PenstockError as error:
+            found.fail(failures(error, config.file, config.file))
+            return found
+        finally:
+            await plugins.close(Guard(self._logger, {}))
+        found.good["upstream"] = "its files are good; whether a broker answers is not looked at"
+        named = dict(zip(plugins.names, plugins.plugins, strict=True))
+        await asyncio.to_thread(found.look, named, answer.failed, config.listeners.values())
+        return found
 
     async def _start(self) -> None:
         config = self._config

@@ -367,7 +367,11 @@ EDGE_PROXY_PURE: Final = frozenset(
 
 ABOVE_THE_CONTRACT: Final = {
     # It brings plugins in as the broker does, and has the broker's listeners.
-    "edge_proxy.sidecar.sidecar": ("broker.plugin_loader", "broker.network"),
+    "edge_proxy.sidecar.sidecar": (
+        "broker.plugin_loader",
+        "broker.network",
+        "broker.process.start_check",
+    ),
     # A socket is kept until its peer has seen the end in one way.
     "edge_proxy.sidecar.transport": (
         "broker.network.new_connection",

@@ -79,3 +79,27 @@ def test_a_mode_that_there_is_not_ends_with_status_2(capsys: pytest.CaptureFixtu
     """Those that there are stand in the error."""
     assert main(["--mode", "cloud", "-c", "x"]) == 2
     assert "sidecar, edge" in capsys.readouterr().err
+
+
+def test_a_proxys_file_is_checked_without_a_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Addresses, plugins and the files of TLS; what would end a start is told with status 2."""
+    file = tmp_path / "proxy.yaml"
+    text = "upstream: {address: broker}\nlistener: {bind: '127.0.0.1:0'}\nplugins: {probing: {}}\n"
+    file.write_text(text)
+    assert main(["--check", "-c", str(file)]) == 0
+    told = capsys.readouterr().out
+    assert "good: listeners.default.bind: 127.0.0.1:0 is free\n" in told
+    assert "good: plugins.probing: its keys and files are good\n" in told
+    for wrong, why in (
+        (text.replace("probing: {}", "access: {}"), "plugins.access: read a plugin with access"),
+        (text.replace("127.0.0.1:0", "192.0.2.1:0"), "listeners.default.bind: cannot bind 192."),
+        (
+            text.replace("broker}", f"broker, tls: {{cafile: {file}}}}}"),
+            f"cafile {file}: no certificates",
+        ),
+    ):
+        file.write_text(wrong)
+        assert main(["--check", "-c", str(file)]) == 2
+        assert why in capsys.readouterr().err
