@@ -33,6 +33,7 @@ from penstock.broker.operations.history import why_ended
 from penstock.broker.operations_contract import TailRecord
 
 if TYPE_CHECKING:
+    from penstock.broker.access_control import SessionView
     from penstock.broker.extensions import Decision
     from penstock.broker.link import Link
     from penstock.broker.message import Message
@@ -117,6 +118,7 @@ class Tails:
         self._tails: list[OpenTail] = []
         self._before: Callbacks
         self._route: Callable[..., None]
+        self._publish: Callable[..., None]
 
     def open(
         self, topic_filter: str | None, client_id: str | None, address: str | None
@@ -160,14 +162,15 @@ class Tails:
         )
         core.tell(Callbacks.joined([core.callbacks, mine]))
         core.outbox_rules.record.watch = self._decided
-        self._route = core.router.route
+        self._route, self._publish = core.router.route, core.router.publish
         core.router.route = self._route_watched  # type: ignore[method-assign]
+        core.router.publish = self._publish_watched  # type: ignore[method-assign]
 
     def _end(self) -> None:
         core = self._core
         core.tell(self._before)
         core.outbox_rules.record.watch = None
-        del core.router.route  # what stood before the class's own
+        del core.router.route, core.router.publish  # what stood before the class's own
 
     # -- what happens -------------------------------------------------------------------------
 
@@ -237,6 +240,17 @@ class Tails:
             decision.payload_bytes,
             reason=decision.verdict.reason,
         )
+
+    def _publish_watched(
+        self, message: Message, now: float, session: SessionView | None = None
+    ) -> None:
+        """Publish a message as `Router.publish` does, and tell of a will."""
+        if session is not None:
+            address, n_bytes = self._address(session), message.payload_bytes
+            self._tell(
+                "publish", session.client_id, address, message.topic, n_bytes, message.qos, "will"
+            )
+        self._publish(message, now, session)
 
     def _route_watched(
         self,

@@ -16,7 +16,7 @@ from tests.broker.operations.test_operations import LARGE, STAYS, operations_on
 from tests.broker.serving import operations_of, port_of, serving
 from tests.helpers.gates import SwitchGate
 from tests.helpers.process import SECONDS
-from tests.helpers.virtual import VirtualBroker
+from tests.helpers.virtual import VirtualBroker, will
 from tests.helpers.wire import connected
 
 
@@ -55,6 +55,17 @@ async def test_a_tail_tells_of_clients_and_of_messages_without_their_payloads() 
     ends = [one.reason for one in tail._records if one.kind == "disconnect"]
     assert ends == ["the client has disconnected", "the connection was lost"]
     assert [one.qos for one in tail._records if one.kind == "deliver"] == [0, 1]
+
+
+async def test_a_will_is_told_as_such() -> None:
+    """Who sees a message that nobody seems to have sent finds out why it came."""
+    broker, operations = started()
+    broker.connect("s").subscribe("#")
+    client = broker.connect("c", will=will("gone", b"c"))
+    tail = operations.tail(topic_filter="gone")
+    client.lose()
+    assert told(tail) == [("publish", "c", "gone", 1), ("deliver", "s", "gone", 1)]
+    assert tail._records[0].reason == "will"
 
 
 async def test_messages_that_were_on_the_fast_paths_are_told() -> None:
