@@ -247,6 +247,8 @@ export function client(page, clientId) {
           .join(", ") || "0",
       (d) => (Object.keys(d.ledger.dropped).length ? "bad" : ""),
     ],
+    ["Last large one took", (d) => seconds(d.withholding.passage?.last_seconds)],
+    ["Small ones waited for large", (d) => seconds(d.withholding.small_waits?.mean_seconds)],
     ["Waits for", (d) => (d.ledger.queued || d.ledger.withheld ? d.ledger.waits_for.split(":")[0] : "nothing")],
   ]);
   const connection = figures([

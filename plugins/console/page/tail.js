@@ -1,12 +1,13 @@
 // The live tail: what happens this moment, by client, topic or address. Payloads are never shown.
 
-import { query } from "./api.js";
+import { get, query } from "./api.js";
 import { clientLink } from "./clients.js";
 import { button, el, field, setText, shown, title } from "./dom.js";
 import { bytes, count, many, NONE } from "./format.js";
 import { name, number, Table, text } from "./table.js";
 
 const MOST_LINES = 300;
+const PATIENCE_MILLISECONDS = 5_000;
 const DRAWN_MILLISECONDS = 250;
 const TONES = { dropped: "bad", held: "warn", released: "ok" };
 
@@ -64,11 +65,22 @@ export function tail(page) {
     setText(toggle, "Watch");
     told();
   };
+  /** Asks once more for what was refused, as a stream of events does not tell the reason. */
+  const explain = page.acts(async (target) => {
+    const patience = AbortSignal.timeout(PATIENCE_MILLISECONDS);
+    try {
+      await get(target, patience);
+    } catch (error) {
+      if (error.status === 401) throw error;
+      setText(words, patience.aborted ? "Stopped" : `Stopped: ${error.message}`);
+    }
+  });
   const start = () => {
     stop();
     missed = 0;
     const asked = Object.fromEntries(inputs.map(({ parameter, input }) => [parameter, input.value]));
-    source = new EventSource(`api/tail${query(asked)}`);
+    const target = `tail${query(asked)}`;
+    source = new EventSource(`api/${target}`);
     source.addEventListener("record", (event) => {
       lines.unshift({ ...JSON.parse(event.data), number: ++arrived });
       lines.length = Math.min(lines.length, MOST_LINES);
@@ -78,11 +90,11 @@ export function tail(page) {
       missed += JSON.parse(event.data).records ?? 0;
       told();
     });
+    source.addEventListener("open", told);
     source.addEventListener("error", () => {
-      if (source?.readyState === EventSource.CLOSED) {
-        stop();
-        setText(words, "The broker has refused to be watched: a filter may be wrong, or too many are watching.");
-      } else setText(words, "The broker does not answer; trying again.");
+      if (source?.readyState !== EventSource.CLOSED) return setText(words, "The broker does not answer; trying again.");
+      stop();
+      explain(target);
     });
     setText(toggle, "Stop");
     told();

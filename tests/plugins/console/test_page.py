@@ -125,6 +125,10 @@ def test_a_topic_is_watched_live(browser: Browser, tmp_path: Path) -> None:
         assert "plant/3/other" not in browser.text
         browser.press("Stop")
         browser.wait_for("Stopped")
+        browser.write("Topic filter", "plant/#/state")
+        browser.press("Watch this")
+        browser.wait_for("Stopped: ")
+        browser.wait_for("plant/#/state")
 
 
 def test_what_fills_queues_is_shown_by_topic_and_size(browser: Browser, tmp_path: Path) -> None:
