@@ -53,7 +53,8 @@ plugins:
     threshold_s: 10 kB          # payload above which a message is large
   console:                      # page, metrics and API
     http: 127.0.0.1:8081
-    admins: [admin]
+    admins: [admin]             # users who may act on the page
+    token_file: console.tokens  # for commands: penstock reload --token-file console.tokens
 """
 
 TOPICS: Final = """\
@@ -88,6 +89,7 @@ def init(
         "policy.yaml": POLICY,
         "topics": TOPICS,
         "passwords": with_user("", USER, str(hashed)),
+        "console.tokens": f"operator admin {secrets.token_urlsafe()}\n",
     }
     _write(folder, files)
     command = "penstock broker -c policy.yaml"
@@ -99,7 +101,8 @@ def init(
         f"Password  {password}\n"
         f"It is shown once; penstock passwd {folder / 'passwords'} {USER} sets another one.\n\n"
         f"Start     {command}\n"
-        f"Page      http://127.0.0.1:8081"
+        f"Page      http://127.0.0.1:8081\n"
+        f"Commands  penstock reload --token-file {folder / 'console.tokens'}"
     )
 
 

@@ -38,7 +38,8 @@ def reload(
 
     The exit status is 2 where a file is wrong, which changes nothing.
     """
-    token = None if token_file is None else read_secret(token_file)
+    # The file may be the console's own: a line NAME ROLE TOKEN.
+    token = None if token_file is None else read_secret(token_file).rpartition(" ")[2]
     try:
         status, answer = ask(url, "POST", "reload", token)
     except ConsoleError as error:

@@ -14,6 +14,7 @@ from penstock.broker.check import main as check
 from penstock.broker.mqtt.packets import ConnAck, Connect
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.plugins.access.first_policy import main
+from penstock.plugins.console.reload import main as reload
 from tests.helpers.process import running_broker
 from tests.helpers.wire import WireClient, connected
 
@@ -41,13 +42,15 @@ async def test_a_broker_starts_with_what_is_written(
         secret = password[1].encode()
         async with await connected(broker.port, username="admin", password=secret) as admin:
             assert (await admin.publish("any/topic", b"x")).reason_code < 0x80
+        options = ["--url", broker.console_url, "--token-file", "console.tokens"]
+        assert await asyncio.to_thread(reload, options) == 0
         async with await WireClient.dial(broker.port) as other:
             await other.send(Connect(username="admin", password=b"admin"))
             refused = await other.take(ConnAck)
             assert refused.reason_code == ReasonCode.NOT_AUTHORIZED
 
 
-@pytest.mark.parametrize("name", ["policy.yaml", "topics", "passwords"])
+@pytest.mark.parametrize("name", ["policy.yaml", "topics", "passwords", "console.tokens"])
 def test_nothing_is_overwritten(
     tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
