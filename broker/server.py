@@ -31,6 +31,7 @@ from penstock.broker.network.listener_set import Listeners
 from penstock.broker.network.loop_scheduler import LoopScheduler
 from penstock.broker.network.new_connection import Reception
 from penstock.broker.network.open_files import most_connections
+from penstock.broker.network.tcp_info import is_near
 from penstock.broker.network.transport import MqttProtocol
 from penstock.broker.operations.operations import BrokerOperations
 from penstock.broker.operations.program import Program
@@ -320,6 +321,7 @@ class Server:
             self.core,
             clock=self._driver.clock,
             settle=self._driver.take_turn,
+            is_near=is_near,
             logger=self._logger,
         )
 

@@ -131,6 +131,7 @@ class Journal:
         wake: Callable[[], None],
         hurry: Callable[[], None],
         look_later: Callable[[], None],
+        is_near: Callable[[int], bool],
         new_origin: Callable[[], bytes],
         max_pending_messages: int,
         max_pending_bytes: int,
@@ -144,6 +145,7 @@ class Journal:
             hurry: called when a client begins to wait that only the commit can answer, or when
                 there is nothing left to write while one waits.
             look_later: called where `look_at_lone` is to be called some time later.
+            is_near: see `LoneMessages`.
             new_origin: returns a few bytes that it has never returned, in any process.
             max_pending_messages: publishes that may wait for their commit.
             max_pending_bytes: payload bytes of such publishes.
@@ -157,7 +159,7 @@ class Journal:
         self._core = core
         self._wake = wake
         self._hurry_driver = hurry
-        self.lone = LoneMessages(look_later)
+        self.lone = LoneMessages(look_later, is_near)
         self._new_origin = new_origin
         self._max_pending_messages = max_pending_messages
         self._max_pending_bytes = max_pending_bytes

@@ -12,7 +12,9 @@ client leaves.
 
 A subscriber may be far away. A publisher that sends one message at a time would then wait as long
 for each, and not for a short commit. So messages are left out only while the broker is busy
-(`is_busy`), and `NOTED_MESSAGES` of a session are noted at once after one was late.
+(`is_busy`), and for subscribers with a short RTT (`is_near`). That is the RTT to a load balancer
+where there is one, and the subscriber may be slow itself: after a late message the next ones are
+noted at once, `NOTED_MESSAGES` of them, and twice as many after each further one of that connection.
 """
 
 from __future__ import annotations
@@ -25,8 +27,11 @@ if TYPE_CHECKING:
     from penstock.broker.sessions.client import PublishReceipt
 
 NOTED_MESSAGES: Final = 16
-"""So many messages of a session whose client was late are noted as soon as they are sent: their
-publishers then wait for a short commit."""
+"""So many messages of a session whose client was late for the first time are noted as soon as they
+are sent: their publishers then wait for a short commit."""
+
+MOST_NOTED_MESSAGES: Final = 16_384
+"""The same for a client that is always late."""
 
 
 class LoneMessages:
@@ -38,16 +43,19 @@ class LoneMessages:
             sessions that they were sent to.
         old: the same for those that were there at the last look.
         is_looking: the next look is due some time later.
+        is_near: says of the file descriptor of a connection whether its RTT is short.
     """
 
-    __slots__ = ("_look_later", "is_busy", "is_looking", "new", "old")
+    __slots__ = ("_look_later", "is_busy", "is_looking", "is_near", "new", "old")
 
-    def __init__(self, look_later: Callable[[], None]) -> None:
+    def __init__(self, look_later: Callable[[], None], is_near: Callable[[int], bool]) -> None:
         """Begin without any.
 
         Args:
             look_later: has `look` called some time later.
+            is_near: the attribute.
         """
+        self.is_near = is_near
         self.is_busy = False
         self.is_looking = False
         self.new: dict[PublishReceipt, SessionJournal] = {}

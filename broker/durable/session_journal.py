@@ -25,7 +25,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
-from penstock.broker.durable.lone_messages import NOTED_MESSAGES
+from penstock.broker.durable.lone_messages import MOST_NOTED_MESSAGES, NOTED_MESSAGES
 from penstock.broker.durable.records import RunDeliveryRows, RunRows, SessionRow
 from penstock.broker.outbox.delivery import Delivery
 
@@ -156,7 +156,15 @@ class SessionJournal(DeliveryJournal):
         lost_at: monotonic seconds at which its connection ended; None while it has one.
     """
 
-    __slots__ = ("_is_ended", "_is_stored", "_n_noted", "lost_at", "session")
+    __slots__ = (
+        "_is_ended",
+        "_is_near",
+        "_is_stored",
+        "_n_noted",
+        "_n_noted_next",
+        "lost_at",
+        "session",
+    )
 
     def __init__(self, journal: Journal, session: Session, row: int, *, is_stored: bool) -> None:
         super().__init__(journal, row)
@@ -164,7 +172,9 @@ class SessionJournal(DeliveryJournal):
         self._is_ended = False
         self.session = session
         self.lost_at: float | None = None
+        self._is_near: bool | None = None  # of the connection; None: not asked
         self._n_noted = 0  # so many messages are to be noted at once
+        self._n_noted_next = NOTED_MESSAGES  # when one is late
 
     def watch(self) -> None:
         """Have outbox and inflight window report to this journal from now on."""
@@ -188,7 +198,12 @@ class SessionJournal(DeliveryJournal):
         if self._n_noted:
             self._n_noted -= 1
             return False
-        return self._journal.takes_lone()
+        if self._is_near is None:
+            client = self.session.client
+            if client is None:
+                return False
+            self._is_near = self._journal.lone.is_near(client.outgoing.served.fileno)
+        return self._is_near and self._journal.takes_lone()
 
     def lone_sent(self, receipt: PublishReceipt) -> None:
         """A lone message was sent to the session."""
@@ -221,7 +236,8 @@ class SessionJournal(DeliveryJournal):
 
     def lone_are_late(self) -> None:
         """Lone messages were not acknowledged in time: note them, and the next ones at once."""
-        self._n_noted = NOTED_MESSAGES
+        self._n_noted = self._n_noted_next
+        self._n_noted_next = min(2 * self._n_noted, MOST_NOTED_MESSAGES)
         self.note_lone()
 
     def run_sent(self, part: RunPart) -> None:
@@ -274,7 +290,8 @@ class SessionJournal(DeliveryJournal):
 
     def opened(self) -> None:
         """A client has connected to the session."""
-        self.lost_at = None
+        self.lost_at = self._is_near = None
+        self._n_noted, self._n_noted_next = 0, NOTED_MESSAGES
         self._changed()
 
     def connection_lost(self, now: float) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import socket
 import struct
 import sys
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 # struct tcp_info of linux/tcp.h, with unused fields as padding. The kernel only ever appends to it;
 # delivery_rate, the last field used, exists since Linux 4.9.
@@ -21,8 +21,8 @@ _LAYOUT = struct.Struct(
     "24xI"  # 100 total_retrans
     "16xQ"  # 120 bytes_acked
     "12xI"  # 140 segs_in
-    "I"  # 144 notsent_bytes
-    "8xIQ"  # 156 data_segs_out; 160 delivery_rate
+    "II"  # 144 notsent_bytes; 148 min_rtt
+    "4xIQ"  # 156 data_segs_out; 160 delivery_rate
 )
 _READ_BYTES = 256
 _APP_LIMITED_BIT = 0x01 if sys.byteorder == "little" else 0x80
@@ -34,6 +34,13 @@ _TCP_CONGESTION = 13
 
 _NAME_BYTES = 16
 """TCP_CA_NAME_MAX of linux/tcp.h."""
+
+
+NEAR_SECONDS: Final = 0.005
+"""An RTT within one data center is below it, one between two is usually above it."""
+
+UNKNOWN_MIN_RTT: Final = 0xFFFF_FFFF / 1e6
+"""Linux's mark of an RTT that was not measured yet, in seconds."""
 
 
 class TcpInfo(NamedTuple):
@@ -51,6 +58,7 @@ class TcpInfo(NamedTuple):
         data_segs_out: segments with data sent since the connection began, retransmissions included.
         delivery_rate: recent rate of acknowledged bytes, bytes per second; 0 before the first.
         is_app_limited: whether that rate was measured while there was too little to send.
+        min_rtt: least RTT of the recent past, seconds; `UNKNOWN_MIN_RTT` before the first sample.
     """
 
     rtt: float
@@ -64,6 +72,7 @@ class TcpInfo(NamedTuple):
     data_segs_out: int
     delivery_rate: int
     is_app_limited: bool
+    min_rtt: float = UNKNOWN_MIN_RTT
 
 
 def parse_tcp_info(data: bytes) -> TcpInfo | None:
@@ -74,7 +83,7 @@ def parse_tcp_info(data: bytes) -> TcpInfo | None:
     """
     if len(data) < _LAYOUT.size:
         return None
-    flags, mss, unacked, rtt, rttvar, retrans, acked, segs_in, notsent, segs, rate = (
+    flags, mss, unacked, rtt, rttvar, retrans, acked, segs_in, notsent, min_rtt, segs, rate = (
         _LAYOUT.unpack_from(data)
     )
     return TcpInfo(
@@ -89,6 +98,7 @@ def parse_tcp_info(data: bytes) -> TcpInfo | None:
         segs,
         rate,
         flags & _APP_LIMITED_BIT != 0,
+        min_rtt / 1e6,
     )
 
 
@@ -103,6 +113,16 @@ def read_tcp_info(fileno: int) -> TcpInfo | None:
     """
     data = _option(fileno, _TCP_INFO, _READ_BYTES)
     return None if data is None else parse_tcp_info(data)
+
+
+def is_near(fileno: int) -> bool:
+    """Say whether a connection's least RTT is at most `NEAR_SECONDS`, or none that the kernel knows.
+
+    Args:
+        fileno: file descriptor of a socket; -1 for none.
+    """
+    info = read_tcp_info(fileno)
+    return info is None or info.min_rtt <= NEAR_SECONDS
 
 
 def read_congestion_control(fileno: int) -> str:

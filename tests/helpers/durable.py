@@ -114,6 +114,7 @@ class DurableBroker(VirtualBroker):
         commits_at_once: whether `settle` commits all changes.
         hurried: the number of times that the journal requested an early commit.
         is_look_due: the journal has asked for `look_at_lone`.
+        is_near: whether connections have a short RTT.
         notes_lone: whether a batch has all lone messages, as if their subscribers were late.
     """
 
@@ -137,12 +138,14 @@ class DurableBroker(VirtualBroker):
         self.commits_at_once = True
         self.hurried = 0
         self.is_look_due = False
+        self.is_near = True
         self.notes_lone = notes_lone
         self.journal = Journal(
             self.core,
             wake=lambda: None,
             hurry=self._hurry,
             look_later=self._look_later,
+            is_near=lambda _fileno: self.is_near,
             new_origin=lambda: next(_ORIGINS).to_bytes(8, "big"),
             max_pending_messages=max_pending_messages,
             max_pending_bytes=max_pending_bytes,

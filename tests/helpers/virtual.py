@@ -161,7 +161,10 @@ class VirtualClient:
         unheard_since: the time since which no bytes have reached its socket, monotonic seconds;
             None if unknown.
         is_in_line: whether it waits for its turn.
+        fileno: of no socket.
     """
+
+    fileno = -1
 
     def __init__(self, broker: VirtualBroker, version: int = 5) -> None:
         self.broker = broker

@@ -96,6 +96,33 @@ def test_messages_behind_a_late_one_are_noted_at_once() -> None:
     assert len(broker.journal.lone) == 1
 
 
+def test_a_client_that_is_always_late_makes_publishers_wait_ever_less_often() -> None:
+    """Twice as many messages are noted at once after each late one, until it connects again."""
+    broker, _, publisher = broker_of_lone()
+    number = 0
+    for n_noted in (NOTED_MESSAGES, 2 * NOTED_MESSAGES):
+        number += 1
+        publish(publisher, number)
+        assert len(broker.journal.lone) == 1
+        broker.look()
+        broker.look()
+        for _ in range(n_noted):
+            number += 1
+            publish(publisher, number)
+            assert not len(broker.journal.lone)
+        broker.commit()
+
+
+def test_a_publisher_does_not_wait_for_a_client_far_away() -> None:
+    """Its messages are noted at once: a commit is shorter than the RTT."""
+    broker, subscriber, publisher = broker_of_lone()
+    broker.is_near = False
+    publish(publisher, 1)
+    broker.commit()
+    assert publisher.take(PubAck).packet_id == 1
+    assert payloads(subscriber) == [b"1"]
+
+
 @pytest.mark.parametrize("is_busy", [True, False])
 def test_only_a_busy_broker_waits_for_subscribers(*, is_busy: bool) -> None:
     """Otherwise a publisher that sends one message at a time would wait for nothing in return."""

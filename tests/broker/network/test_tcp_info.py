@@ -38,6 +38,7 @@ def test_fields_are_found_at_the_offsets_of_linux() -> None:
         bytes_acked=(120, "Q", 2**40),
         segs_in=(140, "I", 55),
         notsent_bytes=(144, "I", 77),
+        min_rtt=(148, "I", 20_000),
         data_segs_out=(156, "I", 90),
         delivery_rate=(160, "Q", 2**33),
     )
@@ -53,6 +54,7 @@ def test_fields_are_found_at_the_offsets_of_linux() -> None:
         data_segs_out=90,
         delivery_rate=2**33,
         is_app_limited=False,
+        min_rtt=0.02,
     )
 
 
