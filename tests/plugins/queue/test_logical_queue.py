@@ -283,7 +283,7 @@ async def test_message_of_a_woken_request_that_goes_away_wakes_another() -> None
         await until(lambda: counts(service)["held"] == 1)
         second = asyncio.create_task(receive(service))
         await until(lambda: counts(service)["held"] == 2)
-        receiver = service.queue("q")._receivers["default"]
+        receiver = service.queue("q").receivers["default"]
         wake = receiver._wake
 
         def wake_and_cancel(requests: Any) -> None:
