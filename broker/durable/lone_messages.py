@@ -14,7 +14,7 @@ A subscriber may be far away. A publisher that sends one message at a time would
 for each, and not for a short commit. So messages are left out only while the broker is busy
 (`is_busy`), and for subscribers with a short RTT (`is_near`). That is the RTT to a load balancer
 where there is one, and the subscriber may be slow itself: after a late message the next ones are
-noted at once, `NOTED_MESSAGES` of them, and twice as many after each further one of that connection.
+noted at once, `NOTED_MESSAGES` of them, and twice as many after each further one of the connection.
 """
 
 from __future__ import annotations

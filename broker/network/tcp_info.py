@@ -116,7 +116,7 @@ def read_tcp_info(fileno: int) -> TcpInfo | None:
 
 
 def is_near(fileno: int) -> bool:
-    """Say whether a connection's least RTT is at most `NEAR_SECONDS`, or none that the kernel knows.
+    """Say whether a connection's least RTT is at most `NEAR_SECONDS`, or unknown to the kernel.
 
     Args:
         fileno: file descriptor of a socket; -1 for none.

@@ -137,7 +137,6 @@ def sample(broker: VirtualBroker) -> None:
     """Let a sampling period pass for a subscriber."""
     client = broker.connect("s")
     client.subscribe("t")
-    client.fileno = -1  # type: ignore[attr-defined]  # as a transport has
     Sampling(broker.core, broker.core.samplers[0], 1.0).start(broker.now)
     broker.advance(1.5)
 
