@@ -80,7 +80,7 @@ export function figures(rows) {
   const values = rows.map(([, text, toneOf]) => ({ node: el("dd"), text, toneOf }));
   const node = el(
     "dl.figures",
-    rows.map(([name], at) => [el("dt", name), values[at].node]),
+    rows.map(([name], at) => el("div", el("dt", name), values[at].node)),
   );
   return {
     node,

@@ -5,14 +5,31 @@ import { bytes, seconds } from "./format.js";
 
 export const GRAPH_SECONDS = 600;
 
+const BIN_SECONDS = 5;
+const GAP_SECONDS = 20;
+
+/** Returns the means of some seconds each, in runs between which nobody has looked. */
+function runs(points) {
+  const bins = Map.groupBy(points, ([when]) => Math.floor(when / BIN_SECONDS));
+  const found = [];
+  let before = -Infinity;
+  for (const some of bins.values()) {
+    const when = some.at(-1)[0];
+    if (when - before > GAP_SECONDS) found.push([]);
+    found.at(-1).push([when, some.reduce((sum, [, value]) => sum + value, 0) / some.length]);
+    before = when;
+  }
+  return found;
+}
+
 /** A graph of the last 10 minutes. `update` takes [[seconds, value], …], the newest last. */
 export function graph(name, format) {
   const area = svg("path.area");
   const line = svg("path.line");
   const node = svg(
-    "svg",
-    { class: "graph", viewBox: "0 0 600 40", preserveAspectRatio: "none", role: "img", "aria-label": name },
-    svg("line", { class: "base", x1: 0, y1: 39.5, x2: 600, y2: 39.5 }),
+    "svg.graph",
+    { viewBox: "0 0 600 40", preserveAspectRatio: "none", role: "img", "aria-label": name },
+    svg("line.base", { x1: 0, y1: 39.5, x2: 600, y2: 39.5 }),
     area,
     line,
   );
@@ -20,19 +37,16 @@ export function graph(name, format) {
     node,
     update(points) {
       const known = points.filter(([, value]) => typeof value === "number");
-      if (known.length < 2) return;
-      const end = known.at(-1)[0];
-      const most = Math.max(...known.map(([, value]) => value));
-      const at = ([when, value]) =>
-        `${(600 - (end - when)).toFixed(1)} ${(38 - (most ? (value / most) * 36 : 0)).toFixed(1)}`;
-      const path = known
-        .filter(([when]) => end - when <= GRAPH_SECONDS)
-        .map(at)
-        .join("L");
-      line.setAttribute("d", `M${path}`);
-      area.setAttribute("d", `M${path}L600 40L${path.split(" ")[0]} 40Z`);
-      const minutes = Math.max(1, Math.round((end - known[0][0]) / 60));
-      node.setAttribute("aria-label", `${name}: ${format(known.at(-1)[1])}; most in ${minutes} min: ${format(most)}`);
+      if (!known.length) return;
+      const [end, newest] = known.at(-1);
+      const drawn = runs(known);
+      const most = Math.max(...drawn.flat().map(([, value]) => value)) || 1;
+      const x = ([when]) => (GRAPH_SECONDS - (end - when)).toFixed(1);
+      const path = (run) => run.map((point) => `${x(point)} ${(38 - (point[1] / most) * 36).toFixed(1)}`).join("L");
+      line.setAttribute("d", drawn.map((run) => `M${path(run)}`).join(""));
+      area.setAttribute("d", drawn.map((run) => `M${x(run[0])} 40L${path(run)}L${x(run.at(-1))} 40Z`).join(""));
+      const peak = Math.max(...known.map(([, value]) => value));
+      node.setAttribute("aria-label", `${name}: ${format(newest)}; most in the last 10 minutes: ${format(peak)}`);
     },
   };
 }
@@ -50,10 +64,10 @@ function place(value) {
 export function range(p50, p99, kind) {
   const marks = [...Array(DECADES + 1).keys()].map((n) => `${(n / DECADES) * 100}%`);
   return svg(
-    "svg",
-    { class: "range", role: "img", "aria-label": p50 === null ? "nothing yet" : `${seconds(p50)} to ${seconds(p99)}` },
-    svg("line", { class: "rail", x1: "0%", x2: "100%", y1: 10, y2: 10 }),
-    marks.map((x) => svg("line", { class: "tick", x1: x, x2: x, y1: 7, y2: 13 })),
+    "svg.range",
+    { role: "img", "aria-label": p50 === null ? "nothing yet" : `${seconds(p50)} to ${seconds(p99)}` },
+    svg("line.rail", { x1: "0%", x2: "100%", y1: 10, y2: 10 }),
+    marks.map((x) => svg("line.tick", { x1: x, x2: x, y1: 7, y2: 13 })),
     p50 === null
       ? null
       : svg("line", { class: `span ${kind}`, x1: `${place(p50)}%`, x2: `${place(p99) + 0.1}%`, y1: 10, y2: 10 }),
@@ -108,9 +122,9 @@ export function holds() {
                   el("span.quiet", `${bytes(one.payload_bytes)} on ${shown(one.topic, 80)} (${shown(one.cause, 40)})`),
                 ),
                 svg(
-                  "svg",
-                  { class: "range", "aria-hidden": "true" },
-                  svg("line", { class: "rail", x1: "0%", x2: "100%", y1: 10, y2: 10 }),
+                  "svg.range",
+                  { "aria-hidden": "true" },
+                  svg("line.rail", { x1: "0%", x2: "100%", y1: 10, y2: 10 }),
                   svg("rect", {
                     class: until ? "held" : "now",
                     x: at(from),

@@ -169,7 +169,7 @@ export function overview(page) {
           ? [
               el(
                 "dl.figures",
-                pairs.flatMap(([why, n]) => [el("dt", why.replaceAll("_", " ")), el("dd", count(n))]),
+                pairs.map(([why, n]) => el("div", el("dt", why.replaceAll("_", " ")), el("dd", count(n)))),
               ),
             ]
           : [el("p.empty", none)],
