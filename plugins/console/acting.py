@@ -192,6 +192,11 @@ class Acting:
 
     async def _back_up(self, request: web.Request) -> web.Response:
         path = _text(await self._body(request, "path"), "path")
+        if not request[OPERATOR].name:
+            # Every account of the machine may call then, and the program may be run by root.
+            raise RequestError(
+                "login: read none; allowed: a login or a token, as this writes files", 403
+            )
         request[DETAIL] = path
         n_bytes = await self._program.need().backup(path)
         return self._done(request, {"bytes": n_bytes}, path)

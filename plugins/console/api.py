@@ -8,14 +8,15 @@ from those that know passwords, the routes of queues from the plugin that has th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Final
+from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from penstock.broker.access_control import Accepted, AccessControl, ConnectAttempt
+from penstock.broker.access_control import NOT_JUDGED, Accepted, AccessControl, ConnectAttempt
 from penstock.broker.config.checked_yaml import NamedBy
 from penstock.broker.counters import Metric
 from penstock.broker.errors import ConfigError, ConfigProblem, PenstockError
@@ -30,7 +31,7 @@ from penstock.plugins.console.reading import Program, Reading
 from penstock.plugins.console.static_page import StaticPage, add_security_headers
 from penstock.plugins.web.bind import is_loopback
 from penstock.plugins.web.operators import Operator, Role, ServesOperators
-from penstock.plugins.web.service import HttpServer, answering_errors
+from penstock.plugins.web.service import HttpServer, RequestError, answering_errors
 from penstock.plugins.web.tls import ServerTls
 
 KEY: Final = "plugins.console"
@@ -104,6 +105,7 @@ class ConsolePlugin(Plugin):
         self._build()
         (await self.reload(self.config)).apply()
         self.http_url = await self._http.start(self.config.http)
+        self._callers.port = urlsplit(self.http_url).port or 0
         self.context.logger.info("console API listens on %s", self.http_url)
         if self.context.is_proxy:  # which has no sessions to restore
             await self.restored()
@@ -207,7 +209,9 @@ class ConsolePlugin(Plugin):
             allowed = "those of the plugin access, which the file must have, too"
             raise ConfigError(self.context.policy_file, [ConfigProblem(key, "users", allowed)])
 
-        async def check(username: str, password: str, address: str) -> Proof | None:
+        async def check(
+            username: str, password: str, address: str, is_wanted: Callable[[], bool] | None
+        ) -> Proof | None:
             attempt = ConnectAttempt(
                 client_id="",
                 username=username,
@@ -219,11 +223,16 @@ class ConsolePlugin(Plugin):
                 remote_address=address,
                 remote_port=0,
                 listener="",
+                is_wanted=is_wanted,
             )
             for source in sources:
                 answer = source.check_password(attempt)
                 if isinstance(answer, Awaitable):
                     answer = await answer
+                if answer is NOT_JUDGED:
+                    raise RequestError(
+                        "login: read too many wrong ones; allowed: again in a moment", 429
+                    )
                 if isinstance(answer, Accepted):
                     return Proof(answer.holds or (lambda: True))
                 if answer is not None:

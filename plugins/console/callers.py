@@ -54,9 +54,11 @@ MOST_TEXT_LOGGED: Final = 200
 
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-PasswordCheck: TypeAlias = Callable[[str, str, str], Awaitable["Proof | None"]]
-"""Checks (username, password, address); None where the password is wrong or there is no such user.
-"""
+PasswordCheck: TypeAlias = Callable[
+    [str, str, str, Callable[[], bool] | None], Awaitable["Proof | None"]
+]
+"""Checks (username, password, address, whether the answer is still wanted); None where the password
+is wrong or there is no such user."""
 
 
 class Proof(NamedTuple):
@@ -117,14 +119,18 @@ class Callers:
         rules: the roles of callers.
         check_password: checks a user's password; None where there are no users.
         tokens: the owners of bearer tokens by the digest of the token.
+        port: of the console; browsers send a cookie to all ports of a host.
     """
 
     def __init__(self, clock: Callable[[], float], logger: logging.Logger) -> None:
         self.rules = Rules({}, None)
         self.check_password: PasswordCheck | None = None
         self.tokens: Mapping[bytes, Operator] = {}
+        self.port = 0
         self._clock = clock
-        self._logger = logger
+        # It tells who has changed the level of the log, too.
+        self._logger = logger.getChild("audit")
+        self._logger.setLevel(logging.INFO)
         self._backoff = LoginBackoff(Limits())
         self._sessions: OrderedDict[bytes, Session] = OrderedDict()
 
@@ -132,6 +138,11 @@ class Callers:
         """Return what a login may have."""
         ways = {"password": self.check_password is not None, "token": bool(self.tokens)}
         return [way for way, is_there in ways.items() if is_there]
+
+    @property
+    def cookie(self) -> str:
+        """The name of the cookie; with TLS one that no other host can set."""
+        return f"{'__Host-' if self.rules.is_secure else ''}{COOKIE}-{self.port}"
 
     def drop_stale(self) -> None:
         """Check every password again: files were read again."""
@@ -142,7 +153,7 @@ class Callers:
 
     def session(self, request: web.Request) -> Session | None:
         """Return the session of a request's cookie; None without one that goes on."""
-        cookie = request.cookies.get(COOKIE)
+        cookie = request.cookies.get(self.cookie)
         if cookie is None:
             return None
         key, now = _digest(cookie), self._clock()
@@ -299,7 +310,8 @@ class Callers:
                 owner = self.tokens.get(token)
                 proof, user = (None, "") if owner is None else (Proof(lambda: True), owner.name)
             elif self.check_password is not None:
-                proof = await self.check_password(user, password, address)
+                is_wanted = None if attempt is None else attempt.is_wanted
+                proof = await self.check_password(user, password, address, is_wanted)
         if proof is None:
             if attempt is not None:
                 self._backoff.failed(attempt, secret, self._clock())
@@ -327,7 +339,7 @@ class Callers:
             self._sessions.popitem(last=False)
         answer = web.json_response({"user": session.user, "role": role, "csrf": session.csrf})
         answer.set_cookie(
-            COOKIE,
+            self.cookie,
             cookie,
             httponly=True,
             samesite="Strict",
@@ -346,9 +358,9 @@ class Callers:
         answer = web.json_response({})
         if session is not None:
             _check_csrf(request, session)
-            self._sessions.pop(_digest(request.cookies[COOKIE]), None)
+            self._sessions.pop(_digest(request.cookies[self.cookie]), None)
             self._audit(session.user, request, "logout", "200")
-        answer.del_cookie(COOKIE)
+        answer.del_cookie(self.cookie, secure=self.rules.is_secure)
         return answer
 
 

@@ -148,6 +148,7 @@ class Reading:
         clock = program.clock
         self._problems = Shared(program.problems, clock, "console readiness")
         self._metrics = Shared(program.metrics, clock, "console metrics")
+        self._process = Shared(exposition.of_process, clock, "console process")
         self._lists = Answers(clock)
         self.streams = Streams()
         self.overview = Overview(self._metrics.get, clock, self._more, log_fault)
@@ -185,7 +186,7 @@ class Reading:
         """End what runs."""
         self.streams.close()
         await self.overview.close()
-        for shared in (self._problems, self._metrics, self._lists):
+        for shared in (self._problems, self._metrics, self._process, self._lists):
             shared.close()
 
     # -- health and metrics -------------------------------------------------------------------
@@ -202,7 +203,7 @@ class Reading:
     async def _scrape(self, request: web.Request) -> web.Response:
         metrics = exposition.distinct(await self._metrics.get())
         families = [exposition.family(metric) for metric in metrics]
-        families += await exposition.of_process()
+        families += await self._process.get()
         return await _written(families, request)
 
     async def _scrape_objects(self, request: web.Request) -> web.Response:
@@ -374,7 +375,10 @@ class Reading:
         return web.json_response({"uplinks": [as_json(one) for one in uplinks]})
 
     async def _tail(self, request: web.Request) -> web.StreamResponse:
-        return await self.streams.serve(request, self._program.need())
+        def may_watch() -> bool:
+            return self._callers.of(request).role is not None
+
+        return await self.streams.serve(request, self._program.need(), may_watch)
 
 
 _CLIENT_IDS: Final = Form[str](

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Final
 
 from aiohttp import web
@@ -32,8 +32,15 @@ class Streams:
     def __init__(self) -> None:
         self._tails: set[Tail] = set()
 
-    async def serve(self, request: web.Request, operations: Operations) -> web.StreamResponse:
+    async def serve(
+        self, request: web.Request, operations: Operations, may_watch: Callable[[], bool]
+    ) -> web.StreamResponse:
         """Answer with what happens until the client leaves or the program stops.
+
+        Args:
+            request: of the client.
+            operations: with the tail.
+            may_watch: says whether the client still may; its login may end.
 
         Raises:
             RequestError: too many are open, the filter is wrong, or there is no tail.
@@ -54,15 +61,19 @@ class Streams:
             answer.content_type = "text/event-stream"
             with contextlib.suppress(ConnectionError, TimeoutError):
                 await answer.prepare(request)
-                await self._send(answer, tail)
+                await self._send(answer, tail, may_watch)
         finally:
             self._tails.discard(tail)
             tail.close()
         return answer
 
-    async def _send(self, answer: web.StreamResponse, tail: Tail) -> None:
+    async def _send(
+        self, answer: web.StreamResponse, tail: Tail, may_watch: Callable[[], bool]
+    ) -> None:
         n_lost = 0
         async for records in _batches(tail):
+            if not may_watch():
+                break
             pieces = [_event("record", record._asdict()) for record in records]
             if tail.n_lost > n_lost:
                 pieces.append(_event("lost", {"records": tail.n_lost - n_lost}))

@@ -286,3 +286,11 @@ def test_ready_says_why_not(tmp_path: Path) -> None:
         status, found = send(broker, "GET", "/readyz")
         assert (status, "draining" in found["problems"]) == (503, True)
         assert ask(broker, "GET", "/healthz") == {"status": "ok"}
+
+
+def test_without_a_login_no_files_are_written(tmp_path: Path) -> None:
+    """Also where everybody on the machine may act: the broker may be run by root."""
+    with running_broker(anonymous_policy(ADMIN), tmp_path) as broker:
+        status, told = send(broker, "POST", "/api/backup", {"path": str(tmp_path / "copy")})
+    assert (status, told["error"][:11]) == (403, "login: read")
+    assert not (tmp_path / "copy").exists()

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
@@ -35,6 +36,7 @@ from penstock.edge_proxy.sidecar.config import parse_proxy_config
 from penstock.edge_proxy.sidecar.sidecar import Sidecar
 from penstock.netem.runs.broker_process import reserved_port
 from penstock.plugins.console import why
+from penstock.plugins.console.api import ConsolePlugin
 from tests.broker.serving import port_of, serving
 from tests.helpers.access import Access
 from tests.helpers.certificates import Authority, break_file
@@ -213,6 +215,45 @@ async def test_why_a_message_is_held_is_told_by_the_console(
     assert "because conservative: L_now" in here
     assert "ago: held (congested): 200 bytes on cam" in gone
     assert "large messages: decisions_total conservative held congested: 1" in caplog.text
+
+
+async def test_the_console_of_a_proxy_shows_its_part() -> None:
+    """Links, held messages and metrics; what its broker has is empty, or told not to be there."""
+    withholding = "{policy: conservative, threshold_s: 100, threshold_l: 1.0e-9}"
+    plugins = f"{{probing: {{}}, withholding: {withholding}, console: {{http: '127.0.0.1:0'}}}}"
+    async with running(f"plugins: {plugins}") as (proxy, upstream), aiohttp.ClientSession() as http:
+        client = await open_client(proxy.addresses["default"], client_id="c")
+        broker = await upstream.accepted()
+        await client.receive()
+        broker.send(publish("cam", 200, packet_id=1))
+        await until(lambda: proxy.shared.ledger().matched == 1)
+        console = next(one for one in proxy._plugins.plugins if isinstance(one, ConsolePlugin))
+
+        async def ask(path: str) -> Any:
+            async with http.get(console.http_url + path) as answer:
+                assert answer.status == 200, await answer.text()
+                is_json = answer.content_type == "application/json"
+                return await (answer.json() if is_json else answer.text())
+
+        me = await ask("/api/me")
+        assert (me["kind"], "clients" in me["has"], "retained" in me["has"]) == (
+            "proxy",
+            True,
+            False,
+        )
+        assert [row["client_id"] for row in (await ask("/api/clients?sort=rtt"))["clients"]] == [
+            "c"
+        ]
+        assert (await ask("/api/clients/c"))["row"]["client_id"] == "c"
+        overview = await ask("/api/overview?history=true")
+        assert overview["messages"]["matched"] == 1
+        assert "penstock_messages_matched_total 1.0" in (await ask("/metrics")).splitlines()
+        assert await ask("/readyz") == {"status": "ready"}
+        for path in ("retained", "subscriptions", "uplinks"):
+            assert (await ask(f"/api/{path}"))[path] == []
+        async with http.get(console.http_url + "/api/tail") as answer:
+            assert answer.status == 404
+        await client.close()
 
 
 async def test_a_stop_waits_only_so_long(life: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from penstock.plugins.access.password_hash import make_hash
 from penstock.plugins.console.api import ConsolePlugin
 from penstock.plugins.console.callers import IDLE_SECONDS, LONGEST_SECONDS, read_tokens
 from penstock.plugins.queue.standalone_server import StandaloneServer, load_server
+from tests.helpers.certificates import Authority
 from tests.helpers.process import ROOT
 
 TOKENS = """
@@ -116,6 +117,7 @@ async def test_a_user_logs_in_and_acts(tmp_path: Path, caplog: pytest.LogCapture
         assert (me["csrf"], me["kind"], me["has"]) == (told.body["csrf"], "queue", ["queues"])
         cookie = told.headers["Set-Cookie"]
         assert all(part in cookie for part in ("HttpOnly", "SameSite=Strict", "Path=/"))
+        assert cookie.startswith(f"penstock-console-{browser.url.rpartition(':')[2]}=")
         purged = await browser.ask("POST", PURGE, {}, X_CSRF_Token=me["csrf"])
         assert (purged.status, purged.body) == (200, {"removed": 0})
         await browser.ask("POST", "/api/logout", {}, X_CSRF_Token=me["csrf"])
@@ -161,6 +163,26 @@ async def test_wrong_logins_are_refused_and_slowed_down(
         assert (await browser.login("bob", "bob secret")).status == 200
     assert "audit: user alice from 127.0.0.1: login: 401: wrong" in caplog.messages
     assert "guess" not in caplog.text
+
+
+async def test_with_tls_the_cookie_is_for_this_host_and_tls_alone(tmp_path: Path) -> None:
+    """A browser takes a name with __Host- only with these attributes, and from no other host."""
+    authority = Authority(tmp_path)
+    files = authority.issue("localhost")
+    tls = {"certificate": files.certfile, "key": files.keyfile}
+    async with running(tmp_path, **USERS, http_tls=tls) as (plugin, _browser, _server):
+        assert plugin.http_url.startswith("https://127.0.0.1:")
+        url = plugin.http_url.replace("127.0.0.1", "localhost")
+        body = {"username": "alice", "password": "alice secret"}
+        connector = aiohttp.TCPConnector(ssl=authority.client_context())
+        async with (
+            aiohttp.ClientSession(connector=connector) as session,
+            session.post(f"{url}/api/login", json=body, headers={"Origin": url}) as answer,
+        ):
+            cookie = answer.headers["Set-Cookie"]
+            assert (answer.status, cookie.startswith("__Host-penstock")) == (200, True)
+            assert "Secure" in cookie
+            assert "Domain" not in cookie
 
 
 @pytest.mark.parametrize(
