@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from selenium.webdriver.common.by import By
@@ -9,7 +10,9 @@ from selenium.webdriver.common.by import By
 from tests.helpers.browser import Browser
 from tests.helpers.operated import HOLDING, OPERATOR, VIEWER, operated_broker
 from tests.helpers.paho_client import PahoClient, connect_properties
-from tests.helpers.process import anonymous_policy, running_broker
+from tests.helpers.process import ROOT, anonymous_policy, running_broker
+
+PAGE = ROOT / "plugins" / "console" / "page"
 
 HOSTILE = "<img src=x onerror=document.title='taken'>\u202egnp.exe"
 
@@ -168,3 +171,34 @@ def test_an_uplink_says_whether_its_cloud_is_reached(browser: Browser, tmp_path:
             browser.wait_for("not connected")
             browser.open(broker.console_url + "/#/")
             browser.wait_for("uplink cloud is not connected")
+
+
+def test_without_users_one_looks_and_with_a_token_one_acts(
+    browser: Browser, tmp_path: Path
+) -> None:
+    """On this machine the page needs no login until there are users or tokens."""
+    console = {"http": "127.0.0.1:0"}
+    with running_broker(anonymous_policy({"console": console}), tmp_path) as broker:
+        browser.open(broker.console_url + "/#/system")
+        browser.wait_for("Without login: reading only")
+        browser.wait_for("Ready")
+        assert browser.named("Reload the policy file") is None
+    tokens = tmp_path / "tokens"
+    tokens.write_text("ci admin a-token-of-the-console\n")
+    tokens.chmod(0o600)
+    console["token_file"] = str(tokens)
+    with running_broker(anonymous_policy({"console": console}), tmp_path) as broker:
+        browser.open(broker.console_url + "/#/system")
+        browser.write("Token", "a-token-of-the-console")
+        browser.press("Log in")
+        browser.wait_for("ci, admin")
+        browser.wait(lambda: browser.named("Reload the policy file"))
+
+
+def test_the_page_is_small_and_takes_nothing_from_elsewhere() -> None:
+    """And no text of a stranger can become markup in it."""
+    files = [file for file in PAGE.iterdir() if file.is_file()]
+    assert sum(file.stat().st_size for file in files) < 300_000
+    text = "".join(file.read_text() for file in files)
+    assert set(re.findall(r"https?://[^\s\"'`)]*", text)) == {"http://www.w3.org/2000/svg"}
+    assert not re.findall(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", text)
