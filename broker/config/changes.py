@@ -167,10 +167,14 @@ class InForce:
         Args:
             changes: the differences.
             read: files that were read, each behind its key.
-            failed: key to why it could not change after all.
+            failed: key to why it could not change after all: the next reload tries it again.
         """
-        self.values = changes.in_force
-        changed, left = show_keys(changes.live), show_keys(changes.needs_restart)
+        taken = [key for key in changes.live if not _is_among(key, failed)]
+        for key in taken:
+            self.values.pop(key, None)
+            if key in changes.in_force:
+                self.values[key] = changes.in_force[key]
+        changed, left = show_keys(taken), show_keys(changes.needs_restart)
         told = (
             f"reloaded: {', '.join(read) or 'no files'}; changed: {', '.join(changed) or 'no keys'}"
         )
@@ -180,6 +184,12 @@ class InForce:
             told += f"; failed: {_listed(failed)}"
         self._logger.log(logging.WARNING if left or failed else logging.INFO, "%s", told)
         return Reloaded(read, changed, left, failed)
+
+
+def _is_among(key: KeyPath, failed: Iterable[str]) -> bool:
+    """Say whether a key has failed, or what stands above or below it."""
+    shown = f"{'.'.join(key)}."
+    return any(shown.startswith(f"{one}.") or f"{one}.".startswith(shown) for one in failed)
 
 
 def _listed(failed: Mapping[str, str]) -> str:

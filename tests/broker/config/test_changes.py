@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import fields
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.broker.config.changes import compare, flatten, is_live, show_keys
+from penstock.broker.config.changes import InForce, compare, flatten, is_live, show_keys
 from penstock.broker.config.limits import Limits
 from penstock.broker.config.policy import LIVE, PolicyKeys, parse_policy
 
@@ -128,3 +129,31 @@ def test_no_section_of_the_file_changes_unseen(section: str) -> None:
     )
     compared = compare(before, after, LIVE)
     assert {key[0] for key in (*compared.live, *compared.needs_restart)} == {section}
+
+
+def test_what_failed_after_all_is_tried_again() -> None:
+    """The rest counts."""
+    before = {("plugins", "queue", "queues", "a", "max_messages"): 1, ("sys_interval",): 1}
+    after = {("plugins", "queue", "queues", "a", "max_messages"): 2, ("sys_interval",): 2}
+    live = {("sys_interval",): True, ("plugins", "queue", "queues"): True}
+    in_force = InForce("policy.yaml", before, logging.getLogger("test"))
+    changes = compare(in_force.values, after, live)
+    answer = in_force.take(changes, [], {"plugins.queue": "no room"})
+    assert (answer.changed, answer.failed) == (["sys_interval"], {"plugins.queue": "no room"})
+    again = compare(in_force.values, after, live)
+    assert show_keys(again.live) == ["plugins.queue.queues.a.max_messages"]
+    in_force.take(again, [], {})
+    assert in_force.values == after
+
+
+def test_the_account_of_a_reload_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    """With all that an operator has to know."""
+    caplog.set_level(logging.INFO)
+    in_force = InForce("policy.yaml", {("a",): 1, ("b",): 1}, logging.getLogger("test"))
+    wanted: dict[tuple[str, ...], int] = {("a",): 2, ("b",): 2}
+    in_force.take(compare(in_force.values, wanted, {("a",): True}), ["b file"], {})
+    in_force.refuse({"limits.sessions": "read 0; allowed: 1 or more"})
+    assert caplog.messages == [
+        "reloaded: b file; changed: a; needs a restart: b",
+        "not reloaded: limits.sessions: read 0; allowed: 1 or more; nothing has changed",
+    ]
