@@ -75,11 +75,11 @@ class Figures:
             return None
         return sum(value for _, value in self.samples(name))
 
-    def by_label(self, name: str, label: str) -> dict[str, float]:
-        """Return the sums of a metric's samples by one of their labels."""
+    def by_label(self, name: str, label: str, **others: str) -> dict[str, float]:
+        """Return the sums of a metric's samples by one of their labels; `others` are as here."""
         found: dict[str, float] = {}
         for labels, value in self.samples(name):
-            if label in labels:
+            if label in labels and others.items() <= labels.items():
                 found[labels[label]] = found.get(labels[label], 0) + value
         return found
 
@@ -191,6 +191,15 @@ def between(newer: Reading, older: Reading | None, *key: str) -> tuple[Sequence[
     return bounds, total
 
 
+def point(newer: Reading, older: Reading | None) -> dict[str, float | None]:
+    """Return the values of the graphs at one reading."""
+    found = {"at": newer.at, **rates(newer, older), **newer.gauges}
+    for size in ("small", "large"):
+        since = between(newer, older, _LATENCY, size) if older is not None else ((), ())
+        found[f"p99_{size}_seconds"] = percentile(*since, 0.99)
+    return found
+
+
 def _percentiles(bounds: Sequence[float], counts: Counts) -> dict[str, float | None]:
     return {
         "p50_seconds": percentile(bounds, counts, 0.5),
@@ -220,11 +229,11 @@ class Overview:
         self._more = more
         self._log_fault = log_fault
         self._readings: deque[Reading] = deque()
+        self._points: deque[Mapping[str, float | None]] = deque()
         self._newest: tuple[Figures, Reading] | None = None
         self._read_last: Sequence[Metric] | None = None
         self._looked_at = 0.0
         self._reading: asyncio.Task[None] | None = None
-        self._most_connected = 0.0
 
     async def answer(self, *, with_history: bool) -> dict[str, Any]:
         """Return the overview; see docs/reference/console-api.md."""
@@ -257,9 +266,11 @@ class Overview:
         now = self._clock()
         reading = read(figures, time.time(), now)
         self._newest = (figures, reading)
+        self._points.append(point(reading, self._readings[-1] if self._readings else None))
         self._readings.append(reading)
         while self._readings[0].monotonic < now - HISTORY_SECONDS:
             self._readings.popleft()
+            self._points.popleft()
 
     def _before(self, seconds: float) -> Reading | None:
         """Return the oldest reading of the last seconds, except the newest one; or None."""
@@ -271,22 +282,20 @@ class Overview:
 
     def _of(self, figures: Figures, newest: Reading) -> dict[str, Any]:
         previous = self._readings[-2] if len(self._readings) > 1 else None
-        window = self._before(WINDOW_SECONDS)
-        connected = figures.total("clients_connected")
-        self._most_connected = max(self._most_connected, connected or 0)
+        window = self._before(WINDOW_SECONDS) or previous
         lag = between(newest, window, _LAG)
         return {
             "at": newest.at,
             "rates": rates(newest, previous),
             "latency": self._latency(newest, window),
             "clients": {
-                "connected": connected,
+                "connected": figures.total("clients_connected"),
                 "sessions": figures.total("sessions"),
-                "maximum": figures.total("clients_connected_maximum") or self._most_connected,
+                "maximum": figures.total("clients_connected_maximum"),
             },
             "messages": {key: figures.total(name) for key, name in _MESSAGES.items()},
             "dropped": figures.by_label("messages_dropped_total", "reason"),
-            "held": figures.by_label("withholding_decisions_total", "cause"),
+            "held": figures.by_label("withholding_decisions_total", "cause", outcome="held"),
             "memory": _memory(figures),
             "loop": _percentiles(*lag),
             "persistence": self._persistence(newest, window),
@@ -311,21 +320,8 @@ class Overview:
             per_second = sum(counts) / (newest.monotonic - window.monotonic)
         return {"commits_per_second": per_second} | _percentiles(bounds, counts)
 
-    def _history(self) -> dict[str, list[Any]]:
-        names = (*_RATES, "withheld", "queued", "used_bytes")
-        found: dict[str, list[Any]] = {name: [] for name in ("at", *names)}
-        for size in ("small", "large"):
-            found[f"p99_{size}_seconds"] = []
-        older: Reading | None = None
-        for reading in self._readings:
-            found["at"].append(reading.at)
-            for name, value in {**rates(reading, older), **reading.gauges}.items():
-                found[name].append(value)
-            for size in ("small", "large"):
-                since = between(reading, older, _LATENCY, size) if older else ((), ())
-                found[f"p99_{size}_seconds"].append(percentile(*since, 0.99))
-            older = reading
-        return found
+    def _history(self) -> dict[str, list[float | None]]:
+        return {name: [one[name] for one in self._points] for name in self._points[-1]}
 
     async def close(self) -> None:
         """Read no more."""

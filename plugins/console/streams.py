@@ -59,9 +59,12 @@ class Streams:
         try:
             answer = web.StreamResponse(headers={"X-Accel-Buffering": "no"})
             answer.content_type = "text/event-stream"
-            with contextlib.suppress(ConnectionError, TimeoutError):
+            with contextlib.suppress(ConnectionError):
                 await answer.prepare(request)
                 await self._send(answer, tail, may_watch)
+        except TimeoutError:
+            if request.transport is not None:
+                request.transport.abort()  # there is no way to end the answer
         finally:
             self._tails.discard(tail)
             tail.close()

@@ -286,6 +286,24 @@ async def test_sessions_end(tmp_path: Path) -> None:
         assert (await browser.login("bob", "bob secret")).status == 401
 
 
+async def test_roles_follow_the_policy_file(tmp_path: Path) -> None:
+    """A reload takes a role away at once; a file that would open the console changes nothing."""
+    file = tmp_path / "policy.yaml"
+    async with running(tmp_path, **USERS) as (_, browser, server):
+        csrf = (await browser.login("alice", "alice secret")).body["csrf"]
+        policy = yaml.safe_load(file.read_text())
+        policy["plugins"]["console"] |= {"admins": ["bob"], "viewers": ["alice"]}
+        file.write_text(yaml.safe_dump(policy))
+        done = await server.reload()
+        assert done.changed == ["plugins.console.admins", "plugins.console.viewers"]
+        assert (await browser.ask("GET", "/api/me")).body["role"] == "viewer"
+        assert (await browser.ask("POST", PURGE, {}, X_CSRF_Token=csrf)).status == 403
+        policy["plugins"]["console"] |= {"admins": ["alice"]}
+        file.write_text(yaml.safe_dump(policy))
+        assert "read alice under admins and viewers" in str((await server.reload()).failed)
+        assert (await browser.ask("GET", "/api/me")).body["role"] == "viewer"
+
+
 async def test_each_answer_has_the_headers_that_browsers_obey(tmp_path: Path) -> None:
     """Also errors, answers of mounted routes and the page."""
     async with running(tmp_path) as (_, browser, _server):

@@ -46,6 +46,16 @@ class Source:
             Metric("received_messages_total", "counter", "", [Sample({}, self.received)]),
             Metric("withholding_latency_seconds", "histogram", "", [Sample(labels, self.latency)]),
             Metric("clients_connected", "gauge", "", [Sample({}, 3)]),
+            Metric("clients_connected_maximum", "gauge", "", [Sample({}, 4)]),
+            Metric(
+                "withholding_decisions_total",
+                "counter",
+                "",
+                [
+                    Sample({"outcome": "held", "cause": "congested"}, 5),
+                    Sample({"outcome": "released", "cause": "congested"}, 4),
+                ],
+            ),
             Metric(
                 "messages_dropped_total",
                 "counter",
@@ -72,7 +82,8 @@ async def test_rates_and_percentiles_are_those_between_two_readings() -> None:
     source.latency.observe(5.0)
     first = await overview.answer(with_history=True)
     assert first["rates"]["received_messages"] is None
-    assert first["clients"] == {"connected": 3, "sessions": None, "maximum": 3}
+    assert first["clients"] == {"connected": 3, "sessions": None, "maximum": 4}
+    assert first["held"] == {"congested": 5}
     assert first["dropped"] == {"queue_full": 2, "qos0": 1}
     assert first["persistence"] is None
     await overview.close()
