@@ -173,7 +173,7 @@ class Reading:
             web.get("/api/retained", self._list_retained),
             web.get("/api/retained/{topic}", self._retained),
             web.get("/api/uplinks", self._uplinks),
-            web.get("/api/tail", self._tail),
+            web.get("/api/tail", self._tail, allow_head=False),
             web.get("/api/log", self._log),
         ]
 

@@ -294,3 +294,23 @@ def test_without_a_login_no_files_are_written(tmp_path: Path) -> None:
         status, told = send(broker, "POST", "/api/backup", {"path": str(tmp_path / "copy")})
     assert (status, told["error"][:11]) == (403, "login: read")
     assert not (tmp_path / "copy").exists()
+
+
+def test_an_edge_broker_shows_its_uplinks(tmp_path: Path) -> None:
+    """One whose cloud is not there says why; list, overview and metrics agree."""
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        address = f"127.0.0.1:{closed.getsockname()[1]}"
+    cloud = {"upstream": {"address": address}, "up": [{"filter": "site/#"}]}
+    uplink = {"site": "here", "uplinks": {"cloud": cloud}}
+    with running_broker(anonymous_policy(ADMIN | {"uplink": uplink}), tmp_path) as broker:
+        me = ask(broker, "GET", "/api/me")
+        assert (me["kind"], "uplinks" in me["has"]) == ("edge", True)
+
+        def told() -> Any:
+            (found,) = ask(broker, "GET", "/api/uplinks")["uplinks"]
+            return found if found["lanes"][0]["why"] else None
+
+        found = eventually(told)
+        assert (found["name"], found["is_connected"]) == ("cloud", False)
+        assert ask(broker, "GET", "/api/overview")["uplinks"][0]["name"] == "cloud"
+        assert any('uplink="cloud"' in name for name in metrics(broker))
