@@ -12,7 +12,7 @@ export class Refused extends Error {
 /** No answer has come. */
 export class Unreachable extends Error {}
 
-/** Who one is: the answer of /api/me. */
+/** Who one is: the answer of /api/me, and when the program was started, on the page's own clock. */
 export let me = null;
 
 const PATIENCE_MILLISECONDS = 15_000;
@@ -71,6 +71,7 @@ export const get = (target, signal) => call("GET", target, undefined, signal);
 /** Asks who one is; afterwards `me` says it. */
 export async function meet() {
   me = await get("me");
+  me.startedAt = performance.now() / 1000 - me.started_seconds;
   return me;
 }
 

@@ -18,6 +18,7 @@ import { tail } from "./tail.js";
 
 const TURN_MILLISECONDS = 2_000;
 const SHARE = 50;
+const CLOCKS_SECONDS = 1; // two answers may differ so much about the same start
 const REFUSED_MILLISECONDS = 10_000;
 
 /** [path, name, the part of the server that it needs, view, view of one]. */
@@ -165,6 +166,11 @@ function restart() {
 /** Asks each source once, then one a turn, until the view has gone. */
 async function follow(shown, signal) {
   const { sources } = shown.view;
+  const refused = new Map();
+  const tellRefused = () => {
+    setText(shown.error, [...refused.values()][0] ?? "");
+    shown.error.hidden = refused.size === 0;
+  };
   for (let n = 0; sources.length && !signal.aborted; n++) {
     await seen();
     const began = performance.now();
@@ -173,7 +179,7 @@ async function follow(shown, signal) {
       await sources[n % sources.length](signal);
       if (signal.aborted) return;
       answered();
-      shown.error.hidden = true;
+      refused.delete(n % sources.length);
       wait = Math.max(wait, (performance.now() - began) * SHARE);
     } catch (error) {
       if (signal.aborted) return;
@@ -181,12 +187,12 @@ async function follow(shown, signal) {
       else if (error instanceof Refused && error.status === 401) return start();
       else {
         answered();
-        setText(shown.error, error.message);
-        shown.error.hidden = false;
+        refused.set(n % sources.length, error.message);
         wait = REFUSED_MILLISECONDS;
         if (!(error instanceof Refused)) console.error(error);
       }
     }
+    tellRefused();
     if (n >= sources.length - 1 || silentSince !== null) {
       $("main").classList.remove("opening");
       await pause(wait, signal);
@@ -218,7 +224,9 @@ function answered() {
 // --- Who one is --------------------------------------------------------------------------------
 
 /** Asks who one is and shows the view, or the login where reading needs one. */
-async function start() {
+async function start(
+  farewell = "Your login has ended, as after a restart of the broker or an hour without a request.",
+) {
   const before = me;
   turn.abort();
   for (;;) {
@@ -234,8 +242,9 @@ async function start() {
   silentSince = null;
   tell("Live");
   if (before?.version && me.version && before.version !== me.version) return location.reload();
-  if (me.started_seconds < before?.started_seconds)
+  if (me.startedAt > before?.startedAt + CLOCKS_SECONDS)
     notice(`The broker has restarted ${seconds(me.started_seconds)} ago.`);
+  if (before?.user && !me.user) notice(farewell);
   frame();
   shownView?.view.close?.();
   shownView = shownView && { ...shownView, way: null };
@@ -361,7 +370,7 @@ $("theme").addEventListener("click", () => {
 $("log-out").addEventListener("click", async () => {
   await logOut().catch((error) => notice(error.message, "bad"));
   location.hash = "#/";
-  start();
+  start("You have logged out.");
 });
 $("menu").addEventListener("click", () => menu(!$("nav").classList.contains("open")));
 function menu(isOpen) {

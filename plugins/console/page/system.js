@@ -45,7 +45,7 @@ export function system(page) {
     ["Program", () => me.kind],
     ["Version", () => me.version],
     ["Machine", () => shown(me.name)],
-    ["Running for", (d) => seconds(me.started_seconds + (performance.now() - d.since) / 1000)],
+    ["Running for", () => seconds(performance.now() / 1000 - me.startedAt)],
     ["Log level", () => level ?? NONE],
   ]);
   const said = el("div", { role: "status" });
@@ -71,7 +71,6 @@ export function system(page) {
     "Nobody is banned.",
     { caption: "Bans" },
   );
-  const opened = performance.now();
   let level = null;
 
   const reload = async () => {
@@ -150,7 +149,7 @@ export function system(page) {
 
   async function load(signal) {
     const data = await get("overview", signal);
-    about.update({ since: opened });
+    about.update({});
     const problems = Object.entries(data.problems ?? {});
     replace(
       ready,
@@ -169,7 +168,7 @@ export function system(page) {
   }
   async function loadLog(signal) {
     level = (await get("log", signal)).level;
-    about.update({ since: opened });
+    about.update({});
   }
   async function loadBans(signal) {
     bans.update((await get("bans", signal)).bans);

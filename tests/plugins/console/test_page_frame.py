@@ -155,7 +155,7 @@ def test_a_broker_that_restarts_is_told_and_the_page_comes_back(
         browser.wait_for("The broker does not answer")
         assert "what is shown is old" in browser.text
         with operated_broker(tmp_path, http=http) as broker:
-            browser.wait_for("Password")  # its logins have ended with it
+            browser.wait_for("Your login has ended")
             browser.write("User", OPERATOR[0])
             browser.write("Password", OPERATOR[1])
             browser.press("Log in")
