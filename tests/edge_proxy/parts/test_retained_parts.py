@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.broker.mqtt.packets import Publish
+from penstock.broker.sessions.retained_delivery import SLICE_MESSAGES
 from penstock.edge_proxy.parts.partial_message import PartialMessage
 from tests.broker.serving import port_of, serving, until
 from tests.edge_proxy.parts.test_plugin import (
@@ -73,7 +74,7 @@ async def test_a_message_that_is_replaced_is_sent_no_further(tmp_path: Path) -> 
         n_parts = 0
         while (await take_parts(near, 1))[0][1].total_bytes != 1:
             n_parts += 1
-        assert n_parts <= 2 * 32 < len(large) // PART_BYTES
+        assert n_parts <= 2 * SLICE_MESSAGES < len(large) // PART_BYTES
 
 
 async def test_a_site_gets_what_the_cloud_had_retained_before(tmp_path: Path) -> None:
