@@ -18,7 +18,7 @@ from penstock.broker.process.program import (
     exit_status,
     run_until_stopped,
     set_up_log,
-    take_level,
+    take_log,
 )
 from penstock.broker.server import Server
 
@@ -66,7 +66,7 @@ def broker(
         allowed = "a policy file; penstock import-mosquitto makes one of it"
         problem = ConfigProblem("file", "a mosquitto.conf", allowed)
         raise ConfigError(config, [problem]) from error
-    take_level(policy.log.level, log_level, debug=debug)
+    take_log(policy.log, log_level, debug=debug)
     run_until_stopped(Server(policy, read_policy=partial(load_policy, config)))
 
 

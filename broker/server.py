@@ -37,7 +37,7 @@ from penstock.broker.operations.operations import BrokerOperations
 from penstock.broker.operations.program import Program
 from penstock.broker.plugin_guard import Guard
 from penstock.broker.plugin_loader import LoadedPlugins, load_plugins
-from penstock.broker.process.log_lines import set_level
+from penstock.broker.process.log_lines import take_options
 from penstock.broker.process.machine_memory import machine_memory_bytes
 from penstock.broker.process.start_check import StartCheck
 from penstock.broker.receiving.connecting import close_if_revoked, leave_listener, revoke
@@ -439,8 +439,7 @@ class Server:
         )
         if ("sys_interval",) in changes.live:
             self._start_sys_topics(self._driver.clock())
-        if ("log", "level") in changes.live and policy.log.level is not None:
-            set_level(policy.log.level)
+        take_options(policy.log, changes.live)
 
     async def _look_at_clients(self, closed: Sequence[MqttProtocol]) -> None:
         """Disconnect clients of closed listeners and those whose access was withdrawn.

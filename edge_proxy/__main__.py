@@ -21,7 +21,7 @@ from penstock.broker.process.program import (
     exit_status,
     run_until_stopped,
     set_up_log,
-    take_level,
+    take_log,
 )
 from penstock.broker.server import Server
 from penstock.edge_proxy.sidecar.config import load_proxy_config
@@ -63,9 +63,11 @@ def proxy(
         service = sidecar(config) if mode == "sidecar" else edge_broker(config)
         raise typer.Exit(asyncio.run(service.check()).tell("penstock proxy", config))
     if mode == "sidecar":
-        run_until_stopped(sidecar(config))
+        service = sidecar(config)
+        take_log(load_proxy_config(config).keys.log, log_level, debug=debug)
+        run_until_stopped(service)
         return
-    take_level(load_policy(config).log.level, log_level, debug=debug)
+    take_log(load_policy(config).log, log_level, debug=debug)
     run_until_stopped(edge_broker(config))
 
 

@@ -21,8 +21,9 @@ import yaml
 from penstock.broker.config.key_types import show_size
 from penstock.broker.config.limits import Limits
 from penstock.broker.config.listener_config import ListenerKeys
+from penstock.broker.config.log_options import LogOptions
 from penstock.broker.config.mqtt_options import MqttOptions
-from penstock.broker.config.policy import LogOptions, Persistence, PolicyKeys
+from penstock.broker.config.policy import Persistence, PolicyKeys
 from penstock.edge_proxy.parts.config import PartsConfig
 from penstock.edge_proxy.sidecar.config import ProxyKeys, ProxyLimits
 from penstock.edge_proxy.uplink.config import BacklogKeys, ReconnectKeys, UplinkConfig, UplinkKeys
@@ -85,7 +86,7 @@ POLICY: Final[Mapping[str, type[Any]]] = {
 }
 """The place of the keys of each class in a policy file, in the order of the page."""
 
-PROXY: Final[Mapping[str, type[Any]]] = {"": ProxyKeys, "limits": ProxyLimits}
+PROXY: Final[Mapping[str, type[Any]]] = {"": ProxyKeys, "limits": ProxyLimits, "log": LogOptions}
 """The places in a proxy's file; its listeners, upstream and plugins have the keys above."""
 
 _HEAD: Final = """\

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass as checked_dataclass
@@ -32,6 +32,7 @@ from penstock.broker.config.listener_config import (
     amqtt_keys,
     read_listeners,
 )
+from penstock.broker.config.log_options import LogOptions
 from penstock.broker.config.mqtt_options import MqttOptions
 from penstock.broker.errors import ConfigError
 from penstock.broker.message import SizeClass
@@ -41,7 +42,6 @@ DEFAULT_SYS_INTERVAL = 10.0
 
 T = TypeVar("T")
 
-LogLevelName: TypeAlias = Literal["debug", "info", "warning", "error"]
 
 _AMQTT_PERSISTENCE = {"amqtt.contrib.persistence.SessionDBPlugin"}
 """These plugins restore sessions themselves, and refuse to start where they find some."""
@@ -70,18 +70,6 @@ class Persistence:
     commit_wait_seconds: Annotated[float, Field(ge=0, le=1)] = 0.002
     max_pending_messages: Annotated[int, Field(ge=1)] = 100_000
     max_pending_bytes: Annotated[Size, Field(ge=1)] = 64 * 1024 * 1024
-
-
-@checked_dataclass(frozen=True, slots=True, config=STRICT)
-class LogOptions:
-    """The program's log; the keys under `log`.
-
-    Attributes:
-        level: the least level that is written. None: that of ``--log-level``, which goes before it
-            at the start.
-    """
-
-    level: LogLevelName | None = None
 
 
 @dataclass(frozen=True, slots=True)

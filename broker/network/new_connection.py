@@ -20,6 +20,7 @@ from penstock.broker.counters import Counters, count
 from penstock.broker.network.admission import Admission, Place, Places
 from penstock.broker.network.tcp_options import set_give_up
 from penstock.broker.plugin_guard import is_logged
+from penstock.broker.sending.log_fields import peer_name
 from penstock.broker.sessions.bans import Bans
 
 CLOSE_TIMEOUT_SECONDS: Final = 5.0
@@ -264,12 +265,16 @@ class AcceptedConnection:
         reception = self.reception
         count(reception.counters.connections_refused, reason)
         reception.logger.log(
-            logging.INFO if is_loud else logging.DEBUG, "%s: %s", self.peer(), detail
+            logging.INFO if is_loud else logging.DEBUG,
+            "%s: %s",
+            self.peer(),
+            detail,
+            extra={"event": f"refused_{reason}", "reason": detail},
         )
 
     def peer(self) -> str:
         """Return the peer's name for the log."""
-        return f"{self.remote_address}:{self.remote_port} on listener {self.listener}"
+        return peer_name(f"{self.remote_address}:{self.remote_port}", self.listener)
 
     def leave_to_kernel(self) -> None:
         """Set how long the kernel may try to send the rest; call it right before the close."""

@@ -5,17 +5,25 @@ Client ids, user names and topics come from clients and may hold any character b
 not reach the operator's terminal. Each may also have 65,535 bytes: a long line is truncated in the
 middle. And a client may connect a thousand times a second, for a line each: the number of lines
 with the same format string is limited.
+
+In the forms ``keyvalue`` and ``json``, a line has fields for programs to read
+(`penstock.broker.sending.log_fields`), and a traceback is one of them.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 from collections import Counter
-from typing import Final, TextIO, get_args
+from collections.abc import Callable, Collection
+from datetime import UTC, datetime
+from typing import Any, Final, TextIO, get_args
 
+from penstock.broker.config.log_options import LogFormat, LogOptions
 from penstock.broker.errors import PenstockError
 from penstock.broker.operations_contract import LogLevel
+from penstock.broker.sending.log_fields import fields_of
 
 _FORM: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
@@ -41,10 +49,77 @@ class LineFormatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (the base's name)
         """Return the record without its traceback, as one line of at most `MAX_CHARACTERS`."""
-        line = super().formatMessage(record)
-        if len(line) > MAX_CHARACTERS:
-            line = f"{line[: MAX_CHARACTERS // 2]}...{line[-MAX_CHARACTERS // 2 :]}"
-        return line.translate(_SHOWN)
+        return _shortened(super().formatMessage(record)).translate(_SHOWN)
+
+
+def _shortened(text: str, most: int = MAX_CHARACTERS) -> str:
+    return text if len(text) <= most else f"{text[: most // 2]}...{text[-most // 2 :]}"
+
+
+MAX_FIELD_CHARACTERS: Final = 1_000
+"""A field other than the message and the traceback has at most so many."""
+
+MAX_TRACEBACK_CHARACTERS: Final = 20_000
+
+_ESCAPED: Final = {number: f"\\u{number:04x}" for number in _SHOWN}
+
+
+class _FieldFormatter(logging.Formatter):
+    """Makes one line of a record's fields: time, level, fields, logger, message, traceback."""
+
+    def fields(self, record: logging.LogRecord) -> dict[str, Any]:
+        """Return the fields in their order."""
+        at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        found: dict[str, Any] = {
+            "time": at.replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+        }
+        for name, value in fields_of(record).items():
+            found[name] = (
+                value if isinstance(value, int) else _shortened(value, MAX_FIELD_CHARACTERS)
+            )
+        found["logger"] = record.name
+        found["message"] = _shortened(record.getMessage())
+        if record.exc_info:
+            traceback = self.formatException(record.exc_info)
+            found["traceback"] = _shortened(traceback, MAX_TRACEBACK_CHARACTERS)
+        return found
+
+
+def _quoted(value: Any) -> str:
+    """Return a value as JSON, with no character that ends a line or works a terminal."""
+    return json.dumps(value, ensure_ascii=False).translate(_ESCAPED)
+
+
+class JsonFormatter(_FieldFormatter):
+    """Writes a record as a JSON object on one line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        return _quoted(self.fields(record))
+
+
+class KeyValueFormatter(_FieldFormatter):
+    """Writes a record as ``key=value`` pairs on one line.
+
+    A value with a character other than letters, digits and a few signs is quoted, as in JSON.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        return " ".join(f"{name}={_plain(value)}" for name, value in self.fields(record).items())
+
+
+def _plain(value: Any) -> str:
+    text = str(value)
+    return text if text and text.isprintable() and not set(text) & set(' "=\\') else _quoted(text)
+
+
+_FORMATTERS: Final[dict[str, Callable[[], logging.Formatter]]] = {
+    "text": lambda: LineFormatter(_FORM),
+    "keyvalue": KeyValueFormatter,
+    "json": JsonFormatter,
+}
 
 
 MAX_LINES: Final = 200
@@ -95,14 +170,36 @@ class BoundedHandler(logging.StreamHandler[TextIO]):
             if n_lines > MAX_LINES:
                 told = "%d more lines like this one were left out: %s"
                 arguments = n_lines - MAX_LINES, words
-                super().emit(
-                    logging.LogRecord(name, logging.WARNING, __file__, 0, told, arguments, None)
+                record = logging.LogRecord(
+                    name, logging.WARNING, __file__, 0, told, arguments, None
                 )
+                record.left_out = n_lines - MAX_LINES
+                super().emit(record)
 
 
 def set_level(level: str) -> None:
     """Set the least level that the process logs: ``debug``, ``info``, ``warning``, ``error``."""
     logging.getLogger().setLevel(level.upper())
+
+
+def set_format(form: LogFormat) -> None:
+    """Set the form of the lines that the process logs from now on."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, BoundedHandler):
+            handler.setFormatter(_FORMATTERS[form]())
+
+
+def take_options(options: LogOptions, changed: Collection[tuple[str, ...]]) -> None:
+    """Make those keys under `log` count that have changed.
+
+    Args:
+        options: all of them.
+        changed: paths of keys, such as ``("log", "format")``.
+    """
+    if ("log", "level") in changed and options.level is not None:
+        set_level(options.level)
+    if ("log", "format") in changed:
+        set_format(options.format)
 
 
 class LogLevels:
@@ -132,5 +229,5 @@ def log_to_stderr(level: str) -> None:
         level: name of the least level that is logged, such as INFO.
     """
     handler = BoundedHandler(sys.stderr)
-    handler.setFormatter(LineFormatter(_FORM))
+    handler.setFormatter(_FORMATTERS["text"]())
     logging.basicConfig(level=level, handlers=[handler])

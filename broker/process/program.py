@@ -14,10 +14,11 @@ from typing import Annotated, Final, Protocol, TypeAlias, runtime_checkable
 import typer
 
 from penstock.broker.config.command_line import CommandLine
+from penstock.broker.config.log_options import LogOptions
 from penstock.broker.errors import PenstockError
 from penstock.broker.plugin_guard import note_fault
 from penstock.broker.process.gc_control import Collector, Kept
-from penstock.broker.process.log_lines import log_to_stderr, set_level
+from penstock.broker.process.log_lines import log_to_stderr, take_options
 from penstock.broker.process.memory_trim import LOOK_SECONDS, SpareMemory, keep_a_little
 
 LogLevel: TypeAlias = Annotated[
@@ -98,16 +99,16 @@ def set_up_log(log_level: str | None, *, debug: bool) -> None:
     log_to_stderr(name)
 
 
-def take_level(of_file: str | None, log_level: str | None, *, debug: bool) -> None:
-    """Take the log level that a file names, where the command line names none.
+def take_log(of_file: LogOptions, log_level: str | None, *, debug: bool) -> None:
+    """Take the form of the log that a file names, and the level where the command line names none.
 
     Args:
-        of_file: the key `log.level`, or None.
+        of_file: the keys under `log`.
         log_level: as of `set_up_log`.
         debug: the same.
     """
-    if of_file is not None and log_level is None and not debug:
-        set_level(of_file)
+    is_named = log_level is not None or debug
+    take_options(of_file, [("log", "format"), *([] if is_named else [("log", "level")])])
 
 
 def run_until_stopped(service: Service) -> None:

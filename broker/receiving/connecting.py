@@ -446,6 +446,11 @@ def _refuse_login(
         "no user name" if username is None else f"user {username!r}",
         refused.why or "not authorized",
         client.peer(),
+        extra={
+            "event": "login_failed" if is_judged else "login_not_judged",
+            "user": username,
+            "reason": refused.why or "not authorized",
+        },
     )
     client.refuse_connect(authenticating.refusal_code(refused, PacketType.CONNACK))
     client.end(now)

@@ -61,6 +61,7 @@ class ClientLog:
                 client.remote_address,
                 client.remote_port,
                 client.listener,
+                extra={"address": f"{client.remote_address}:{client.remote_port}"},
             )
         if not session.is_unused and session.ledger.dropped:
             self._tell_drops(session, "while it was away")

@@ -7,6 +7,7 @@ they collect. `penstock.broker.receiving.connection` brings its packets to the h
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -22,6 +23,7 @@ from penstock.broker.mqtt.size_limit import explained
 from penstock.broker.mqtt.topic_aliases import NO_ALIASES, OutgoingAliases
 from penstock.broker.outbox.delivery import NO_QUEUE
 from penstock.broker.sending import eager_coroutine
+from penstock.broker.sending.log_fields import Named, peer_name
 from penstock.broker.sending.sender import Sender, WriteQueue
 from penstock.broker.sending.throttle import Throttle
 from penstock.broker.sessions import redelivery
@@ -417,10 +419,11 @@ class Client:
         is_patient = self.is_patient and self.version == MQTT_5
         return self.core.room.has_much_held(self, is_patient=is_patient)
 
-    def peer(self) -> str:
+    def peer(self) -> Named:
         """Name the peer for the log."""
-        address = f"{self.remote_address}:{self.remote_port} on listener {self.listener}"
-        return f"client {self.session.client_id} ({address})" if self.is_open else address
+        address = f"{self.remote_address}:{self.remote_port}"
+        client_id = self.session.client_id if self.is_open else None
+        return peer_name(address, self.listener, client_id)
 
     def set_version(self, version: int) -> None:
         """Set the protocol version, as the CONNECT has it."""
@@ -597,7 +600,10 @@ class Client:
         is_answered = not self.sender.drop_held()
         if self.is_open and is_answered and self.version == ProtocolVersion.MQTT_5:
             self.sender.send_packet(Disconnect(reason_code, properties))
-        self.core.logger.debug("%s: %s", self.peer(), describe_reason_code(reason_code))
+        if self.core.logger.isEnabledFor(logging.DEBUG):
+            why = describe_reason_code(reason_code)
+            fields = {"event": "closing", "reason": why}
+            self.core.logger.debug("%s: %s", self.peer(), why, extra=fields)
         self.end(self.last_received if now is None else now)
 
     def shut_down(self, now: float) -> None:

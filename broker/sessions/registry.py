@@ -13,6 +13,7 @@ from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.outbox.last_clients import LastClient
 from penstock.broker.outbox.message_counts import Ledger
 from penstock.broker.outbox.priority_outbox import make_outbox
+from penstock.broker.sending.log_fields import Named
 from penstock.broker.sessions import redelivery, retained_delivery
 from penstock.broker.sessions.session import Session, UnusedSession
 from penstock.broker.sessions.session_quota import SessionQuota
@@ -62,9 +63,11 @@ class Takeovers:
         if len(taken) < FIGHT_TAKEOVERS:
             return ""
         peers = " and ".join(dict.fromkeys(peer for _, peer in taken))
-        return (
+        return Named(
             f"its connection was taken over {len(taken)} times in {now - taken[0][0]:.3g} s, of "
-            f"{peers}: two clients may have this client id"
+            f"{peers}: two clients may have this client id",
+            event="two_clients_with_one_id",
+            address=peers,
         )
 
 

@@ -15,6 +15,7 @@ from penstock.broker.config.changes import KeyPath, flatten
 from penstock.broker.config.checked_yaml import FileReading, parse_mapping, read_mapping, show
 from penstock.broker.config.key_types import STRICT, Positive, PositiveSize, Seconds, Size
 from penstock.broker.config.listener_config import SOCKET_KEYS, Listener, read_listeners
+from penstock.broker.config.log_options import LogOptions
 from penstock.broker.errors import ConfigError
 from penstock.broker.mqtt.enums import MAX_REMAINING_LENGTH
 from penstock.edge_proxy.upstream_config import UpstreamKeys
@@ -95,6 +96,7 @@ class ProxyKeys:
             acknowledged.
         server_reference: another server, which MQTT 5 clients are told at a stop (MQTT 5.0, 4.11).
         limits: for clients.
+        log: the program's log.
         plugins: short name of a plugin to its keys.
     """
 
@@ -105,6 +107,7 @@ class ProxyKeys:
     drain_seconds: Annotated[float, Field(ge=0)] = 5.0
     server_reference: Annotated[str, Field(min_length=1)] | None = None
     limits: ProxyLimits = field(default_factory=ProxyLimits)
+    log: LogOptions = field(default_factory=LogOptions)
     plugins: dict[str, dict[str, Any] | None] = field(default_factory=dict)
 
 
@@ -139,6 +142,7 @@ LIVE: Final[Mapping[KeyPath, bool]] = {
     **{("listeners", "*", key): False for key in SOCKET_KEYS},
     ("limits",): True,
     ("drain_seconds",): True,
+    ("log",): True,
 }
 """Which keys of the proxy's file change live; plugins say it of their own."""
 

@@ -20,6 +20,7 @@ from penstock.broker.network.new_connection import Reception
 from penstock.broker.network.open_files import most_connections
 from penstock.broker.plugin_guard import Guard
 from penstock.broker.plugin_loader import LoadedPlugins, load_plugins
+from penstock.broker.process.log_lines import take_options
 from penstock.broker.process.start_check import StartCheck
 from penstock.edge_proxy.sidecar.config import LIVE, ProxyConfig
 from penstock.edge_proxy.sidecar.default_store import choose_store
@@ -210,6 +211,7 @@ class Sidecar:
         changes = compare(self._in_force.values, wanted, {**LIVE, **found.live(), **plugins.live})
         closed = [one for one in self._clients.running if one.arrival.listener in found.gone]
         self._take(config)
+        take_options(config.keys.log, changes.live)
         upstream.apply()
         rest = [self._listeners.take(found), plugins.apply(self.shared.guard)]
         self._plugins.share_period()
@@ -226,7 +228,9 @@ class Sidecar:
         limits, keys = config.keys.limits, self._config.keys
         self._config = replace(
             self._config,
-            keys=replace(keys, drain_seconds=config.keys.drain_seconds, limits=limits),
+            keys=replace(
+                keys, drain_seconds=config.keys.drain_seconds, limits=limits, log=config.keys.log
+            ),
         )
         self.shared.limits = limits  # of clients that connect from now on
         self._listeners.maximum_packet_size = limits.maximum_packet_size

@@ -276,6 +276,7 @@ class Callers:
             request.remote or "?",
             _short(what),
             _short(outcome),
+            extra={"address": request.remote, "action": _short(what), "outcome": _short(outcome)},
         )
 
     async def login(self, request: web.Request, body: Mapping[str, Any]) -> web.StreamResponse:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from penstock.broker.config.policy import load_policy
 from penstock.broker.errors import ConfigError, ConfigProblem
 from penstock.broker.process.program import (
     Debug,
@@ -15,6 +16,7 @@ from penstock.broker.process.program import (
     exit_status,
     run_until_stopped,
     set_up_log,
+    take_log,
 )
 from penstock.plugins.queue.client import QueueError
 from penstock.plugins.queue.commands import app
@@ -42,6 +44,7 @@ def serve(
     """
     set_up_log(log_level, debug=debug)
     read = read_config(config)
+    take_log(load_policy(config).log, log_level, debug=debug)
     if read.http is None and read.sqs is None:
         problem = ConfigProblem(
             "plugins.queue.http", "null", "HOST:PORT, or one of sqs; the gateway is nothing else"

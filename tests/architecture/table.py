@@ -371,6 +371,7 @@ ABOVE_THE_CONTRACT: Final = {
         "broker.plugin_loader",
         "broker.network",
         "broker.process.start_check",
+        "broker.process.log_lines",
     ),
     # A socket is kept until its peer has seen the end in one way.
     "edge_proxy.sidecar.transport": (

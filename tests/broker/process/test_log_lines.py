@@ -1,16 +1,22 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
+from typing import Any
 
 import pytest
 
+from penstock.broker.config.log_options import LogOptions
 from penstock.broker.process.log_lines import (
     MAX_CHARACTERS,
     MAX_LINES,
     WINDOW_SECONDS,
     BoundedHandler,
+    JsonFormatter,
+    KeyValueFormatter,
     LineFormatter,
+    take_options,
 )
 
 
@@ -114,3 +120,58 @@ def test_all_debug_lines_are_written() -> None:
     log = Log()
     log.write(2 * MAX_LINES, level=logging.DEBUG)
     assert len(log.lines()) == 2 * MAX_LINES
+
+
+def structured(form: logging.Formatter, *arguments: object, fault: Any = None) -> str:
+    """Return the line of a record in a form with fields."""
+    record = logging.LogRecord(
+        "penstock", logging.INFO, "x.py", 1, "client %s: refused: %s", arguments, fault
+    )
+    record.created = 0.5
+    return form.format(record)
+
+
+def test_json_is_one_object_on_a_line_with_the_traceback_in_it() -> None:
+    """Nothing that a client has sent ends the line or is taken for another field."""
+    with pytest.raises(ZeroDivisionError) as caught:
+        _ = 1 / 0
+    fault = (caught.type, caught.value, caught.tb)
+    line = structured(JsonFormatter(), 'a"\n\u2028', "x" * 5_000, fault=fault)
+    assert len(line.splitlines()) == 1
+    found = json.loads(line)
+    assert list(found)[:5] == ["time", "level", "event", "client_id", "reason"]
+    assert found["time"] == "1970-01-01T00:00:00.500Z"
+    assert (found["level"], found["event"]) == ("info", "refused")
+    assert found["client_id"] == 'a"\n\u2028'
+    assert found["traceback"].splitlines()[-1].startswith("ZeroDivisionError")
+    assert len(found["reason"]) < len(found["message"]) < MAX_CHARACTERS + 10
+
+
+def test_key_and_value_are_quoted_where_they_have_to_be() -> None:
+    """As logfmt has it."""
+    assert structured(KeyValueFormatter(), "a", "b=c\x1b") == (
+        "time=1970-01-01T00:00:00.500Z level=info event=refused client_id=a "
+        'reason="b=c\\u001b" logger=penstock message="client a: refused: b=c\\u001b"'
+    )
+
+
+def test_the_number_left_out_is_a_field() -> None:
+    """So that a search finds floods."""
+    log = Log()
+    log.handler.setFormatter(JsonFormatter())
+    log.write(MAX_LINES + 7)
+    log.lines()
+    log.handler.close()
+    found = json.loads(log.lines()[0])
+    assert (found["event"], found["left_out"]) == ("more_lines_like_this_one_were", 7)
+
+
+def test_the_form_changes_while_the_program_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what has changed is taken."""
+    log = Log()
+    monkeypatch.setattr(logging.getLogger(), "handlers", [log.handler])
+    take_options(LogOptions(format="json"), [("log", "format")])
+    log.write(1)
+    take_options(LogOptions(format="keyvalue"), [("limits", "sessions")])
+    log.write(1)
+    assert [json.loads(line)["event"] for line in log.lines()] == ["closed", "closed"]
