@@ -16,10 +16,12 @@ import typer
 from penstock.broker.config.command_line import CommandLine
 from penstock.broker.config.log_options import LogOptions
 from penstock.broker.errors import PenstockError
+from penstock.broker.operations_contract import Reloaded
 from penstock.broker.plugin_guard import note_fault
 from penstock.broker.process.gc_control import Collector, Kept
 from penstock.broker.process.log_lines import log_to_stderr, take_options
 from penstock.broker.process.memory_trim import LOOK_SECONDS, SpareMemory, keep_a_little
+from penstock.broker.process.service_manager import ServiceManager
 
 LogLevel: TypeAlias = Annotated[
     str | None,
@@ -115,8 +117,8 @@ def run_until_stopped(service: Service) -> None:
     """Run a service on uvloop, where it is installed, until SIGINT or SIGTERM.
 
     A `ReloadingService` reloads at each SIGHUP. A second SIGINT or SIGTERM hurries a
-    `HurriedService`. Files that the service or a plugin creates are
-    accessible to their owner only, as they may hold messages.
+    `HurriedService`. The service manager is told each step. Files that the service or a plugin
+    creates are accessible to their owner only, as they may hold messages.
 
     Raises:
         PenstockError: the service cannot start.
@@ -140,7 +142,10 @@ async def _serve(service: Service) -> None:
     if isinstance(service, ReloadingService):
         loop.add_signal_handler(signal.SIGHUP, asked.put_nowait, signal.SIGHUP)
     keep_a_little()
+    manager = ServiceManager()
     await service.start()
+    manager.ready("serving")
+    manager.beat(loop)
     collector = Collector(kept=service.kept) if isinstance(service, KeepingService) else Collector()
     spare_memory = SpareMemory()
 
@@ -160,11 +165,12 @@ async def _serve(service: Service) -> None:
     reloading: set[asyncio.Task[None]] = set()  # beside this loop: a stop waits for none
     while await asked.get() == signal.SIGHUP:
         if isinstance(service, ReloadingService):
-            task = loop.create_task(_reload(service, faults), name="reload")
+            task = loop.create_task(_reload(service, manager, faults), name="reload")
             reloading.add(task)
             task.add_done_callback(reloading.discard)
     for task in reloading:
         task.cancel()
+    manager.tell("STOPPING=1", "STATUS=finishing what was accepted")
     stopping = loop.create_task(service.stop(), name="stop")
     hurrying = loop.create_task(_hurry(service, asked), name="hurry")
     try:
@@ -173,12 +179,19 @@ async def _serve(service: Service) -> None:
         hurrying.cancel()
 
 
-async def _reload(service: ReloadingService, faults: dict[str, int]) -> None:
+async def _reload(
+    service: ReloadingService, manager: ServiceManager, faults: dict[str, int]
+) -> None:
     """Reload; a fault in it is logged, and the service goes on."""
+    manager.reloading()
+    failed: object = None
     try:
-        await service.reload()
+        done = await service.reload()
+        failed = isinstance(done, Reloaded) and ", ".join(done.failed)
     except Exception as error:  # noqa: BLE001 (whatever it is, clients are served)
         note_fault(logging.getLogger("penstock"), faults, "reload", error)
+        failed = error
+    manager.ready(f"serving; not reloaded, see the log: {failed}" if failed else "serving")
 
 
 async def _hurry(service: Service, asked: asyncio.Queue[signal.Signals]) -> None:
