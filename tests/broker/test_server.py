@@ -550,3 +550,45 @@ def test_a_mosquitto_conf_is_told_from_a_policy_file(
         f"penstock broker: {path}: file: read a mosquitto.conf; allowed: a policy file; penstock "
         "import-mosquitto makes one of it"
     )
+
+
+async def test_the_interval_of_sys_changes_at_a_reload() -> None:
+    """From none to some and back; what was published last stays retained."""
+    policies = [
+        parse_policy(anonymous_policy(sys_interval=interval), "policy.yaml")
+        for interval in (0, 0.05, 0)
+    ]
+    files = iter(policies[1:])
+    server = Server(policies[0], read_policy=lambda: next(files))
+    await server.start()
+    try:
+        async with await connected(port_of(server), "c") as client:
+            await client.subscribe("$SYS/broker/uptime")
+            assert (await server.reload()).changed == ["sys_interval"]
+            assert (await client.take(Publish)).topic == "$SYS/broker/uptime"
+            assert (await server.reload()).changed == ["sys_interval"]
+            timers = [topics._work._timer for topics in server._sys_topics]
+            assert [timer is None or timer.action for timer in timers] == [None, None]
+    finally:
+        await server.stop()
+
+
+async def test_a_session_that_is_begun_after_a_reload_ends_by_the_new_bound() -> None:
+    """A client is told it in its CONNACK."""
+    policies = [
+        parse_policy(anonymous_policy(session_expiry_interval=bound), "policy.yaml")
+        for bound in (100, 7)
+    ]
+    server = Server(policies[0], read_policy=lambda: policies[1])
+    await server.start()
+    try:
+        told = []
+        for _ in range(2):
+            async with await WireClient.dial(port_of(server)) as client:
+                asked = {"session_expiry_interval": 1_000}
+                connack = await client.connect("c", properties=asked)
+                told.append(connack.properties["session_expiry_interval"])
+            await server.reload()
+        assert told == [100, 7]
+    finally:
+        await server.stop()
