@@ -231,7 +231,7 @@ def _pass_to_group(
         counters.publish_sent += n_messages
         return len(run)
     position = 0
-    while position < len(run) and turn.steps < turn.most_steps:
+    while position < len(run):
         start, length = read_remaining_length(run, position)
         counters.packets_received += 1
         turn.steps += 1
@@ -239,6 +239,8 @@ def _pass_to_group(
         position = start + length
         if client.is_closing or client.suspended is not None:
             turn.steps = turn.most_steps  # what follows waits
+        if turn.steps >= turn.most_steps:  # asked here: single chunks add to those of earlier ones
+            break
     return position
 
 

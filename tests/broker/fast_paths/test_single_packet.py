@@ -163,3 +163,17 @@ def test_a_client_with_a_publish_rate_is_counted_packet_by_packet() -> None:
         publisher.send_bytes(a_publish(b"x"))
     assert len(subscriber.payloads()) < 5
     assert not publisher.is_reading
+
+
+@pytest.mark.parametrize("version", [4, 5])
+def test_each_message_reaches_a_share_whose_member_is_chosen_for_it(version: int) -> None:
+    """However many come one by one, and whatever was done since the last chunk of several."""
+    broker = VirtualBroker(core_class=FastCore)
+    member = broker.connect("m", 9 - version)
+    member.subscribe("$share/g/t", 0)
+    publisher = broker.connect("p", version)
+    sent = [b"%d" % number for number in range(2 * broker.core.turn.most_steps)]
+    for payload in sent:
+        publisher.publish("t", payload)
+    assert member.payloads() == sent
+    assert broker.core.counters.publish_received == len(sent)
