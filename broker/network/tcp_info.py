@@ -141,7 +141,7 @@ def read_congestion_control(fileno: int) -> str:
 
 def _option(fileno: int, option: int, n_bytes: int) -> bytes | None:
     """Return an option of a TCP connection, or None."""
-    if not _IS_LINUX:
+    if not _IS_LINUX or fileno < 0:
         return None
     try:
         # Family and type are given so that Python does not ask the kernel for them; they have no

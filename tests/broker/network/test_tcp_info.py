@@ -11,6 +11,7 @@ import pytest
 from penstock.broker.network import tcp_info
 from penstock.broker.network.tcp_info import (
     TcpInfo,
+    is_near,
     is_tcp_info_supported,
     parse_tcp_info,
     read_congestion_control,
@@ -114,7 +115,9 @@ def test_reading_leaves_the_descriptor_open_and_as_it_was(loopback: Loopback) ->
 
 
 def test_what_is_no_tcp_connection_has_no_answer(tmp_path: Path, loopback: Loopback) -> None:
-    """Unix sockets, files and closed descriptors give None, and stay as they were."""
+    """Unix sockets, files and closed descriptors give None, and stay as they were; -1 is none."""
+    assert read_tcp_info(-1) is None
+    assert is_near(-1)
     left, right = socket.socketpair()
     with left, right:
         assert read_tcp_info(left.fileno()) is None
