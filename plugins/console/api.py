@@ -22,12 +22,14 @@ from penstock.broker.counters import Metric
 from penstock.broker.errors import ConfigError, ConfigProblem, PenstockError
 from penstock.broker.extensions import Claim, Plugin, PluginContext, Reload, overridden
 from penstock.broker.mqtt.enums import MAX_STRING_BYTES
+from penstock.broker.operations.metrics import process_metrics
 from penstock.broker.plugin_guard import note_fault
+from penstock.broker.process.machine_memory import machine_memory_bytes
 from penstock.plugins.console.acting import MOST_BODY_BYTES, Acting
 from penstock.plugins.console.callers import Callers, PasswordCheck, Proof, Rules, read_tokens
 from penstock.plugins.console.config import ConsoleConfig
 from penstock.plugins.console.exposition import name_problems
-from penstock.plugins.console.reading import Program, Reading
+from penstock.plugins.console.reading import VERSION, Program, Reading
 from penstock.plugins.console.static_page import StaticPage, add_security_headers
 from penstock.plugins.web.bind import is_loopback
 from penstock.plugins.web.operators import Operator, Role, ServesOperators
@@ -170,7 +172,9 @@ class ConsolePlugin(Plugin):
         )
 
     def _plugin_metrics(self) -> Iterator[Metric]:
-        """Yield the metrics of the plugins, for a program without a broker."""
+        """Yield the metrics of the process and its plugins, for a program without a broker."""
+        clock, started_at = self.context.clock, self._program.started_at
+        yield from process_metrics(VERSION, started_at, machine_memory_bytes(), clock())
         for name, plugin in self.context.plugins.items():
             for metric in plugin.figures():
                 yield metric._replace(name=f"{name}_{metric.name}")

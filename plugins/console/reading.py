@@ -34,6 +34,8 @@ from penstock.plugins.web.service import RequestError, show
 
 Row = TypeVar("Row")
 
+VERSION: Final = importlib.metadata.version("penstock-mqtt")
+
 ROWS_IN_A_TURN: Final = 100
 """So many rows are looked at before other tasks run: a millisecond."""
 
@@ -152,7 +154,6 @@ class Reading:
         self._lists = Answers(clock)
         self.streams = Streams()
         self.overview = Overview(self._metrics.get, clock, self._more, log_fault)
-        self._version = importlib.metadata.version("penstock-mqtt")
 
     def routes(self) -> list[web.RouteDef]:
         """Return the routes."""
@@ -237,7 +238,7 @@ class Reading:
             program = self._program
             found |= {
                 "kind": program.kind,
-                "version": self._version,
+                "version": VERSION,
                 "name": socket.gethostname(),
                 "started_seconds": round(program.clock() - program.started_at, 3),
                 "has": list(program.has),

@@ -409,6 +409,8 @@ ABOVE_THE_CONTRACT: Final = {
     "plugins.access.first_policy": ("broker.process.program",),
     "plugins.console.reload": ("broker.process.program",),
     "plugins.console.why": ("broker.process.program",),
+    # A program without a broker has a process, too, which is told of in one way.
+    "plugins.console.api": ("broker.operations.metrics", "broker.process.machine_memory"),
     # A guessed password is slowed down in one way.
     "plugins.console.callers": ("broker.sessions.login_backoff",),
     "plugins.queue.__main__": ("broker.process.program",),

@@ -258,6 +258,19 @@ async def test_its_own_page_and_a_proxy_before_it_are_let_in(tmp_path: Path) -> 
             assert (await browser.ask("POST", PURGE, {}, **headers)).status == 200
 
 
+async def test_a_program_without_a_broker_has_metrics_and_health(tmp_path: Path) -> None:
+    """Those of its queues and of its process; what it does not have is told."""
+    async with running(tmp_path) as (_, browser, _server):
+        async with browser.session.get(f"{browser.url}/metrics") as answer:
+            text = await answer.text()
+        assert 'penstock_queue_depth_messages{queue="work"} 0.0' in text
+        assert "penstock_build_info{" in text
+        assert (await browser.ask("GET", "/readyz")).body == {"status": "ready"}
+        overview = (await browser.ask("GET", "/api/overview")).body
+        assert [queue["name"] for queue in overview["queues"]] == ["work"]
+        assert (await browser.ask("GET", "/api/clients")).status == 404
+
+
 async def test_sessions_end(tmp_path: Path) -> None:
     """After an hour without a request, after 12 hours, and with the password that began them."""
     async with running(tmp_path, **USERS) as (plugin, browser, server):
