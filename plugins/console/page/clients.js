@@ -1,13 +1,13 @@
 // The clients, and one of them: why its messages are late, and what an operator can do.
 
 import { call, get, path } from "./api.js";
-import { ask, button, el, field, figures, notice, panel, replace, select, setText, shown, title, tone } from "./dom.js";
+import { ask, button, el, field, figures, notice, panel, replace, select, shown, title, tone } from "./dom.js";
 import { bytes, clock, count, many, NONE, percent, seconds } from "./format.js";
 import { holds } from "./graphs.js";
 import { listView, name, number, Table, text } from "./table.js";
 
 const SLOW_SECONDS = 0.5;
-const STUCK_SECONDS = 2;
+export const STUCK_SECONDS = 2;
 
 export const clientLink = (clientId) => `#/clients/${encodeURIComponent(clientId)}`;
 

@@ -1,11 +1,11 @@
 // The whole broker at a glance: what needs attention first, then rates, latency, links, memory.
 
 import { get } from "./api.js";
-import { el, figures, panel, replace, setText, title, tone } from "./dom.js";
+import { el, figures, panel, replace, setText, shown, title, tone } from "./dom.js";
 import { bytes, count, many, percent, perSecond, rate, seconds } from "./format.js";
 import { bar, graph, GRAPH_SECONDS, range, rangeEnds } from "./graphs.js";
 import { name, number, Table, text } from "./table.js";
-import { linkColumns } from "./clients.js";
+import { clientLink, linkColumns, STUCK_SECONDS } from "./clients.js";
 
 const LATE_LOOP_SECONDS = 0.1;
 const FULL = 0.8;
@@ -29,9 +29,13 @@ export function attention(data, worst) {
     ]);
   if (messages?.withheld)
     found.push(["warn", `${many(messages.withheld, "message")} held back for slow links`, "#/clients?sort=withheld"]);
-  const late = worst.filter((row) => row.withheld || row.queued).length;
-  if (late && !messages?.withheld)
-    found.push(["warn", `${many(late, "client")} with messages that wait`, "#/clients?sort=queued"]);
+  const [slowest] = worst;
+  if (slowest?.rtt > STUCK_SECONDS)
+    found.push([
+      "warn",
+      `${shown(slowest.client_id, 60)} answers after ${seconds(slowest.rtt)}`,
+      clientLink(slowest.client_id),
+    ]);
   const dead = (data.queues ?? []).reduce((sum, queue) => sum + (queue.dead_letters ?? 0), 0);
   if (dead) found.push(["warn", many(dead, "dead letter"), "#/queues"]);
   if (loop?.p99_seconds > LATE_LOOP_SECONDS)
