@@ -59,7 +59,7 @@ chunk, a backlog of 100,000 messages had 2,000, and each page that held one kept
 returned to the system. An eighth is exact as a binary number."""
 
 
-SORTED_AT_ONCE: Final = 1_000
+SORTED_AT_ONCE: Final = 250
 """So many outboxes are looked at before others are served: a millisecond's work."""
 
 _UNSORTED: Final = "changed limits"
