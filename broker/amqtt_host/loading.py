@@ -8,8 +8,9 @@ import logging
 import warnings
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
+from enum import Enum
 from importlib.metadata import entry_points
-from typing import Any, Final
+from typing import Any, Final, TypeGuard, get_type_hints
 
 from amqtt.broker import BrokerContext
 from amqtt.contexts import BrokerConfig
@@ -69,7 +70,7 @@ class HostedPluginManager(manager.PluginManager[BrokerContext]):
         path = f"plugins.{plugin_path}"
         try:
             return super()._load_str_plugin(
-                plugin_path, _with_underscores(plugin_path, plugin_cfg or {})
+                plugin_path, _as_config_has_it(plugin_path, plugin_cfg or {})
             )
         except Exception as error:
             problems = _problems(path, plugin_path, error)
@@ -98,21 +99,36 @@ def load_manager(policy: Policy, broker: Any) -> HostedPluginManager:
             raise ConfigError(policy.file, [problem]) from error
 
 
-def _with_underscores(plugin_path: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a plugin's keys as its Config names them; aMQTT's documentation also has dashes."""
-    names = _config_names(plugin_path)
-    return {
-        key.replace("-", "_") if key.replace("-", "_") in names else key: value
-        for key, value in config.items()
-    }
+def _as_config_has_it(plugin_path: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a plugin's keys and values as its Config has them.
+
+    aMQTT's documentation also has keys with dashes. A YAML file has no enumerations, such as that
+    of `request_method`: a text that is one of their values stands for it.
+    """
+    kinds = _config_kinds(plugin_path)
+    found: dict[str, Any] = {}
+    for key, value in config.items():
+        name = key.replace("-", "_")
+        kind = kinds.get(name)
+        values = {one.value: one for one in kind} if _is_enumeration(kind) else {}
+        found[name if name in kinds else key] = (
+            values.get(value, value) if isinstance(value, str) else value
+        )
+    return found
 
 
-def _config_names(plugin_path: str) -> list[str]:
+def _is_enumeration(kind: object) -> TypeGuard[type[Enum]]:
+    return isinstance(kind, type) and issubclass(kind, Enum)
+
+
+def _config_kinds(plugin_path: str) -> dict[str, Any]:
+    """Return the type of each key of a plugin's Config; none where that cannot be seen."""
     try:
         config = import_string(plugin_path).Config
-    except (ImportError, AttributeError):
-        return []  # the manager reports the error
-    return [field.name for field in fields(config)] if is_dataclass(config) else []
+        kinds = get_type_hints(config)
+    except Exception:  # noqa: BLE001 (the manager reports what is wrong with it)
+        return {}
+    return {one.name: kinds[one.name] for one in fields(config)} if is_dataclass(config) else {}
 
 
 def _penstock_plugin(path: str, plugin_path: str) -> ConfigProblem | None:
@@ -139,7 +155,7 @@ def _problems(path: str, plugin_path: str, error: Exception) -> list[ConfigProbl
         return [own]
     cause = error.__cause__
     if isinstance(cause, UnexpectedDataError):
-        known = _config_names(plugin_path)
+        known = list(_config_kinds(plugin_path))
         return [
             ConfigProblem(f"{path}.{key}", "an unknown key", suggest(key, known))
             for key in sorted(cause.keys)
@@ -151,6 +167,8 @@ def _problems(path: str, plugin_path: str, error: Exception) -> list[ConfigProbl
         if isinstance(cause, WrongTypeError):
             kind = cause.field_type
             allowed = kind.__name__ if isinstance(kind, type) else str(kind)
+            if _is_enumeration(kind):
+                allowed = ", ".join(str(one.value) for one in kind)
             return [ConfigProblem(place, show(cause.value), allowed)]
     if isinstance(error, PluginImportError):
         allowed = "the dotted path of a plugin that can be imported"

@@ -1,8 +1,8 @@
-"""The subject of a client's TLS certificate, as text."""
+"""The names in a client's TLS certificate, as text."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 _SHORT_NAMES: Final = {
@@ -16,6 +16,9 @@ _SHORT_NAMES: Final = {
     "streetAddress": "street",
     "userId": "UID",
 }
+
+_ALTERNATIVE: Final = {"san_dns": "DNS", "san_email": "email", "san_uri": "URI"}
+"""A value of `certificate_username`, to the kind of name as `ssl` has it."""
 
 _ESCAPED: Final = frozenset(',+"\\<>;')
 
@@ -33,6 +36,17 @@ def subject(certificate: Mapping[str, Any]) -> str | None:
         for name in reversed(certificate.get("subject", ()))
     ]
     return ",".join(parts) or None
+
+
+def alternative_name(certificate: Mapping[str, Any], kind: str) -> str | None:
+    """Return the first subject alternative name of a kind (RFC 5280, 4.2.1.6); None without one.
+
+    Args:
+        certificate: as for `subject`.
+        kind: ``san_dns``, ``san_email`` or ``san_uri``.
+    """
+    names: Iterable[tuple[str, str]] = certificate.get("subjectAltName", ())
+    return next((name for of, name in names if of == _ALTERNATIVE[kind]), None)
 
 
 def _escape(value: str) -> str:

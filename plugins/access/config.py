@@ -10,6 +10,7 @@ from pydantic.dataclasses import dataclass
 
 from penstock.broker.config.key_types import STRICT
 
+CertificateName = Literal["cn", "subject", "san_dns", "san_email", "san_uri"]
 FileName = Annotated[str, Field(min_length=1)]
 
 
@@ -26,10 +27,11 @@ class Rules:
             not in it is left to other plugins.
         acl_file: topics, in mosquitto's format; null allows every topic.
         scram_file: users of SCRAM-SHA-256, as ``penstock passwd --scram`` writes them.
-        certificate_username: the user name is the Common Name (``cn``) or the whole subject
-            (``subject``) of the client's certificate, and no password is needed. A client without a
-            certificate is refused, and so is one that proves by SCRAM to be another user. Null:
-            certificates do not name users.
+        certificate_username: the user name is the Common Name (``cn``), the whole subject
+            (``subject``) or the first subject alternative name of a kind (``san_dns``,
+            ``san_email``, ``san_uri``) of the client's certificate, and no password is needed. A
+            client whose certificate has none is refused, and so is one that proves by SCRAM to be
+            another user. Null: certificates do not name users.
         username_as_client_id: the user name replaces the Client Identifier, so that no user can
             take over another's session; clients without one are refused.
     """
@@ -38,7 +40,7 @@ class Rules:
     password_file: FileName | None = None
     acl_file: FileName | None = None
     scram_file: FileName | None = None
-    certificate_username: Literal["cn", "subject"] | None = None
+    certificate_username: CertificateName | None = None
     username_as_client_id: bool = False
 
     def files(self) -> list[str]:

@@ -344,7 +344,11 @@ def _certificate_name(attempt: ConnectAttempt, rules: Rules) -> str | None:
     if rules.certificate_username == "cn":
         return attempt.certificate_name
     found = attempt.ssl_object.getpeercert() if attempt.ssl_object is not None else None
-    return certificate.subject(found) if found else None
+    if not found:
+        return None
+    if rules.certificate_username == "subject":
+        return certificate.subject(found)
+    return certificate.alternative_name(found, str(rules.certificate_username))
 
 
 class AccessPlugin(Plugin):

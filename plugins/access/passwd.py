@@ -42,6 +42,10 @@ def passwd(
     is_scram: Annotated[
         bool, typer.Option("--scram", help="Write a scram_file, for SCRAM-SHA-256.")
     ] = False,
+    is_argon2id: Annotated[
+        bool,
+        typer.Option("--argon2id", help="Hash by Argon2id: costlier to guess, and to log in."),
+    ] = False,
     iterations: Annotated[
         int | None,
         typer.Option(
@@ -63,12 +67,14 @@ def passwd(
         except ValueError as error:
             raise PasswdError(f"user: read {user!r}; allowed: {error}") from None
         _check_kind(file, text, is_scram=is_scram)
-        secret = _secret(_ask(), iterations, is_scram=is_scram)
+        if is_argon2id and (is_scram or iterations is not None):
+            raise PasswdError("--argon2id: allowed without --scram and --iterations")
+        secret = _secret(_ask(), iterations, is_scram=is_scram, is_argon2id=is_argon2id)
         changed = with_user(text, user, secret)
     _write(file, changed)
 
 
-def _secret(password: str, iterations: int | None, *, is_scram: bool) -> str:
+def _secret(password: str, iterations: int | None, *, is_scram: bool, is_argon2id: bool) -> str:
     """Return what follows the user's colon.
 
     Raises:
@@ -83,6 +89,9 @@ def _secret(password: str, iterations: int | None, *, is_scram: bool) -> str:
     _check_text("password", password)
     if not password:
         raise PasswdError("password: read nothing; allowed: one character or more")
+    if is_argon2id:
+        salt = secrets.token_bytes(password_hash.ARGON2_SALT_BYTES)
+        return str(password_hash.make_argon2id(password.encode(), salt))
     if not is_scram:
         salt = secrets.token_bytes(SALT_BYTES)
         return str(password_hash.make_hash(password.encode(), salt, iterations))

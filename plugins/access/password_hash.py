@@ -115,6 +115,24 @@ class Argon2Hash(NamedTuple):
             self.version,
         )
 
+    def __str__(self) -> str:
+        """Return the hash as a file has it."""
+        salt, digest = (
+            base64.b64encode(part).decode().rstrip("=") for part in (self.salt, self.digest)
+        )
+        costs = f"m={self.memory_kib},t={self.passes},p={self.lanes}"
+        return f"$argon2id$v={self.version}${costs}${salt}${digest}"
+
+
+ARGON2_MEMORY_KIB: Final = 47_104
+ARGON2_PASSES: Final = 1
+ARGON2_LANES: Final = 1
+ARGON2_SALT_BYTES: Final = 16
+ARGON2_DIGEST_BYTES: Final = 32
+"""What a new hash of Argon2id has: OWASP's first choice, and that of mosquitto 2.1. A login takes
+some 50 ms of a processor and 46 MiB, so that `make_hash` stays the default: a fleet of a thousand
+clients reconnects in a fifth of the time, and mosquitto 2.0 reads its files."""
+
 
 StoredPassword: TypeAlias = PasswordHash | Argon2Hash
 
@@ -128,6 +146,18 @@ def make_hash(password: bytes, salt: bytes, iterations: int = DEFAULT_ITERATIONS
         iterations: 1 to `MAX_ITERATIONS`.
     """
     return PasswordHash(iterations, salt, _digest(password, salt, iterations))
+
+
+def make_argon2id(password: bytes, salt: bytes) -> Argon2Hash:
+    """Return the Argon2id hash of a password; it blocks the calling thread while it computes.
+
+    Args:
+        password: the password as the client will send it.
+        salt: random, `ARGON2_SALT_BYTES`.
+    """
+    costs = (19, ARGON2_MEMORY_KIB, ARGON2_PASSES, ARGON2_LANES)
+    blank = Argon2Hash(*costs, salt, bytes(ARGON2_DIGEST_BYTES))
+    return blank._replace(digest=blank.digest_of(password))
 
 
 def verify(password: bytes, stored: StoredPassword) -> bool:

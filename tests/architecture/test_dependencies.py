@@ -29,6 +29,7 @@ IMPORTED_AS: Final = {
     "argon2-cffi": "argon2",
     "paho-mqtt": "paho",
     "protobuf": "google",
+    "pyjwt": "jwt",
     "pytest-xdist": "xdist",
     "pyyaml": "yaml",
 }

@@ -14,7 +14,9 @@ from scramp import ScramClient
 
 from penstock.broker.mqtt.packets import Auth, ConnAck, Connect, Disconnect, Publish
 from penstock.broker.mqtt.reason_codes import ReasonCode
+from tests.helpers.certificates import Authority
 from tests.helpers.forks import forked_programs
+from tests.helpers.paho_client import PahoClient
 from tests.helpers.process import ROOT, running_broker
 from tests.helpers.wire import WireClient, connected
 
@@ -161,3 +163,31 @@ async def test_who_may_read_a_queue_may_consume_it(policy: dict[str, Any], tmp_p
             assert await client.subscribe("$queue/jobs/default", 1) == 1
             await client.send(Publish("jobs/1", b"job"))
             assert (await client.take(Publish)).payload == b"job"
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [("san_email", "ann@example.org"), ("san_dns", "ann.example")]
+)
+def test_an_alternative_name_of_a_certificate_is_the_user(
+    tmp_path: Path, kind: str, name: str
+) -> None:
+    """Whatever its common name; a certificate without one of this kind is refused."""
+    authority = Authority(tmp_path)
+    (tmp_path / "acl").write_text(f"user {name}\ntopic ann/#\n")
+    policy = {
+        "listeners": {
+            "default": authority.listener_keys(cafile=authority.cafile, require_certificate=True)
+        },
+        "plugins": {"access": {"certificate_username": kind, "acl_file": "acl"}},
+    }
+    with running_broker(policy, tmp_path) as broker:
+        for identity, file, is_known in ((name, "ann", True), ("127.0.0.1", "other", False)):
+            files = authority.issue(identity, common_name="eve", file=file)
+            with PahoClient(broker.port, file) as client:
+                client.paho.tls_set_context(authority.client_context(files))
+                assert client.connect() is is_known
+                if is_known:
+                    assert client.subscribe("#")
+                    client.publish("eve/1", b"not allowed", 0)
+                    client.publish("ann/1", b"allowed", 0)
+                    assert client.message().topic == "ann/1"

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,13 @@ from penstock.broker.extensions import Plugin
 from tests.broker.amqtt_host.hosting import ACL, ANONYMOUS, FILE, Recorder, named, policy_of
 
 
+class Mode(StrEnum):
+    """An enumeration, as aMQTT's plugins have them."""
+
+    FAST = "fast"
+    SAFE = "safe"
+
+
 class Configured(BasePlugin[BrokerContext]):
     """A plugin with a configuration, as aMQTT's documentation has it."""
 
@@ -27,6 +35,7 @@ class Configured(BasePlugin[BrokerContext]):
 
         option1: int
         option_two: str = "default"
+        mode: Mode = Mode.FAST
 
 
 class FailsToStart(BasePlugin[BrokerContext]):
@@ -108,6 +117,15 @@ async def test_keys_with_dashes_as_in_amqtts_documentation() -> None:
     (plugin,) = manager.plugins
     assert isinstance(plugin, Configured)
     assert plugin.config == Configured.Config(option1=5, option_two="x")
+
+
+async def test_a_text_stands_for_a_value_of_an_enumeration() -> None:
+    """As YAML has none; another text is refused with those that are allowed."""
+    (plugin,) = load({named(Configured): {"option1": 5, "mode": "safe"}}).plugins
+    assert isinstance(plugin, Configured)
+    assert plugin.config.mode is Mode.SAFE
+    with pytest.raises(ConfigError, match="mode: read 'slow'; allowed: fast, safe"):
+        load({named(Configured): {"option1": 5, "mode": "slow"}})
 
 
 async def test_deprecated_sections_take_plugins_from_entry_points(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from penstock.plugins.access.certificate import subject
+from penstock.plugins.access.certificate import alternative_name, subject
 
 
 def certificate(*names: tuple[str, str]) -> dict[str, Any]:
@@ -35,3 +35,13 @@ def test_the_subject_is_written_as_in_rfc_2253() -> None:
 def test_what_would_read_as_another_subject_is_escaped(value: str, written: str) -> None:
     """RFC 2253, 2.4."""
     assert subject(certificate(("commonName", value))) == f"CN={written}"
+
+
+def test_an_alternative_name_is_the_first_of_its_kind() -> None:
+    """None where there is none of it, whatever others there are."""
+    names = (("DNS", "a.example"), ("URI", "spiffe://a/b"), ("DNS", "b.example"))
+    found = {"subjectAltName": names}
+    assert alternative_name(found, "san_dns") == "a.example"
+    assert alternative_name(found, "san_uri") == "spiffe://a/b"
+    assert alternative_name(found, "san_email") is None
+    assert alternative_name(WHOLE, "san_dns") is None

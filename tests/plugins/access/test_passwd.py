@@ -64,6 +64,16 @@ def test_a_user_is_written_and_replaced(run: Run) -> None:
     assert list(run.file.parent.iterdir()) == [run.file]
 
 
+def test_a_file_holds_argon2id_beside_others(run: Run) -> None:
+    """The broker takes each line as it is."""
+    assert not run("ann")
+    assert not run("eve", "--argon2id")
+    assert run.file.read_text().splitlines()[1].startswith("eve:$argon2id$v=19$m=47104,t=1,p=1$")
+    users = parse_users(run.file.read_text(), "users", parse_hash)
+    assert all(verify(b"secret", users[name]) for name in ("ann", "eve"))
+    assert not verify(b"other", users["eve"])
+
+
 def test_the_file_is_shared_with_mosquitto_passwd(run: Run) -> None:
     """Each program changes what the other wrote; modes stay."""
     run.file.touch(mode=0o640)
@@ -111,6 +121,8 @@ def test_a_user_is_deleted(run: Run) -> None:
         (["ann", "--iterations", "0"], "x", "--iterations: read 0; allowed: 1 to"),
         (["--scram", "ann", "--iterations", "4095"], "x", "allowed: 4096 to"),
         (["--scram", "ann"], "\u0007", "SASLprep"),
+        (["--scram", "--argon2id", "ann"], "x", "--argon2id: allowed without --scram"),
+        (["ann", "--argon2id", "--iterations", "9"], "x", "--argon2id: allowed without"),
         (["ann"], "\udcff", "password: read bytes that are no UTF-8"),
         (["--scram", "ann"], "\udcff", "password: read bytes that are no UTF-8"),
         (["\udcff"], "x", "user: read bytes that are no UTF-8"),
