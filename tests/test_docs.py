@@ -252,3 +252,19 @@ def test_what_python_imports_exists() -> None:
                                 yield page, f"{node.module}.{alias.name}"
 
     assert breaches(wrong()) == []
+
+
+def test_every_threat_has_a_test_that_exists() -> None:
+    """What the page on security says that holds is held by a test, or by a file of them."""
+    page = DOCS / "explanation" / "security.md"
+    rows = [row for row in page.read_text().splitlines() if row.startswith("| ")]
+    threats = [row for row in rows if not row.startswith(("| Someone", "| ---"))]
+    assert len(threats) > 20
+    for row in threats:
+        named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", row.rpartition(" | ")[2])
+        assert named, row
+        for file, name in named:
+            defined = ast.walk(ast.parse((ROOT / file).read_text()))
+            kinds = ast.FunctionDef, ast.AsyncFunctionDef
+            names = {one.name for one in defined if isinstance(one, kinds)}
+            assert name in {*names, ""}, (file, name)
