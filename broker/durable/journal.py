@@ -644,6 +644,7 @@ class Journal:
     def failed(self) -> None:
         """The disk has refused the sealed batch, which will be tried again."""
         self.is_failing = True
+        self.lone.note_all()  # or one that is noted below would be settled with those who lose
         self._drop_unstored()
         self._let_slowed_go()
         for connection in (*self._sealed_connections, *self._connections):

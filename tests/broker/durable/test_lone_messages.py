@@ -183,3 +183,16 @@ def test_all_are_noted_as_the_broker_stops() -> None:
     broker.commit()
     assert publisher.take(PubAck) == PubAck(1)
     assert payloads(broker.crash().connect("s", **keep())) == [b"1"]
+
+
+def test_all_are_noted_as_the_disk_refuses() -> None:
+    """Who waits for the disk is known before any receipt is settled without it."""
+    broker, _, publisher = broker_of_lone()
+    publish(publisher, 1)
+    publisher.send(Publish("u", b"x", qos=1, packet_id=2, retain=True))
+    broker.is_disk_full = True
+    broker.commit()
+    assert not len(broker.journal.lone)
+    broker.is_disk_full = False
+    broker.commit()
+    assert publisher.take(PubAck).packet_id == 1
