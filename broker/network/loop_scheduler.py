@@ -142,7 +142,7 @@ class LoopScheduler:
         self._timer: asyncio.Handle | None = None
         self._n_ended = 0
         self._n_closed = 0
-        self._to_close: deque[asyncio.Transport] = deque()
+        self._to_close: deque[MqttProtocol] = deque()
         self.timer_at = math.inf
         self._line: deque[MqttProtocol] = deque()
         self._postponed: dict[WriteQueue, None] = {}
@@ -376,21 +376,21 @@ class LoopScheduler:
     def _end_more(self) -> None:
         self._n_ended = 0
 
-    def closes_later(self, transport: asyncio.Transport) -> bool:
-        """Close the transport of a client that has left in a later round than `MOST_TURNS` others.
+    def closes_later(self, protocol: MqttProtocol) -> bool:
+        """Close the connection of a client that has left in a later round than `MOST_TURNS` others.
 
         To close a socket takes the kernel some 10 us, and the loop closes all at once that a round
         has for it.
 
         Returns:
-            False where the transport may close now.
+            False where it may close now.
         """
         if not self._n_closed:
             self.loop.call_soon(self._close_more)
         self._n_closed += 1
         if self._n_closed <= MOST_TURNS:
             return False
-        self._to_close.append(transport)
+        self._to_close.append(protocol)
         return True
 
     def _close_more(self) -> None:
@@ -400,7 +400,7 @@ class LoopScheduler:
             self._n_closed = MOST_TURNS  # those who leave meanwhile stand behind these
             self.loop.call_soon(self._close_more)
         for _ in range(min(len(to_close), MOST_TURNS)):
-            to_close.popleft().close()
+            to_close.popleft().close_after_eof()
 
     def take_turn(self, call: Callable[[], None]) -> None:
         """Call into the core from outside of any connection, then do what that caused."""

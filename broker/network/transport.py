@@ -331,7 +331,13 @@ class MqttProtocol(asyncio.Protocol):
         if self.transport.get_write_buffer_size():  # otherwise it closes at once
             self.arrival.end_in_time()
             return False
-        return self._is_bare and driver.closes_later(self.transport)
+        return self._is_bare and driver.closes_later(self)
+
+    def close_after_eof(self) -> None:
+        """Close the transport, behind what was written since `eof_received`, but not much later."""
+        if self.transport.get_write_buffer_size():
+            self.arrival.end_in_time()
+        self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 (asyncio's)
         """The network connection is gone; what has come by it still counts."""

@@ -8,6 +8,7 @@ import pytest
 
 from penstock.broker.mqtt.packets import PingReq, PingResp, Publish
 from penstock.broker.mqtt.writer import write_packet
+from penstock.broker.network import new_connection as arrival_module
 from penstock.broker.network.loop_scheduler import (
     CROWDED_SECONDS,
     FEW_LEAVING,
@@ -343,6 +344,22 @@ async def test_connections_that_clients_close_together_are_closed_in_turns() -> 
         for protocol in protocols[:MOST_TURNS]:
             protocol.abort()
         await until(lambda: not driver.protocols)
+
+
+async def test_a_client_that_is_closed_later_and_reads_nothing_is_dropped_in_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Something may have been written to it since it left, which would keep it open."""
+    monkeypatch.setattr(arrival_module, "CLOSE_TIMEOUT_SECONDS", 0.05)
+    async with serving() as server, contextlib.AsyncExitStack() as stack:
+        for number in range(MOST_TURNS + 1):
+            await stack.enter_async_context(await connected(port_of(server), f"c{number}"))
+        driver = driver_of(server)
+        protocols = list(driver.protocols)
+        *_, last = [protocol.eof_received() for protocol in protocols]
+        assert last
+        protocols[-1].transport.write(bytes(64 * 1024 * 1024))
+        await until(lambda: protocols[-1] not in driver.protocols)
 
 
 async def test_the_line_is_not_served_for_as_long_as_a_very_long_round_has_taken() -> None:
