@@ -90,7 +90,7 @@ export function queue(page, queueName) {
             : NONE,
         { kind: "wrap" },
       ),
-      text("Payload", (m) => shown(payloadText(m.payload), 300), { kind: "wrap whole" }),
+      text("Payload", (m) => shown(payloadText(m.payload), 300), { kind: "wrap" }),
     ],
     (m) => `${m.physical_queue}-${m.offset}`,
     "The queue is empty.",
