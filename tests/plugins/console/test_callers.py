@@ -165,7 +165,9 @@ async def test_wrong_logins_are_refused_and_slowed_down(
     assert "guess" not in caplog.text
 
 
-async def test_with_tls_the_cookie_is_for_this_host_and_tls_alone(tmp_path: Path) -> None:
+async def test_with_tls_the_cookie_is_for_this_host_and_tls_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """A browser takes a name with __Host- only with these attributes, and from no other host."""
     authority = Authority(tmp_path)
     files = authority.issue("localhost")
@@ -183,6 +185,7 @@ async def test_with_tls_the_cookie_is_for_this_host_and_tls_alone(tmp_path: Path
             assert (answer.status, cookie.startswith("__Host-penstock")) == (200, True)
             assert "Secure" in cookie
             assert "Domain" not in cookie
+    assert "audit: user alice from 127.0.0.1: login: role admin" in caplog.messages
 
 
 @pytest.mark.parametrize(
