@@ -86,13 +86,12 @@ def take(browser: Browser, url: str, view: str, file: Path) -> None:
     file.write_bytes(base64.b64decode(shot["data"]))
 
 
-def main(folder: Path, seconds: float) -> None:
+def main(browser: Browser, folder: Path, seconds: float) -> None:
     """Make the pictures."""
     with (
         tempfile.TemporaryDirectory() as work,
         operated_broker(Path(work), PLUGINS) as broker,
         link_to(broker) as link,
-        chromium() as browser,
         ExitStack() as stack,
     ):
         browser.become()
@@ -112,4 +111,5 @@ def main(folder: Path, seconds: float) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), float(sys.argv[2]))
+    with chromium() as window:
+        main(window, Path(sys.argv[1]), float(sys.argv[2]))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from selenium.webdriver.common.by import By
 
+from tests.helpers import console_images
 from tests.helpers.browser import Browser
 from tests.helpers.operated import HOLDING, OPERATOR, VIEWER, operated_broker
 from tests.helpers.paho_client import PahoClient, connect_properties
@@ -202,3 +203,13 @@ def test_the_page_is_small_and_takes_nothing_from_elsewhere() -> None:
     text = "".join(file.read_text() for file in files)
     assert set(re.findall(r"https?://[^\s\"'`)]*", text)) == {"http://www.w3.org/2000/svg"}
     assert not re.findall(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", text)
+
+
+def test_the_pictures_of_the_docs_can_be_made_again(browser: Browser, tmp_path: Path) -> None:
+    """Each that the page in docs/ shows, small enough for a repository."""
+    console_images.main(browser, tmp_path, seconds=0)
+    page = (ROOT / "docs" / "how-to" / "console.md").read_text()
+    shown = set(re.findall(r"images/(console-[^)]*)", page))
+    assert {file.name for file in tmp_path.iterdir()} == shown
+    for file in (*tmp_path.iterdir(), *(ROOT / "docs" / "images" / name for name in shown)):
+        assert file.stat().st_size < 150_000
