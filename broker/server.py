@@ -119,7 +119,8 @@ class Server:
                 is stopped again.
         """
         try:
-            await self._start()
+            async with self._reloading:  # the console may ask for a reload before all is there
+                await self._start()
         except BaseException:
             await self._close_all()
             raise
@@ -174,6 +175,8 @@ class Server:
         )
 
     def _stop_listening(self) -> None:
+        if not hasattr(self, "_listeners"):
+            raise PenstockError("the broker starts; allowed: once it listens")
         self._listeners.close()
 
     def _is_listening(self) -> bool:
@@ -395,8 +398,6 @@ class Server:
             return await self._reload()
 
     async def _reload(self) -> Reloaded:
-        if self._operations.is_draining:
-            return self._in_force.refuse(PenstockError("the broker drains: it ends soon"))
         try:
             policy = await asyncio.to_thread(self._read_policy)
             listeners = self._listeners_to_open(policy)

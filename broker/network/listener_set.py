@@ -42,6 +42,7 @@ class Listeners:
         self._reception = reception
         self._new_protocol = new_protocol
         self._listening: dict[str, Listening] = {}
+        self._is_closed = False
 
     def __iter__(self) -> Iterator[Listening]:
         """Yield each listener."""
@@ -73,6 +74,9 @@ class Listeners:
 
     async def _serve(self, listening: Listening) -> None:
         await listening.serve()
+        if self._is_closed:  # meanwhile
+            listening.close()
+            return
         self.addresses[listening.listener.name] = listening.address
 
     async def prepare(self, wanted: Mapping[str, Listener]) -> ListenerReload:
@@ -95,6 +99,8 @@ class Listeners:
                     found.later.append(listening)
                 else:
                     await found.bind(listening)
+        if self._is_closed:
+            found.failed["listeners"] = "all are closed, as the program drains or stops"
         return found
 
     def take(self, found: ListenerReload) -> Awaitable[None]:
@@ -125,7 +131,8 @@ class Listeners:
                 found.failed[f"listeners.{name}.bind"] = str(error)
 
     def close(self) -> None:
-        """Stop listening; connections stay."""
+        """Stop listening; connections stay. None is opened any more."""
+        self._is_closed = True
         for listening in self:
             listening.close()
 

@@ -376,13 +376,17 @@ class BrokerOperations(LogLevels):
         return self._turn(clear)
 
     def drain(self, seconds: float) -> None:
-        """Accept no new clients, and disconnect those that are there, spread over some seconds."""
+        """Accept no new clients, and disconnect those that are there, spread over some seconds.
+
+        Raises:
+            PenstockError: the broker starts.
+        """
         if self.is_draining:
             return
-        self.is_draining = True
-        self._log("draining: no new clients; those that there are leave within %g s", seconds)
         program = self._program
         program.stop_listening()
+        self.is_draining = True
+        self._log("draining: no new clients; those that there are leave within %g s", seconds)
         program.spawn(drain_clients(program, seconds, self._clock))
 
     async def backup(self, path: str) -> int:

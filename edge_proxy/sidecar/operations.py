@@ -333,10 +333,16 @@ class ProxyOperations(LogLevels):
         return False
 
     def drain(self, seconds: float) -> None:
-        """Accept no new clients; those that are there leave when nothing waits, or at the end."""
+        """Accept no new clients; those that are there leave when nothing waits, or at the end.
+
+        Raises:
+            PenstockError: the proxy starts.
+        """
         clients, listeners = self._clients, self._listeners
-        if clients is None or listeners is None or self.is_draining:
+        if self.is_draining:
             return
+        if clients is None or listeners is None:
+            raise PenstockError("the proxy starts; allowed: once it listens")
         self.is_draining = True
         listeners.close()
         clients.drain()

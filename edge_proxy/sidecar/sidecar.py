@@ -92,7 +92,8 @@ class Sidecar:
                 bound; what was started is stopped again.
         """
         try:
-            await self._start()
+            async with self._reloading:  # the console may ask for a reload before all is there
+                await self._start()
         except BaseException:
             await self._close()
             raise

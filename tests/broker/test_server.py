@@ -28,7 +28,7 @@ from penstock.broker.plugin_loader import LoadedPlugins
 from penstock.broker.routing.retained import RETAINED_BLOCKS
 from penstock.broker.server import CONNECTION_BLOCKS, SESSION_BLOCKS, Server, kept_by
 from penstock.plugins.queue.client import QueueClient
-from tests.broker.serving import make_server, port_of, serving, until
+from tests.broker.serving import make_server, operations_of, port_of, serving, until
 from tests.helpers.certificates import Authority
 from tests.helpers.process import ANONYMOUS, anonymous_policy, running_broker
 from tests.helpers.riddle import Riddle
@@ -360,6 +360,33 @@ async def test_a_file_that_goes_while_it_is_read_again_ends_nothing(
         async with await StreamClient.dial_tls(port_of(server), authority.client_context()) as one:
             await one.connect("c")
     assert "not reloaded: listeners.default: [Errno 2] No such file" in caplog.text
+
+
+async def test_a_reload_while_it_starts_waits_for_the_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The console answers before the other plugins are there; nor does it drain by then."""
+    has_begun, goes_on = asyncio.Event(), asyncio.Event()
+
+    async def start(_: LoadedPlugins) -> None:
+        has_begun.set()
+        await goes_on.wait()
+
+    monkeypatch.setattr(LoadedPlugins, "start", start)
+    server = make_server()
+    starting = asyncio.create_task(server.start())
+    try:
+        await has_begun.wait()
+        with pytest.raises(PenstockError, match="starts"):
+            operations_of(server).drain(0)
+        reloading = asyncio.create_task(server.reload())
+        await asyncio.sleep(0)
+        goes_on.set()
+        assert (await reloading).failed == {}
+        await starting
+        assert list(server.addresses) == ["default"]
+    finally:
+        await server.stop()
 
 
 def test_what_messages_take_is_known_while_they_are_there() -> None:

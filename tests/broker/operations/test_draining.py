@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
+from penstock.broker.config.policy import parse_policy
 from penstock.broker.mqtt.packets import Disconnect, Publish
 from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.server import Server
 from tests.broker.operations.test_metrics import values
 from tests.broker.serving import operations_of, port_of, serving, until
+from tests.helpers.process import anonymous_policy
 from tests.helpers.wire import WireClient, connected
 
 
@@ -60,3 +65,20 @@ async def test_messages_that_were_accepted_are_there_for_the_next_server() -> No
         assert len(session.inflight) == 1
         session.check_invariants()
         client.close()
+
+
+async def test_a_reload_under_way_opens_no_listener() -> None:
+    """A broker that drains takes no clients, whichever came first."""
+    listeners = {"default": {"bind": "127.0.0.1:0"}, "more": {"bind": "127.0.0.1:0"}}
+    wanted = parse_policy(anonymous_policy(listeners=listeners), "policy.yaml")
+    before = parse_policy(anonymous_policy(), "policy.yaml")
+    server = Server(before, read_policy=lambda: wanted)
+    await server.start()
+    try:
+        reloading = asyncio.create_task(server.reload())
+        await asyncio.sleep(0)
+        operations_of(server).drain(0)
+        assert (await reloading).failed
+        assert "more" not in server.addresses
+    finally:
+        await server.stop()
