@@ -169,7 +169,8 @@ class TailRecord(NamedTuple):
     Attributes:
         at: Unix time.
         kind: what happened.
-        client_id: of the publisher of a ``publish``, of the subscriber else.
+        client_id: of the publisher of a ``publish``, of the subscriber else; its first 256
+            characters, as of `topic`.
         address: of the client's connection; "" while it is away.
         topic: Topic Name; "" where none belongs to it.
         bytes: of the payload.

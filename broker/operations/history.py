@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias, cast
 from penstock.broker.events import Callbacks, ClientConnected, ClientDisconnected, SessionEnded
 from penstock.broker.mqtt.reason_codes import ReasonCode, describe_reason_code
 from penstock.broker.operations_contract import Lately
+from penstock.broker.outbox.last_clients import MAX_NAME_CHARACTERS
 
 if TYPE_CHECKING:
     from penstock.broker.access_control import SessionView
@@ -27,7 +28,7 @@ class History:
     """The last events of each client.
 
     Invariant: at most `MOST_CLIENTS` clients, each with at most `KEPT_EVENTS` events, the newest
-    last.
+    last, and none whose name is longer than `MAX_NAME_CHARACTERS`.
 
     Args:
         clock: returns monotonic seconds.
@@ -65,6 +66,8 @@ class History:
         self, session: SessionView, kind: Kind, peer: str = "", reason_code: int | None = None
     ) -> None:
         events, client_id = self._events, session.client_id
+        if len(client_id) > MAX_NAME_CHARACTERS:
+            return
         before = events.pop(client_id, ())[1 - KEPT_EVENTS :]
         events[client_id] = (*before, (self._clock(), kind, peer, reason_code))
         if len(events) > MOST_CLIENTS:

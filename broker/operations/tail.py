@@ -48,6 +48,9 @@ MOST_TAILS: Final = 16
 MOST_RECORDS: Final = 1_000
 """So many records wait for a reader; those after them are lost."""
 
+MOST_CHARACTERS: Final = 256
+"""Of a name or a topic in a record: clients make them up, and one may have 65,535 bytes."""
+
 _PUBLISH: Final = 3
 
 
@@ -188,7 +191,14 @@ class Tails:
         for tail in self._tails:
             if tail.wants(client_id, address, topic):
                 record = record or TailRecord(
-                    time.time(), kind, client_id, address, topic, n_bytes, qos, reason
+                    time.time(),
+                    kind,
+                    client_id[:MOST_CHARACTERS],
+                    address,
+                    topic[:MOST_CHARACTERS],
+                    n_bytes,
+                    qos,
+                    reason,
                 )
                 tail.put(record)
 

@@ -19,6 +19,9 @@ DEFAULT_LIMIT: Final = 100
 
 MAX_LIMIT: Final = 1_000
 
+MOST_CHARACTERS: Final = 256 * 1024
+"""A page ends early where its texts are longer: clients make up client ids and topics of 64 KiB."""
+
 Row = TypeVar("Row")
 
 _Place = tuple[bool, float, str]
@@ -126,7 +129,14 @@ class Page(Generic[Row]):
     @property
     def rows(self) -> list[Row]:
         """The rows of the page so far."""
-        return [row for *_, row in self._picked]
+        rows: list[Row] = []
+        n_characters = 0
+        for *_, row in self._picked:
+            n_characters += sum(len(text) for text in self._form.texts(row) if text)
+            if rows and n_characters > MOST_CHARACTERS:
+                break
+            rows.append(row)
+        return rows
 
     def text(self, rows: Iterable[Any] | None = None) -> str:
         """Return the page as JSON.
@@ -134,10 +144,10 @@ class Page(Generic[Row]):
         Args:
             rows: other rows for the same ones, as JSON has them; None for these.
         """
-        following = None
-        if self._n_behind > self.limit:
-            is_unknown, value, key, _ = self._picked[-1]
+        following, own_rows = None, self.rows
+        if self._n_behind > len(own_rows):
+            is_unknown, value, key, _ = self._picked[len(own_rows) - 1]
             text = "" if is_unknown != self._falls else repr(float(value))
             following = f"{text}|{key}" if self._is_number else key
-        shown = [as_json(row) for row in self.rows] if rows is None else list(rows)
+        shown = [as_json(row) for row in own_rows] if rows is None else list(rows)
         return json.dumps({self._form.name: shown, "next": following, "total": self.total})

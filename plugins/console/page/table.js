@@ -116,7 +116,7 @@ function actions(cell, acts, row) {
   return (now) => buttons.forEach((update) => update(now));
 }
 
-export const PAGE_ROWS = 100;
+const PAGE_ROWS = 100;
 
 /**
  * A view of a list that the server searches, sorts and gives by pages.
@@ -145,9 +145,10 @@ export function listView(page, about) {
   const first = button("First page", () => (earlier.splice(0), page.change({ after: "", from: "" })));
   const next = button("Next", () => {
     earlier.push({ after: page.params.after ?? "", from: page.params.from ?? "" });
-    page.change({ after: following, from: start() + PAGE_ROWS });
+    page.change({ after: following, from: start() + nRows });
   });
   let following = null;
+  let nRows = 0;
   const start = () => Number(page.params.from) || 0;
   const order = () => [
     page.params.sort ?? about.sort,
@@ -213,6 +214,7 @@ export function listView(page, about) {
     table.update(rows);
     if (about.sort) table.sorted(sort, direction);
     following = answer.next ?? null;
+    nRows = rows.length;
     const total = answer.total ?? (following === null ? start() + rows.length : null);
     setText(
       words,

@@ -50,6 +50,13 @@ def test_the_end_of_a_session_and_of_a_connection_that_breaks_are_told() -> None
     assert history.of("d")[1].reason == "keep alive timeout (0x8D)"
 
 
+def test_a_client_with_a_very_long_name_is_not_remembered() -> None:
+    """A client makes its name up: ten thousand of 64 KiB would take 650 MB."""
+    broker, history = started()
+    broker.connect("x" * 65_535).lose()
+    assert not history._events
+
+
 def test_only_the_last_events_of_the_last_clients_are_kept() -> None:
     """A client that reconnects all day, or a thousand new ones a second, fill no memory."""
     broker, history = started()

@@ -11,7 +11,7 @@ from penstock.broker.errors import PenstockError
 from penstock.broker.fast_paths.fast_core import FastCore
 from penstock.broker.mqtt.packets import Disconnect
 from penstock.broker.operations.operations import BrokerOperations
-from penstock.broker.operations.tail import MOST_RECORDS, MOST_TAILS, OpenTail
+from penstock.broker.operations.tail import MOST_CHARACTERS, MOST_RECORDS, MOST_TAILS, OpenTail
 from tests.broker.operations.test_operations import LARGE, STAYS, operations_on
 from tests.broker.serving import operations_of, port_of, serving
 from tests.helpers.gates import SwitchGate
@@ -55,6 +55,15 @@ async def test_a_tail_tells_of_clients_and_of_messages_without_their_payloads() 
     ends = [one.reason for one in tail._records if one.kind == "disconnect"]
     assert ends == ["the client has disconnected", "the connection was lost"]
     assert [one.qos for one in tail._records if one.kind == "deliver"] == [0, 1]
+
+
+async def test_of_a_very_long_topic_the_beginning_is_told() -> None:
+    """A thousand records of 64 KiB each would wait for a slow reader."""
+    broker, operations = started()
+    topic = "t/" + "x" * 60_000
+    tail = operations.tail(topic_filter=topic)
+    broker.connect("p" * 60_000).publish(topic, b"abc")
+    assert told(tail) == [("publish", "p" * MOST_CHARACTERS, topic[:MOST_CHARACTERS], 3)]
 
 
 async def test_a_will_is_told_as_such() -> None:

@@ -67,6 +67,20 @@ def test_pages_have_each_row_once(sort: str, order: str, limit: int) -> None:
     assert found == names(ask(f"sort={sort}&order={order}"))
 
 
+@pytest.mark.parametrize("sort", ["name", "rtt"])
+def test_a_page_of_long_names_ends_early(sort: str) -> None:
+    """A client makes them up; a thousand of 64 KiB would be an answer of hundreds of MB."""
+    rows = [Row(f"{number:03}" + "\u00e4" * 60_000, 0.5) for number in range(20)]
+    found: list[str] = []
+    after: str | None = ""
+    while after is not None:
+        answer = ask(f"sort={sort}&order=asc&limit=1000&after={quote(after, safe='')}", rows)
+        assert 1 <= len(names(answer)) < 10
+        found += names(answer)
+        after = answer["next"]
+    assert found == [row.name for row in rows]
+
+
 @pytest.mark.parametrize(
     ("query", "told"),
     [
