@@ -43,6 +43,7 @@ from penstock.plugins.queue.config import (
     QueueHttpLimits,
     RedisConfig,
 )
+from penstock.plugins.trace.config import TraceConfig
 from penstock.plugins.web.limits import HttpLimits, HttpTls
 from penstock.plugins.withholding.config import WithholdingConfig
 
@@ -61,6 +62,7 @@ POLICY: Final[Mapping[str, type[Any]]] = {
     "plugins.probing": ProbingConfig,
     "plugins.withholding": WithholdingConfig,
     "plugins.memory": MemoryConfig,
+    "plugins.trace": TraceConfig,
     "plugins.console": ConsoleConfig,
     "plugins.console.http_tls": HttpTls,
     "plugins.console.http_limits": HttpLimits,

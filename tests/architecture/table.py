@@ -253,6 +253,7 @@ PLUGIN_ADAPTERS: Final = frozenset(
         "plugins.queue.publishing.rows",  # names the property that a relay's PUBLISH ends with
         "plugins.queue.plugin",
         "plugins.queue.queue_metrics",
+        "plugins.trace.plugin",
         "plugins.withholding.gate",
     }
 )
@@ -263,6 +264,7 @@ PLUGIN_IO: Final = PLUGIN_ADAPTERS | {
     "plugins.access.passwd",
     "plugins.access.fair_queue",
     "plugins.access.first_policy",
+    "plugins.trace.spans",  # gives spans their times
     "plugins.console.acting",
     "plugins.console.asking",
     "plugins.console.callers",

@@ -13,7 +13,7 @@ EXTRAS_OF: Final = {
     **dict.fromkeys(INSTALLED_PACKAGES, ()),
     "penstock": (),
     "lanes": ("lanes",),
-    "plugins": ("arrow", "redis"),
+    "plugins": ("arrow", "otel", "redis"),
     "spark_bridge": ("decoders", "redis", "spark"),
     # A plan is validated with real clients, those of experiments.
     "models": ("models", "netem"),
@@ -27,6 +27,8 @@ EXTRAS_OF: Final = {
 
 IMPORTED_AS: Final = {
     "argon2-cffi": "argon2",
+    "opentelemetry-exporter-otlp-proto-http": "opentelemetry",
+    "opentelemetry-sdk": "opentelemetry",
     "paho-mqtt": "paho",
     "protobuf": "google",
     "pyjwt": "jwt",

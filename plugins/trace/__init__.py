@@ -1,0 +1,1 @@
+"""Spans of OpenTelemetry for messages that carry a `traceparent`."""
