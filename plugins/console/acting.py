@@ -10,6 +10,7 @@ from aiohttp import web
 
 from penstock.broker.client_report import as_json
 from penstock.broker.operations_contract import BanKind
+from penstock.broker.sessions.bans import MOST_SECONDS
 from penstock.plugins.console.callers import DETAIL, Callers
 from penstock.plugins.console.reading import Program, unknown_client, unknown_topic
 from penstock.plugins.web.bodies import Bodies
@@ -22,8 +23,6 @@ MOST_BODY_BYTES: Final = 256 * 1024
 MOST_BODIES_BYTES: Final = 4 * 1024 * 1024
 
 BODY_SECONDS: Final = 10.0
-
-LONGEST_BAN_SECONDS: Final = 10 * 365 * 86_400
 
 LONGEST_DRAIN_SECONDS: Final = 86_400
 
@@ -79,6 +78,7 @@ class Acting:
         async with self._bodies.read(request) as data:
             try:
                 found = json.loads(data) if data else {}
+                json.dumps(found, ensure_ascii=False).encode()  # fails of half a surrogate pair
             except (ValueError, RecursionError) as error:
                 raise RequestError("body: read no JSON; allowed: a JSON object") from error
         if not isinstance(found, dict):
@@ -145,7 +145,7 @@ class Acting:
         body = await self._body(request, "kind", "value", "seconds", "reason")
         kind = _kind(body.get("kind"))
         value = _text(body, "value")
-        seconds = integer("seconds", body.get("seconds"), 1, LONGEST_BAN_SECONDS)
+        seconds = integer("seconds", body.get("seconds"), 1, int(MOST_SECONDS))
         reason = _text(body, "reason", "")
         by = request[OPERATOR].name
         request[DETAIL] = f"{kind} {value} for {seconds} s"

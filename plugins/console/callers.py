@@ -28,7 +28,7 @@ from aiohttp import web
 from penstock.broker.config.checked_yaml import NamedBy, read_text
 from penstock.broker.config.limits import Limits
 from penstock.broker.config.secret_file import LEAST_SECRET_CHARACTERS, warn_of_readers
-from penstock.broker.errors import ConfigError, ConfigProblem
+from penstock.broker.errors import ConfigError, ConfigProblem, PenstockError
 from penstock.broker.sessions.login_backoff import LoginBackoff
 from penstock.plugins.web.operators import OPERATOR, Operator, Role
 from penstock.plugins.web.service import RequestError, error_answer, show
@@ -259,8 +259,8 @@ class Callers:
         try:
             self._check_change(request, operator)
             answer = await handler(request)
-        except (RequestError, web.HTTPException) as error:
-            outcome = f"{error.status}: {error}"
+        except (PenstockError, web.HTTPException) as error:
+            outcome = f"{getattr(error, 'status', 400)}: {error}"
             raise
         else:
             outcome = str(answer.status)

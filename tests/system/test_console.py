@@ -142,6 +142,7 @@ def test_an_operator_disconnects_bans_and_clears(tmp_path: Path) -> None:
             back.disconnected()
         for wrong in ({"kind": "user"}, {"kind": "address", "value": "x", "seconds": 1}, {"x": 1}):
             assert send(broker, "POST", "/api/bans", wrong)[0] == 400
+        broker.wait_for_match(r"audit: .* POST /api/bans address x for 1 s: 400: ban: read address")
         broker.wait_for_match(r"audit: user \(no login\) from 127.0.0.1: DELETE /api/clients/a%2Fb")
 
 

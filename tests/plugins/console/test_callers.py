@@ -165,6 +165,14 @@ async def test_wrong_logins_are_refused_and_slowed_down(
     assert "guess" not in caplog.text
 
 
+async def test_a_name_that_is_no_unicode_is_refused(tmp_path: Path) -> None:
+    """JSON may have half a surrogate pair; anybody may send one without login."""
+    async with running(tmp_path, **USERS) as (_, browser, _server):
+        for body in ({"username": "\ud800", "password": "x"}, {"token": "\udfff"}):
+            refused = await browser.ask("POST", "/api/login", body)
+            assert (refused.status, refused.body["error"][:18]) == (400, "body: read no JSON")
+
+
 async def test_with_tls_the_cookie_is_for_this_host_and_tls_alone(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
