@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.broker.events import Callbacks, ClientConnected, ClientDisconnected, SessionEnded
 from penstock.broker.extensions import LOCAL_CLIENT_PREFIX
+from penstock.broker.mqtt.reason_codes import describe_reason_code
 from penstock.broker.outbox.message_counts import BACKLOG_REASONS
 
 if TYPE_CHECKING:
@@ -71,7 +72,12 @@ class ClientLog:
             self._look()
         session: Any = event.session  # a `Session`
         if self._is_debug:
-            self._logger.debug("client %s: disconnected", session.client_id)
+            code = event.reason_code
+            why = (
+                "connection lost" if code is None else describe_reason_code(code) if code else None
+            )
+            fields = {"address": event.peer or None, "reason": why}
+            self._logger.debug("client %s: disconnected", session.client_id, extra=fields)
         if not session.is_unused and session.ledger.dropped:
             self._tell_drops(session, "while it was connected")
 

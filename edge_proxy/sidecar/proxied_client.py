@@ -336,6 +336,14 @@ class ProxiedClient:
         client_id, peer = self.link.client_id, self.peer
         return f"client at {peer}" if client_id in ("", peer) else f"client {client_id} ({peer})"
 
+    @property
+    def log_fields(self) -> dict[str, str]:
+        """The client's fields of a line of the log."""
+        client_id, peer, listener = self.link.client_id, self.peer, self.link.listener
+        known = {"address": peer, "listener": listener, "user": self.link.username or ""}
+        known["client_id"] = "" if client_id == peer else client_id
+        return {name: value for name, value in known.items() if value}
+
     # -- CONNECT and CONNACK ------------------------------------------------------------------
 
     def _receive_connect(self, chunk: bytes, now: float) -> None:
@@ -465,7 +473,8 @@ class ProxiedClient:
             shared.n_ended += 1
             self._leave()
             account = f"; {describe(self.client.ledger)}"
-        shared.logger.log(level, "%s: ended: %s%s", self, reason, account)
+        fields = self.log_fields if shared.logger.isEnabledFor(level) else None
+        shared.logger.log(level, "%s: ended: %s%s", self, reason, account, extra=fields)
 
     def _leave(self) -> None:
         """Keep a report of the client as one that has gone, without what waited for it."""

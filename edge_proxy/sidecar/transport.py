@@ -272,6 +272,7 @@ class ClientTransport:
                 proxied.version,
                 proxied.link.listener,
                 self.upstream,
+                extra=proxied.log_fields,
             )
         if answer in _OUT_OF_SERVICE:
             told = f"CONNACK: {describe_reason_code(answer)}"

@@ -6,7 +6,9 @@ import pytest
 
 from penstock.broker.config.limits import Limits
 from penstock.broker.events import Callbacks, ClientConnected
+from penstock.broker.mqtt.packets import Disconnect
 from penstock.broker.reports.client_log import ClientLog
+from penstock.broker.sending.log_fields import fields_of
 from tests.helpers.virtual import VirtualBroker
 
 LIMITS = "limits.queued_messages: 2, limits.queued_bytes: 134217728"
@@ -88,3 +90,14 @@ def test_other_callbacks_are_still_called() -> None:
     told: list[ClientConnected] = []
     broker_with_log(Callbacks(client_connected=(told.append,))).connect("c")
     assert [event.session.client_id for event in told] == ["c"]
+
+
+def test_a_disconnection_has_its_reason_as_a_field(caplog: pytest.LogCaptureFixture) -> None:
+    """For the forms of the log that have fields; nothing is wrong with a DISCONNECT."""
+    broker = broker_with_log()
+    with caplog.at_level(logging.DEBUG):
+        broker.connect("s").lose()
+        broker.connect("s").send(Disconnect())
+    found = [fields_of(one) for one in caplog.records if one.msg == "client %s: disconnected"]
+    assert [one.get("reason") for one in found] == ["connection lost", None]
+    assert {one["client_id"] for one in found} == {"s"}
