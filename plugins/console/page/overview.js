@@ -99,7 +99,7 @@ export function overview(page) {
     tile(
       "Held now",
       (d) => count(d.messages?.withheld),
-      (d) => `${count(d.messages?.queued)} more wait; ${bytes(d.messages?.queued_bytes)} in all`,
+      (d) => `${count(d.messages?.queued)} more wait, ${bytes(d.messages?.queued_bytes)}`,
       (h) => h.of("withheld"),
       count,
     ),
@@ -161,6 +161,7 @@ export function overview(page) {
     ["Commit, p99", (d) => seconds(d.persistence?.p99_seconds)],
     ["Commits", (d) => perSecond(d.persistence?.commits_per_second)],
   ]);
+  let newest = null;
   let rows = [];
   let isFirst = true;
 
@@ -202,12 +203,8 @@ export function overview(page) {
     );
   }
 
-  async function load(signal) {
-    const data = await get(isFirst ? "overview?history=true" : "overview", signal);
-    isFirst = false;
-    history.add(data);
-    for (const one of tiles) one.update(data, history);
-    const found = attention(data, rows);
+  function showNeeds() {
+    const found = attention(newest, rows);
     replace(
       needs,
       () =>
@@ -223,6 +220,15 @@ export function overview(page) {
           : [el("li", tone("ok", "Fine"), el("span", "Nothing needs attention."))],
       found,
     );
+  }
+
+  async function load(signal) {
+    const data = await get(isFirst ? "overview?history=true" : "overview", signal);
+    isFirst = false;
+    history.add(data);
+    for (const one of tiles) one.update(data, history);
+    newest = data;
+    showNeeds();
     latency.update(data.latency ?? []);
     queues.update(data.queues ?? []);
     showCounts(dropped, data.dropped, "Nothing was dropped since the start.");
@@ -234,6 +240,7 @@ export function overview(page) {
     const answer = await get(`clients?sort=rtt&order=desc&limit=${WORST}`, signal);
     rows = answer.clients;
     worst.update(rows);
+    if (newest) showNeeds();
   }
 
   const queuesPanel = page.has("queues") && panel("Queues", queues.node);
