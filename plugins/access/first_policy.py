@@ -54,8 +54,16 @@ plugins:
   console:                      # page, metrics and API
     http: 127.0.0.1:8081
     admins: [admin]             # users who may act on the page
-    token_file: console.tokens  # for commands: penstock reload --token-file console.tokens
+    token_file: console.tokens  # of commands: penstock reload --token-file operator.token,
+                                # and of Prometheus, which shows prometheus.token
 """
+
+LOCAL: Final = "    http: 127.0.0.1:8081\n"
+PUBLISHED: Final = """\
+    http: 0.0.0.0:8081          # of the container: publish it to this machine alone, or
+    without_tls: true           # http_tls: {certificate: FILE, key: FILE}
+"""
+"""The console's address in a container, where `LOCAL` would be out of reach."""
 
 TOPICS: Final = """\
 # The administrator, on the page and over MQTT:
@@ -77,6 +85,10 @@ def init(
     folder: Annotated[
         Path, typer.Argument(metavar="[DIR]", help="Directory, created if it does not exist.")
     ] = Path(),
+    *,
+    container: Annotated[
+        bool, typer.Option("--container", help="The page is reached through a published port.")
+    ] = False,
 ) -> None:
     """Write a first policy file, with a user and a password of its own.
 
@@ -85,11 +97,14 @@ def init(
     """
     password = secrets.token_urlsafe(PASSWORD_BYTES)
     hashed = make_hash(password.encode(), secrets.token_bytes(SALT_BYTES))
+    token, metrics_token = secrets.token_urlsafe(), secrets.token_urlsafe()
     files = {
-        "policy.yaml": POLICY,
+        "policy.yaml": POLICY.replace(LOCAL, PUBLISHED) if container else POLICY,
         "topics": TOPICS,
         "passwords": with_user("", USER, str(hashed)),
-        "console.tokens": f"operator admin {secrets.token_urlsafe()}\n",
+        "console.tokens": f"operator admin {token}\nprometheus viewer {metrics_token}\n",
+        "operator.token": token,
+        "prometheus.token": metrics_token,
     }
     _write(folder, files)
     command = "penstock broker -c policy.yaml"
@@ -102,7 +117,7 @@ def init(
         f"It is shown once; penstock passwd {folder / 'passwords'} {USER} sets another one.\n\n"
         f"Start     {command}\n"
         f"Page      http://127.0.0.1:8081\n"
-        f"Commands  penstock reload --token-file {folder / 'console.tokens'}"
+        f"Commands  penstock reload --token-file {folder / 'operator.token'}"
     )
 
 
@@ -123,6 +138,8 @@ def _write(folder: Path, files: dict[str, str]) -> None:
             with (folder / name).open("x", encoding="utf-8") as file:
                 written.append(folder / name)
                 file.write(text)
+        # Prometheus is another user: whoever may enter the directory by its group may read this.
+        (folder / "prometheus.token").chmod(0o640)
     except OSError as error:
         for path in written:
             with contextlib.suppress(OSError):
