@@ -100,7 +100,7 @@ def test_the_map_of_the_code_names_nothing_without_its_package() -> None:
 
 def test_every_path_exists() -> None:
     """A folder or a file of ours that a page names is there."""
-    tops = (*PACKAGES, "benchmarks", "tests", "script", "docs", "penstock")
+    tops = (*PACKAGES, "benchmarks", "deploy", "tests", "script", "docs", "penstock")
     path = re.compile(rf"`((?:{'|'.join(tops)})/[\w./-]*)`")
 
     def wrong() -> Iterator[tuple[Path, str]]:

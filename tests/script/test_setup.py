@@ -184,6 +184,8 @@ def tested(checkout: Checkout) -> Callable[..., subprocess.CompletedProcess[str]
         "chromium",
         "git",
         "haproxy",
+        "promtool",
+        "systemd-analyze",
         "memcached",
         "mosquitto",
         "mosquitto_pub",
