@@ -7,7 +7,7 @@ take its answer, and may stay for a limited time without another request.
 
 A connection above the limit gets a refusal when it sends a request, and is closed. Only
 `MAX_REFUSED` at a time may stay to send one; further ones are cut off. An API may instead close the
-connection that has been there for longest without a request. While clients leave
+connection that has been there for longest without a complete request. While clients leave
 `MOST_UNSENT_BYTES` of their answers untaken, no further large answer is made: `Guards.has_room` is
 asked first. An answer that is written piece by piece counts as a whole.
 """
@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from logging import Logger
 from typing import Final, cast
+
+from aiohttp import StreamReader
 
 from penstock.broker.plugin_guard import is_logged
 from penstock.plugins.web.limits import HttpLimits
@@ -78,7 +80,8 @@ class Guards:
             new_protocol: makes aiohttp's protocol for a connection.
             name: the name of the policy key with the API's address, for the log.
             logger: gets refusals.
-            evicts_idle: a new connection above the limit takes the place of one without a request.
+            evicts_idle: a new connection above the limit takes the place of one without a complete
+                request.
         """
         self.limits = limits
         self._evicts_idle = evicts_idle
@@ -139,7 +142,7 @@ class Guards:
         return None
 
     def _evict(self) -> None:
-        """Close the first connection that has no request."""
+        """Close the first connection that has no complete request."""
         idle = next((one for one in self._served.values() if one.is_idle), None)
         if idle is not None:
             self.leave(idle.transport)
@@ -218,14 +221,16 @@ class Guard(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._is_handling = False
+        self._body: StreamReader | None = None
         self._is_sending = False
         self._awaits_header = False
         self._unsent_bytes = 0
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request is being handled, and no answer is being sent."""
-        return not (self._is_handling or self._is_sending or self.transport.get_write_buffer_size())
+        """Whether no complete request is being handled, and no answer is being sent."""
+        has_all = self._is_handling and (self._body is None or self._body.is_eof())
+        return not (has_all or self._is_sending or self.transport.get_write_buffer_size())
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take a place, or wait for the request to refuse."""
@@ -274,9 +279,13 @@ class Guard(asyncio.Protocol):
         if protocol is not None:
             protocol.connection_lost(exc)
 
-    def handling(self) -> None:
-        """The header of a request is complete, and the request is being handled."""
-        self._is_handling = True
+    def handling(self, body: StreamReader) -> None:
+        """The header of a request is complete, and the request is being handled.
+
+        Args:
+            body: of the request, as far as it has come.
+        """
+        self._is_handling, self._body = True, body
         self._awaits_header = False
         self._set_timer(None)
 
@@ -288,6 +297,7 @@ class Guard(asyncio.Protocol):
     def handled(self) -> None:
         """The answer is made: the client must take it, and then send another request in time."""
         self._is_handling = self._is_sending = self._awaits_header = False
+        self._body = None
         self._unsent_bytes = 0
         self._watch_answer()
 

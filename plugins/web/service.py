@@ -129,7 +129,8 @@ class HttpServer:
         most_connections: the maximum where the limits give no number; fewer where the process may
             not have open eight times as many files.
         names: names in a request's Host that are allowed beside ``localhost`` and addresses.
-        evicts_idle: a connection above the maximum takes the place of one without a request.
+        evicts_idle: a connection above the maximum takes the place of one without a complete
+            request.
 
     Attributes:
         open_files: the file descriptors that the API may take.
@@ -256,7 +257,7 @@ class HttpServer:
         ) -> web.StreamResponse:
             own = self._guards.of(request.transport)
             if own is not None:
-                own.handling()
+                own.handling(request.content)
             try:
                 return await handler(request)
             finally:

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import pytest
 import uvloop
-from aiohttp import web
+from aiohttp import EMPTY_PAYLOAD, web
 
 from penstock.plugins.web import connection_limits
 from penstock.plugins.web.connection_limits import MAX_REFUSED, Guards
@@ -314,7 +314,7 @@ def test_a_client_that_takes_every_piece_has_time_for_all_of_them() -> None:
         transport = Taking()
         connection = guards.accept()
         connection.connection_made(transport)
-        connection.handling()
+        connection.handling(EMPTY_PAYLOAD)
         with guards.sending(transport, 1_000):
             await loop.skip(60.0)
             assert not transport.is_closed
