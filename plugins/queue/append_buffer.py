@@ -110,6 +110,20 @@ class PendingBudget:
         self.n_bytes -= n_bytes
 
 
+class StoredEvents:
+    """Tells of the messages that are stored, in all queues of a program.
+
+    Attributes:
+        callback: gets the name of a queue and the messages of one commit; it must not raise. None:
+            nobody is told.
+    """
+
+    __slots__ = ("callback",)
+
+    def __init__(self) -> None:
+        self.callback: Callable[[str, Sequence[Message]], None] | None = None
+
+
 class AppendBuffer:
     """Takes messages for one logical queue and passes them to the engine in groups.
 
@@ -126,6 +140,7 @@ class AppendBuffer:
         slowdown_detection_time: seconds after which a physical queue that has not stored what it
             got is left out until it is quick again; None to leave none out.
         logger: gets refusals, and which physical queues are slow.
+        stored: tells of what is stored; None to tell nobody.
 
     Attributes:
         published: the ledger of what the broker offered.
@@ -147,7 +162,9 @@ class AppendBuffer:
         commit_max_messages: int,
         slowdown_detection_time: float | None = None,
         logger: Logger,
+        stored: StoredEvents | None = None,
     ) -> None:
+        self._stored = stored or StoredEvents()
         self.published = SinkCounts()
         self.requested = SinkCounts()
         self.on_room: Callable[[], None] = lambda: None
@@ -455,10 +472,13 @@ class AppendBuffer:
             lost = sum([len(dealt[index][0].message.payload) for index in result.refused])
             self.stored_bytes += n_bytes - lost
             self.on_stored()
+            if self._stored.callback is not None:
+                refused = result.refused
+                new = [one.message for at, (one, _) in enumerate(dealt) if at not in refused]
+                self._stored.callback(self._name, new)
         else:
             reason = _reason_of(error)
-            refused = dict.fromkeys(range(len(dealt)), reason)
-            result = AppendResult([-1] * len(dealt), (), refused)
+            result = AppendResult([-1] * len(dealt), (), dict.fromkeys(range(len(dealt)), reason))
         counts.queued -= len(dealt)
         counts.stored += len(dealt) - len(result.refused)
         for reason in result.refused.values():

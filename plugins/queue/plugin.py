@@ -162,6 +162,14 @@ class QueuePlugin(Plugin):
         """Return the plugin for a program without a broker."""
         return cls(config, PluginContext(logger, policy_file, time.monotonic))
 
+    def tell_stored(self, callback: Callable[[str, Sequence[Message]], None]) -> None:
+        """Tell of the messages that are stored from now on, by queue and commit.
+
+        Args:
+            callback: gets the name of a queue and its messages; it must not raise.
+        """
+        self.service.stored.callback = callback
+
     async def start(self) -> None:
         """Open the engine and the APIs.
 

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from penstock.broker.config.checked_yaml import MisfitError, fit
 from penstock.broker.errors import PenstockError
-from penstock.plugins.queue.append_buffer import AppendBuffer, PendingBudget
+from penstock.plugins.queue.append_buffer import AppendBuffer, PendingBudget, StoredEvents
 from penstock.plugins.queue.client import Plan, is_same_queue
 from penstock.plugins.queue.config import (
     DEFAULT_GROUP,
@@ -81,6 +81,7 @@ class QueueService:
     Attributes:
         engine: holds the messages.
         on_change: called after queues were created, changed or deleted.
+        stored: tells of messages that are stored.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class QueueService:
     ) -> None:
         self.engine = engine
         self.on_change: Callable[[], None] = lambda: None
+        self.stored = StoredEvents()
         self._config = config
         self._clock = clock
         self._logger = logger
@@ -509,6 +511,7 @@ class QueueService:
             commit_max_messages=config.commit_max_messages,
             slowdown_detection_time=config.slowdown_detection_time(),
             logger=self._logger,
+            stored=self.stored,
         )
         return LogicalQueue(name, spec, self.engine, buffer, self._clock)
 

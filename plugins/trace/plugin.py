@@ -3,19 +3,22 @@
 Theory of operation. A publisher sends the W3C Trace Context of its span as the User Property
 ``traceparent`` of MQTT 5, which passes unchanged. Where its flag says that the trace is sampled, a
 span ``receive`` is made when the message is routed, as its child; and a span ``deliver``, the child
-of that, when a PUBLISH with the same property is handed to a subscriber's connection. It lasts from
-the arrival, so that it shows how long the message was held, or waited. The library sends spans from
+of that, when a PUBLISH with the same property is handed to a subscriber's connection. Another one
+is ``store``, when a queue has stored the message. Both last from the arrival, so that they show how
+long the message was held, or waited. The library sends spans from
 a thread of its own; what it cannot send is dropped, and no message waits for it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol, runtime_checkable
 
 from penstock.broker.errors import ConfigError, ConfigProblem
 from penstock.broker.events import Callbacks, MessageRouted, PacketSent
 from penstock.broker.extensions import Plugin, PluginContext
+from penstock.broker.message import Message
 from penstock.plugins.trace.config import TraceConfig
 
 _PROPERTY: Final = "traceparent"
@@ -25,6 +28,14 @@ _IN_PACKET: Final = b"\x26\x00\x0b" + _PROPERTY.encode() + bytes((0, _VALUE_BYTE
 """The User Property as a PUBLISH has it, up to its value (MQTT 5.0, 3.3.2.3.7)."""
 
 _PUBLISH: Final = 3
+
+
+@runtime_checkable
+class TellsStored(Protocol):
+    """A plugin that stores messages, such as `queue`."""
+
+    def tell_stored(self, callback: Callable[[str, Sequence[Message]], None]) -> None:
+        """Tell of the messages that are stored from now on: where, and which."""
 
 
 class TracePlugin(Plugin):
@@ -50,6 +61,9 @@ class TracePlugin(Plugin):
     async def start(self) -> None:
         """Begin to send spans."""
         self._spans.start()
+        for plugin in self.context.plugins.values():
+            if isinstance(plugin, TellsStored):
+                plugin.tell_stored(self._stored)
 
     async def close(self) -> None:
         """Send what is left."""
@@ -57,9 +71,7 @@ class TracePlugin(Plugin):
 
     def _routed(self, event: MessageRouted) -> None:
         message = event.message
-        pairs = message.properties.get("user_property", ())
-        value = next((value for name, value in pairs if name == _PROPERTY), "")
-        if value:
+        if value := _traceparent(message):
             client_id = event.session.client_id
             self._spans.receive(value, client_id, message.topic, message.payload_bytes)
 
@@ -72,4 +84,15 @@ class TracePlugin(Plugin):
             at += len(_IN_PACKET)
             value = header[at : at + _VALUE_BYTES].decode("ascii", "replace")
             n_bytes = sum(map(len, event.chunks[1:]))
-            self._spans.deliver(value, event.session.client_id, n_bytes)
+            self._spans.leave("deliver", value, n_bytes, client_id=event.session.client_id)
+
+    def _stored(self, queue: str, messages: Sequence[Message]) -> None:
+        for message in messages:
+            if value := _traceparent(message):
+                self._spans.leave("store", value, message.payload_bytes, to=queue)
+
+
+def _traceparent(message: Message) -> str:
+    """Return the context that a message carries, or ""."""
+    pairs = message.properties.get("user_property", ())
+    return next((value for name, value in pairs if name == _PROPERTY), "")

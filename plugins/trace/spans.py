@@ -79,11 +79,21 @@ class Spans:
         if len(self._open) > MOST_OPEN:
             self._open.popitem(last=False)
 
-    def deliver(self, value: str, client_id: str, n_bytes: int) -> None:
-        """Make the span of a delivery; the arguments are those of `receive`."""
+    def leave(
+        self, name: str, value: str, n_bytes: int, *, client_id: str = "", to: str = ""
+    ) -> None:
+        """Make the span of what is done with a message that has come.
+
+        Args:
+            name: of the span, such as ``deliver``.
+            value: the `traceparent` of the message.
+            n_bytes: of its payload.
+            client_id: of a subscriber.
+            to: a queue.
+        """
         parent, since = self._open.get(value) or (self.context_of(value), time.time_ns())
         if parent is not None:
-            self._span("deliver", parent, since, client_id, n_bytes)
+            self._span(name, parent, since, client_id, n_bytes, to)
 
     def context_of(self, value: str) -> Context | None:
         """Return the context that a `traceparent` names; None where no span is to be made."""
@@ -98,16 +108,17 @@ class Spans:
         return set_span_in_context(NonRecordingSpan(remote))
 
     def _span(
-        self, name: str, parent: Context, since: int, client_id: str, n_bytes: int, topic: str = ""
+        self, name: str, parent: Context, since: int, client_id: str, n_bytes: int, place: str
     ) -> Context:
         """Make a span from `since`, Unix time in nanoseconds, until now; return its context."""
         attributes: dict[str, str | int] = {
             "messaging.system": "mqtt",
-            "messaging.client.id": client_id,
             "messaging.message.body.size": n_bytes,
         }
-        if topic:
-            attributes["messaging.destination.name"] = topic
+        if client_id:
+            attributes["messaging.client.id"] = client_id
+        if place:
+            attributes["messaging.destination.name"] = place
         if self._provider is None:  # not started
             return parent
         kind = SpanKind.CONSUMER if name == "receive" else SpanKind.PRODUCER

@@ -16,7 +16,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from penstock.broker.errors import ConfigError
 from penstock.broker.extensions import PluginContext
-from penstock.broker.mqtt.packets import Publish
+from penstock.broker.mqtt.packets import PubAck, Publish
 from penstock.plugins.trace.config import TraceConfig
 from penstock.plugins.trace.plugin import TracePlugin
 from tests.helpers.process import anonymous_policy, running_broker
@@ -110,6 +110,23 @@ async def test_a_message_has_spans_from_publish_to_delivery(
     assert attributes(receive)["messaging.client.id"] == "sensor"
     assert attributes(receive)["messaging.destination.name"] == "t/1"
     assert attributes(deliver)["messaging.client.id"] == "reader"
+
+
+async def test_a_queue_has_a_span_until_the_message_is_stored(
+    collector: Collector, tmp_path: Path
+) -> None:
+    """Beside those of subscribers; in the order of the policy file or not."""
+    queue = {"engine": "memory", "queues": {"work": {"topics": ["t/#"]}}}
+    plugins = {"trace": {"otlp": collector.url}, "queue": queue}
+    with running_broker(anonymous_policy(plugins), tmp_path) as broker:
+        async with await connected(broker.port, "sensor") as sensor:
+            pairs = {"user_property": [("traceparent", traceparent(5))]}
+            await sensor.send(Publish("t/1", b"text", qos=1, packet_id=1, properties=pairs))
+            await sensor.take(PubAck)
+        assert broker.stop() == 0
+    receive, store = (collector.spans()[5][name] for name in ("receive", "store"))
+    assert store.parent_span_id == receive.span_id
+    assert attributes(store)["messaging.destination.name"] == "work"
 
 
 async def test_a_collector_that_is_away_holds_up_no_message(tmp_path: Path) -> None:

@@ -32,5 +32,5 @@ def test_what_is_remembered_is_bounded() -> None:
     spans = Spans(None, 1.0)
     for number in range(1, MOST_OPEN + 11):
         spans.receive(traceparent(number), "c", "t", 1)
-        spans.deliver(traceparent(number), "c", 1)
+        spans.leave("deliver", traceparent(number), 1, client_id="c")
     assert len(spans._open) == MOST_OPEN
