@@ -26,7 +26,14 @@ from penstock.broker.operations.metrics import process_metrics
 from penstock.broker.plugin_guard import note_fault
 from penstock.broker.process.machine_memory import machine_memory_bytes
 from penstock.plugins.console.acting import MOST_BODY_BYTES, Acting
-from penstock.plugins.console.callers import Callers, PasswordCheck, Proof, Rules, read_tokens
+from penstock.plugins.console.callers import (
+    Callers,
+    Handler,
+    PasswordCheck,
+    Proof,
+    Rules,
+    read_tokens,
+)
 from penstock.plugins.console.config import ConsoleConfig
 from penstock.plugins.console.exposition import name_problems
 from penstock.plugins.console.reading import VERSION, Program, Reading
@@ -140,6 +147,7 @@ class ConsolePlugin(Plugin):
         application.middlewares.append(
             self._callers.checking(lambda path: path in OPEN_PATHS or path in pages)
         )
+        application.middlewares.append(_take_named)
         application.on_response_prepare.append(add_security_headers)
         application.add_routes([*reading.routes(), *acting.routes()])
         application.add_routes([web.get("/", self._page.serve)])
@@ -317,3 +325,18 @@ def _check_exposure(config: ConsoleConfig, policy_file: str) -> None:
         )
     if problem is not None:
         raise ConfigError(policy_file, [problem])
+
+
+@web.middleware
+async def _take_named(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Take a name from the query where `-` stands in the path.
+
+    To a browser, the names ``.`` and ``..`` in a path are the way up, however they are encoded. A
+    client could keep itself from being disconnected by such a name.
+    """
+    named = request.query.get("named")
+    if named is not None:
+        for key, value in request.match_info.items():
+            if value == "-":
+                request.match_info[key] = named
+    return await handler(request)

@@ -266,7 +266,7 @@ class Callers:
             outcome = str(answer.status)
             return answer
         finally:
-            what = f"{request.method} {request.rel_url.raw_path} {request.get(DETAIL, '')}"
+            what = f"{request.method} {request.rel_url.raw_path_qs} {request.get(DETAIL, '')}"
             self._audit(operator.name or "(no login)", request, what.rstrip(), outcome)
 
     def _audit(self, name: str, request: web.Request, what: str, outcome: str) -> None:

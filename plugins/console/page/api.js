@@ -19,7 +19,10 @@ const PATIENCE_MILLISECONDS = 15_000;
 
 /** Returns the path of an API resource; parts between slashes are escaped. */
 export function path(strings, ...parts) {
-  return String.raw({ raw: strings }, ...parts.map((part) => encodeURIComponent(part)));
+  // A browser takes these names for the way up, however they are encoded.
+  const dots = parts.find((part) => part === "." || part === "..");
+  const escaped = parts.map((part) => (part === dots ? "-" : encodeURIComponent(part)));
+  return String.raw({ raw: strings }, ...escaped) + (dots ? query({ named: dots }) : "");
 }
 
 /** Returns a query string of what is not empty. */

@@ -55,6 +55,15 @@ def report_in(found: Any) -> Any:
     return {key: found[key] for key in found.keys() - {"row", "why", "lately"}}
 
 
+@pytest.mark.parametrize("client_id", [".", "..", "-"])
+async def test_a_name_that_browsers_take_for_the_way_up_stands_in_the_query(client_id: str) -> None:
+    """No client keeps itself from being seen by its name."""
+    async with console(broker_of(client_id, "other")) as plugin:
+        status, found = await get(plugin, f"/api/clients/-?named={client_id}")
+        assert (status, found["client_id"]) == (200, client_id)
+        assert (await get(plugin, "/api/clients/-?named=unknown"))[0] == 404
+
+
 async def test_every_request_is_documented() -> None:
     """docs/reference/console-api.md names each method and path that is served, and no other.
 

@@ -63,6 +63,23 @@ def test_a_client_is_disconnected_once_it_is_confirmed(browser: Browser, tmp_pat
         broker.wait_for_match(f"{OPERATOR[0]}.*pump")
 
 
+def test_a_client_whose_name_is_the_way_up_is_disconnected(
+    browser: Browser, tmp_path: Path
+) -> None:
+    """Browsers resolve such a name in a path, however it is encoded."""
+    with (
+        operated_broker(tmp_path) as broker,
+        PahoClient(broker.port, "..", reconnect_on_failure=False) as client,
+    ):
+        assert client.connect()
+        open_client(browser, broker.console_url, "..")
+        browser.press("Disconnect")
+        browser.confirm("Disconnect")
+        browser.wait_for("Disconnected ...")
+        assert client.disconnected().is_failure
+        broker.wait_for_log("POST /api/clients/-/disconnect?named=..")
+
+
 def test_a_client_is_banned_for_a_time_and_let_in_again(browser: Browser, tmp_path: Path) -> None:
     """It cannot connect until an operator lifts the ban, which stands in a list."""
     with (
