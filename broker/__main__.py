@@ -67,7 +67,7 @@ def broker(
         problem = ConfigProblem("file", "a mosquitto.conf", allowed)
         raise ConfigError(config, [problem]) from error
     take_log(policy.log, log_level, debug=debug)
-    run_until_stopped(Server(policy, read_policy=partial(load_policy, config)))
+    run_until_stopped(Server(policy, read_policy=partial(load_policy, config, may_be_empty=False)))
 
 
 main = partial(exit_status, app, "penstock broker")

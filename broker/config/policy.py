@@ -34,7 +34,7 @@ from penstock.broker.config.listener_config import (
 )
 from penstock.broker.config.log_options import LogOptions
 from penstock.broker.config.mqtt_options import MqttOptions
-from penstock.broker.errors import ConfigError
+from penstock.broker.errors import ConfigError, ConfigProblem
 from penstock.broker.message import SizeClass
 
 DEFAULT_SYS_INTERVAL = 10.0
@@ -187,13 +187,24 @@ class PolicyKeys:
     log: dict[str, Any] | None = None
 
 
-def load_policy(path: str | Path) -> Policy:
+def load_policy(path: str | Path, *, may_be_empty: bool = True) -> Policy:
     """Read and check a policy file.
+
+    Args:
+        path: of the file.
+        may_be_empty: an empty file is the policy of defaults. At a reload it is refused, as
+            somebody may be writing it: it would close the listeners that clients are connected to.
 
     Raises:
         ConfigError: with every wrong place that was found.
     """
-    return parse_policy(read_mapping(path), str(path))
+    mapping = read_mapping(path)
+    if not (mapping or may_be_empty):
+        problem = ConfigProblem(
+            "file", "nothing", "a key at least; an empty file for a start alone"
+        )
+        raise ConfigError(str(path), [problem])
+    return parse_policy(mapping, str(path))
 
 
 def parse_policy(document: str | Mapping[str, Any], file_name: str) -> Policy:

@@ -261,7 +261,12 @@ class ConsolePlugin(Plugin):
                 other machines could come in without more ado.
             TlsError: the certificate cannot be used.
         """
-        _check_exposure(replace(config, http=self.config.http), self.context.policy_file)
+        start, file = self.config, self.context.policy_file
+        _check_exposure(config, file)  # by which the next start goes
+        now = replace(
+            config, http=start.http, http_tls=start.http_tls, without_tls=start.without_tls
+        )
+        _check_exposure(now, file)
         read: list[str] = []
         tokens: dict[bytes, Operator] = {}
         check_password = self._password_check(config)

@@ -141,9 +141,10 @@ async def test_a_wrong_file_changes_nothing_and_says_why(tmp_path: Path) -> None
             assert "not reloaded: " in line
             assert told in line
             assert line.endswith("; nothing has changed")
-        (tmp_path / "policy.yaml").write_text("limits: [")
-        broker.process.send_signal(signal.SIGHUP)
-        await asyncio.to_thread(broker.wait_for_log, "not reloaded: line 1, column 10")
+        for text, told in (("limits: [", "line 1, column 10"), ("", "file: read nothing")):
+            (tmp_path / "policy.yaml").write_text(text)
+            broker.process.send_signal(signal.SIGHUP)
+            await asyncio.to_thread(broker.wait_for_log, f"not reloaded: {told}")
         async with await connected(broker.port, "c") as client:
             assert (await client.publish("t", b"longer")).reason_code < 0x80
             await reload(broker, tmp_path, policy | good)

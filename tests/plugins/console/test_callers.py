@@ -325,6 +325,9 @@ async def test_roles_follow_the_policy_file(tmp_path: Path) -> None:
         policy["plugins"]["console"] |= {"admins": ["alice"]}
         file.write_text(yaml.safe_dump(policy))
         assert "read alice under admins and viewers" in str((await server.reload()).failed)
+        policy["plugins"]["console"] |= {"viewers": [], "http": "0.0.0.0:0"}
+        file.write_text(yaml.safe_dump(policy))
+        assert "0.0.0.0:0, and no http_tls" in str((await server.reload()).failed)
         assert (await browser.ask("GET", "/api/me")).body["role"] == "viewer"
 
 
