@@ -1,22 +1,28 @@
 """What does the console cost a broker with many clients: scrapes, and pages that are open?
 
 The clients are idle, so that the rest is the broker's own work. Each situation is between two
-looks at the processor time of the broker while nobody watches, so that a drift shows.
+looks at the processor time of the broker while nobody watches, so that a drift shows. Rows of
+`penstock bench` stand beside it: without a console, and with one that a page watches, in turns.
+With Chromium, so does the time from opening the list of clients until its rows are painted.
 """
 
 from __future__ import annotations
 
+import contextlib
 import http.client
+import shutil
 import statistics
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Annotated, Final
 
 import typer
 
+from benchmarks.__main__ import ROWS
 from benchmarks.loads import wire
 from benchmarks.peers import PEERS, Options, RunningPeer, running
 from benchmarks.program import (
@@ -29,6 +35,10 @@ from benchmarks.program import (
     running_command,
     tell,
 )
+from benchmarks.rows.acknowledged import INFLIGHT_MESSAGES
+from benchmarks.rows.rates import BROKER_CPU
+from benchmarks.rows.report import format_value
+from benchmarks.rows.row import FULL, QUICK
 from penstock.netem.figures.figure_file import Table, begin, check_writable, write_figure_file
 
 CLIENTS: Final = 10_000
@@ -43,6 +53,16 @@ TIMEOUT_SECONDS: Final = 30.0
 
 OVERVIEW: Final = ("/api/overview", "/api/clients?sort=rtt&order=desc&limit=6")
 """The requests of a page that shows the overview, every two seconds."""
+
+MEASURED: Final = ("qos0_1to1", "qos0_1to10", "qos1_1to1")
+
+RENDERED: Final = """
+const done = arguments[0];
+const look = () => requestAnimationFrame(
+  () => document.querySelectorAll("tbody tr").length > 20 ? done(performance.now()) : look());
+look();
+"""
+"""Calls back with the milliseconds from the page's request to its rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +127,86 @@ def watch(broker: RunningPeer, situation: Situation, seconds: float) -> tuple[fl
         return (broker.cpu_seconds() - cpu) / (time.monotonic() - began), slowest
 
 
+@contextlib.contextmanager
+def watched(broker: RunningPeer) -> Iterator[None]:
+    """Have a page open, and metrics scraped as often, for a block."""
+    ended = threading.Event()
+    page = Situation("a page and scrapes", (*OVERVIEW, "/metrics"), 2.0)
+
+    def ask() -> None:
+        while not ended.is_set():
+            watch(broker, page, page.every_seconds)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def rows_with_and_without(repeats: int, *, quick: bool) -> Table:
+    """Return what each of `MEASURED` reaches without a console, and with one that is watched."""
+    scale = replace(QUICK, seconds=0.1) if quick else FULL
+    told: dict[tuple[str, bool], list[tuple[float, float]]] = {}
+    for number in range(repeats):
+        for has_console in (False, True) if number % 2 == 0 else (True, False):
+            options = Options(has_metrics=has_console, inflight_messages=INFLIGHT_MESSAGES)
+            for name in MEASURED:
+                with ExitStack() as stack:
+                    broker = stack.enter_context(running(PEERS["penstock"], options))
+                    if has_console:
+                        stack.enter_context(watched(broker))
+                    found = ROWS[name].measure(broker, scale)
+                values = told.setdefault((name, has_console), [])
+                values.append((found.value, found.details[BROKER_CPU]))
+                text = f"{name} {'with' if has_console else 'without'}: {found.value:,.0f}"
+                typer.echo(f"{number + 1}/{repeats} {text}", err=True)
+    rows = []
+    for name in MEASURED:
+        (off, off_cpu), (on, on_cpu) = (
+            [statistics.median(values) for values in zip(*told[name, has], strict=True)]
+            for has in (False, True)
+        )
+        ratios = f"{on / off:.3f}", f"{off_cpu / on_cpu:.3f}"
+        rows.append([f"`{name}`", format_value(off), format_value(on), *ratios])
+    return Table(
+        ["delivered/s", "without", "console, watched", "ratio", "ratio by processor time"], rows
+    )
+
+
+def first_render(broker: RunningPeer) -> str:
+    """Return how long Chromium takes to paint the list of clients; "-" without Chromium."""
+    if shutil.which("chromedriver") is None:
+        return "-"
+    from selenium.webdriver import Chrome, ChromeOptions, ChromeService  # noqa: PLC0415
+
+    options = ChromeOptions()
+    options.page_load_strategy = "none"
+    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage"):
+        options.add_argument(argument)
+    driver = Chrome(options=options, service=ChromeService(shutil.which("chromedriver")))
+    try:
+        driver.set_script_timeout(TIMEOUT_SECONDS)
+        driver.get(f"http://127.0.0.1:{broker.metrics_port}/#/clients")
+        return f"{driver.execute_async_script(RENDERED):.0f}"
+    finally:
+        driver.quit()
+
+
 def console_cost(
-    repeats: Repeats = DEFAULT_REPEATS, figures: FiguresFile = None, *, quick: Quick = False
+    repeats: Repeats = DEFAULT_REPEATS,
+    figures: FiguresFile = None,
+    clients: Annotated[int, typer.Option(min=1, help="Idle clients of the broker.")] = CLIENTS,
+    *,
+    quick: Quick = False,
 ) -> None:
     """Measure the share of a core that watching costs a broker with many clients."""
     if figures is not None:
         check_writable(figures)
     origin = replace(begin(running_command()), doubts=doubts())
-    n_clients, seconds = (QUICK_CLIENTS, QUICK_SECONDS) if quick else (CLIENTS, SECONDS)
+    n_clients, seconds = (QUICK_CLIENTS, QUICK_SECONDS) if quick else (clients, SECONDS)
     nobody = Situation("nobody")
     found: dict[str, list[tuple[float, float]]] = {one.words: [] for one in SITUATIONS}
     idle: list[float] = []
@@ -132,6 +224,7 @@ def console_cost(
                 idle += [before, after]
                 found[situation.words].append((share - (before + after) / 2, slowest))
                 typer.echo(f"{number + 1}/{repeats} {situation.words}: {share:.3f}", err=True)
+        renders = [first_render(broker) for _ in range(repeats)]
     table = Table(
         ["who watches", "% of a core", "least to most", "slowest answer, ms"],
         [["nobody, of all work", f"{100 * statistics.median(idle):.1f}", _spread(idle), "-"]]
@@ -145,9 +238,15 @@ def console_cost(
             for words, runs in found.items()
         ],
     )
-    tell([f"{n_clients:,} idle clients", "", str(table)], {"origin": str(origin)})
+    tables = {
+        "console": table,
+        "page": Table(["list of clients painted after, ms"], [[one] for one in renders]),
+        "rows": rows_with_and_without(repeats, quick=quick),
+    }
+    shown = [line for each in tables.values() for line in (str(each), "")]
+    tell([f"{n_clients:,} idle clients", "", *shown], {"origin": str(origin)})
     if figures is not None:
-        write_figure_file(figures, origin, {"console": table})
+        write_figure_file(figures, origin, tables)
 
 
 def _spread(shares: Sequence[float]) -> str:

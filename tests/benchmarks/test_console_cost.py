@@ -16,3 +16,6 @@ def test_each_way_to_watch_has_its_share_of_a_core(tmp_path: Path) -> None:
     words = ["nobody, of all work", *(one.words for one in program.SITUATIONS)]
     assert [row[0] for row in table.rows] == words
     assert all(float(row[3]) > 0 for row in table.rows[1:])
+    ((painted,),) = tables["page"].rows
+    assert float(painted) > 0
+    assert [row[0] for row in tables["rows"].rows] == [f"`{name}`" for name in program.MEASURED]
