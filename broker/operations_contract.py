@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
 
 from penstock.broker.client_report import ClientReport
 from penstock.broker.counters import Metric
@@ -17,6 +17,9 @@ from penstock.broker.message import SizeClass
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 
 BanKind: TypeAlias = Literal["client_id", "username", "address"]
+
+LONGEST_BAN_SECONDS: Final = 366 * 86_400
+"""A ban ends with the program anyway; for ever is a matter of access control."""
 
 
 class ClientRow(NamedTuple):

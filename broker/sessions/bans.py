@@ -8,13 +8,10 @@ from typing import Final, NamedTuple, get_args
 from penstock.broker.config.addresses import address_key
 from penstock.broker.errors import PenstockError
 from penstock.broker.mqtt.enums import MAX_STRING_BYTES
-from penstock.broker.operations_contract import Ban, BanKind
+from penstock.broker.operations_contract import LONGEST_BAN_SECONDS, Ban, BanKind
 
 MOST_BANS: Final = 1_000
 """Whom so many do not stop has to be stopped by a firewall or by access control."""
-
-MOST_SECONDS: Final = 366 * 86_400.0
-"""A ban ends with the program anyway; for ever is a matter of access control."""
 
 
 class _Ban(NamedTuple):
@@ -63,9 +60,9 @@ class Bans:
                 f"ban: read a {kind} of {len(value)} characters; allowed: a name of 1 to "
                 f"{MAX_STRING_BYTES} bytes"
             )
-        if not 0 < seconds <= MOST_SECONDS:
+        if not 0 < seconds <= LONGEST_BAN_SECONDS:
             raise PenstockError(
-                f"ban: seconds: read {seconds:g}; allowed: above 0, {MOST_SECONDS:g} at most"
+                f"ban: seconds: read {seconds:g}; allowed: above 0, {LONGEST_BAN_SECONDS} at most"
             )
         self._drop_ended(now)
         key = _key(kind, value)

@@ -9,8 +9,7 @@ from typing import Any, Final, cast, get_args
 from aiohttp import web
 
 from penstock.broker.client_report import as_json
-from penstock.broker.operations_contract import BanKind
-from penstock.broker.sessions.bans import MOST_SECONDS
+from penstock.broker.operations_contract import LONGEST_BAN_SECONDS, BanKind
 from penstock.plugins.console.callers import DETAIL, Callers
 from penstock.plugins.console.reading import Program, unknown_client, unknown_topic
 from penstock.plugins.web.bodies import Bodies
@@ -145,7 +144,7 @@ class Acting:
         body = await self._body(request, "kind", "value", "seconds", "reason")
         kind = _kind(body.get("kind"))
         value = _text(body, "value")
-        seconds = integer("seconds", body.get("seconds"), 1, int(MOST_SECONDS))
+        seconds = integer("seconds", body.get("seconds"), 1, LONGEST_BAN_SECONDS)
         reason = _text(body, "reason", "")
         by = request[OPERATOR].name
         request[DETAIL] = f"{kind} {value} for {seconds} s"
