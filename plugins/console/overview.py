@@ -30,7 +30,7 @@ _RATES: Final = {
     "sent_bytes": "sent_bytes_total",
     "connections": "connections_total",
     "dropped": "messages_dropped_total",
-    "held": "messages_withheld_total",
+    "held": "withheld_messages_total",
 }
 """A rate to the counter whose rate it is."""
 
@@ -240,7 +240,8 @@ class Overview:
         self._looked_at = self._clock()
         if self._reading is None or self._reading.done():
             await self._read()
-            self._reading = asyncio.create_task(self._go_on(), name="console overview")
+            if self._reading is None or self._reading.done():  # nobody else has asked meanwhile
+                self._reading = asyncio.create_task(self._go_on(), name="console overview")
         newest = self._newest
         assert newest is not None  # noqa: S101 (`_read` has set it)
         found: dict[str, Any] = {**self._of(*newest), **await self._more()}

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from penstock.broker.counters import Histogram, Metric, Sample
-from penstock.plugins.console.overview import Overview, percentile
+from penstock.plugins.console.overview import _MESSAGES, _RATES, Overview, percentile
+from tests.broker.operations.test_operations import operations_on
+from tests.helpers.virtual import VirtualBroker
 
 
 @pytest.mark.parametrize(
@@ -39,8 +42,9 @@ class Source:
         return self.now
 
     async def metrics(self) -> list[Metric]:
-        """Return the metrics of now."""
+        """Return the metrics of now, after others had a turn."""
         self.n_asked += 1
+        await asyncio.sleep(0)
         labels = {"size": "large", "until": "acknowledged", "path": "congested"}
         return [
             Metric("received_messages_total", "counter", "", [Sample({}, self.received)]),
@@ -102,10 +106,20 @@ async def test_rates_and_percentiles_are_those_between_two_readings() -> None:
     assert len(second["history"]["at"]) == 2
 
 
+async def test_what_is_shown_is_among_the_metrics_of_a_broker() -> None:
+    """A metric that has another name would be shown as unknown, for ever."""
+    operations = operations_on(VirtualBroker())
+    names = {metric.name for metric in await operations.metrics()}
+    assert names >= {*_RATES.values(), *_MESSAGES.values()}
+
+
 async def test_many_who_look_cause_one_reading() -> None:
     """A page open in ten browsers costs what one does."""
     source = Source()
     overview, faults = overview_of(source)
+    await asyncio.gather(*(overview.answer(with_history=False) for _ in range(3)))
+    names = [task.get_name() for task in asyncio.all_tasks()]
+    assert names.count("console overview") == 1
     for _ in range(10):
         await overview.answer(with_history=False)
     assert source.n_asked == 1
