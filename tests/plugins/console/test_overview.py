@@ -113,13 +113,19 @@ async def test_what_is_shown_is_among_the_metrics_of_a_broker() -> None:
     assert names >= {*_RATES.values(), *_MESSAGES.values()}
 
 
+async def test_those_who_look_first_begin_one_task() -> None:
+    """Two pages that are opened together."""
+    overview, _ = overview_of(Source())
+    await asyncio.gather(*(overview.answer(with_history=False) for _ in range(3)))
+    names = [task.get_name() for task in asyncio.all_tasks()]
+    assert names.count("console overview") == 1
+    await overview.close()
+
+
 async def test_many_who_look_cause_one_reading() -> None:
     """A page open in ten browsers costs what one does."""
     source = Source()
     overview, faults = overview_of(source)
-    await asyncio.gather(*(overview.answer(with_history=False) for _ in range(3)))
-    names = [task.get_name() for task in asyncio.all_tasks()]
-    assert names.count("console overview") == 1
     for _ in range(10):
         await overview.answer(with_history=False)
     assert source.n_asked == 1
