@@ -213,6 +213,8 @@ class ProxyOperations(LogLevels):
         found = {}
         if self.is_draining:
             found["draining"] = "clients are being disconnected, and none are accepted"
+        elif self._listeners is None or not self._listeners.addresses:
+            found["listeners"] = "none is open"
         upstreams = self._upstreams
         if upstreams is not None and not _n_up(upstreams):
             found["upstream"] = "; ".join(f"{one}: {one.why}" for one in upstreams.each)
@@ -281,12 +283,15 @@ class ProxyOperations(LogLevels):
             )
         bans = clients.reception.bans
         bans.add(kind, value, seconds, reason, by, self._clock())
-        banned = [
-            client_id
-            for client_id in self.client_ids()
-            if (row := self.row(client_id)) is not None and bans.is_of(kind, value, row.address)
-        ]
-        return sum(self.disconnect(client_id, reason) for client_id in banned)
+        n_disconnected = 0
+        for number, transport in enumerate(list(clients.running), 1):
+            proxied = transport.proxied
+            if proxied is not None and bans.is_of(kind, value, proxied.peer.rpartition(":")[0]):
+                transport.close(ReasonCode.ADMINISTRATIVE_ACTION)
+                n_disconnected += 1
+            if not number % SLICE:
+                await asyncio.sleep(0)
+        return n_disconnected
 
     def bans(self) -> Sequence[Ban]:
         """Return all bans that have not ended."""

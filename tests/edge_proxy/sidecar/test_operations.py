@@ -243,4 +243,4 @@ async def test_a_proxy_without_a_broker_is_not_ready() -> None:
     operations.attach(proxied.shared, upstreams)
     upstreams.failed(upstreams.each[0], "refused")
     problems = await operations.problems()
-    assert problems == {"upstream": "broker.example:1883: refused"}
+    assert problems == {"listeners": "none is open", "upstream": "broker.example:1883: refused"}
