@@ -39,6 +39,8 @@ MEASURED: Final = {
     "penstock plan withholding": ("models/papers/withholding", *_WITHHOLDING),
     "penstock plan links": ("models/papers/withholding", "models/kernels", *_WITHHOLDING),
     "python -m benchmarks.fabric_faults": (*_QUEUE, "models/papers/fabric", "benchmarks"),
+    "python -m benchmarks.console_cost": (*_BROKER, "plugins", "benchmarks"),
+    "python -m benchmarks.first_minute": ("pyproject.toml", "plugins/access", "broker/__main__.py"),
     "python -m benchmarks.option_costs": (*_BROKER, "plugins", "benchmarks"),
     "python -m benchmarks.queue_strategies": (*_QUEUE, "benchmarks/queue_strategies.py"),
     "python -m benchmarks.redis_store": (*_QUEUE, "benchmarks/redis_store.py"),

@@ -13,15 +13,14 @@ import re
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tempfile
 from collections.abc import Iterator
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Final
 
 import pytest
 
+from tests.helpers.fresh_environment import without_index
 from tests.helpers.process import Program
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -62,15 +61,6 @@ def copy_context(folder: Path) -> None:
             shutil.copy(source, target)
 
 
-def libraries(folder: Path) -> Path:
-    """Return a folder with all packages of this environment but Penstock."""
-    folder.mkdir()
-    for each in Path(sysconfig.get_path("purelib")).iterdir():
-        if not fnmatch(each.name.lower(), "*penstock*"):
-            (folder / each.name).symlink_to(each)
-    return folder
-
-
 class Image:
     """What the steps of the Dockerfile have made.
 
@@ -86,10 +76,7 @@ class Image:
         copy_context(source)
         self._environment = {
             "PATH": f"{folder}/opt/penstock/bin:{BIN}:/usr/sbin:/usr/bin:/sbin:/bin",
-            "PYTHONPATH": str(libraries(folder / "libraries")),
-            "PIP_NO_INDEX": "1",
-            "PIP_NO_DEPS": "1",
-            "PIP_NO_BUILD_ISOLATION": "0",
+            **without_index(folder / "libraries"),
         }
         build, run = (rest for name, rest in instructions() if name == "RUN")
         subprocess.run(
