@@ -136,17 +136,6 @@ class Metric(NamedTuple):
     help: str
     samples: Sequence[Sample]
 
-    def as_json(self) -> dict[str, Any]:
-        """Return it as JSON values; a histogram has ``buckets``, ``sum`` and ``count``."""
-        return {
-            "name": self.name,
-            "type": self.type,
-            "help": self.help,
-            "samples": [
-                {"labels": dict(labels), **figures(value)} for labels, value in self.samples
-            ],
-        }
-
 
 def figures(value: float | Histogram) -> dict[str, Any]:
     """Return the figures of a sample by their names."""

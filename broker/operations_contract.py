@@ -293,9 +293,6 @@ class Operations(Protocol):
     def lately(self, client_id: str) -> Sequence[Lately]:
         """Return what happened to a client's last connections, newest first."""
 
-    def withholding(self) -> Sequence[Metric]:
-        """Return what became of all clients' large messages."""
-
     def proxy(self) -> Mapping[str, Any] | None:
         """Return the state of a proxy as JSON has it; None in a broker."""
 

@@ -27,8 +27,8 @@ from benchmarks.rows.row import Figure, Measurement, Row, Scale, Target
 
 MILLISECOND: Final = 1e-3
 MEGABYTE: Final = 1_000_000
-METRICS: Final = ("/api/withholding", "/api/clients?limit=1000")
-"""What is read of Penstock's console: the counters of large messages, and all clients' state."""
+METRICS: Final = ("/metrics", "/api/clients?limit=1000")
+"""What is read of Penstock's console: all counters, and all clients' state."""
 
 SCRAPE_SECONDS: Final = 5.0
 LEAD_SECONDS: Final = 0.5

@@ -131,10 +131,6 @@ class BrokerOperations(LogLevels):
         """Return what happened to a client's last connections, newest first."""
         return () if self.history is None else self.history.of(client_id)
 
-    def withholding(self) -> Sequence[Metric]:
-        """Return what became of all clients' large messages."""
-        return self._core.outbox_rules.record.metrics()
-
     def proxy(self) -> None:
         """Return nothing: this is a broker."""
         return

@@ -178,10 +178,6 @@ class ProxyOperations(LogLevels):
         """Return nothing: the broker knows."""
         return ()
 
-    def withholding(self) -> Sequence[Metric]:
-        """Return the metrics of large messages, over all clients."""
-        return () if self._shared is None else self._shared.outbox_rules.record.metrics()
-
     async def metrics(self) -> Sequence[Metric]:
         """Return all figures of the proxy; other tasks run in between."""
         shared, upstreams = self._shared, self._upstreams
@@ -202,7 +198,7 @@ class ProxyOperations(LogLevels):
             *gauge("clients_connected", "Clients connected now.", len(shared.by_client_id)),
             *(metric for metric in counters if metric.name in _METRICS),
             *message_metrics(totals, now),
-            *self.withholding(),
+            *shared.outbox_rules.record.metrics(),
             *gauge("upstreams", "Addresses of the broker.", len(upstreams.each)),
             *gauge("upstreams_up", "Those that can be reached.", _n_up(upstreams)),
             *store_metrics(shared.guard, shared.payloads.store),

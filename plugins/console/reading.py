@@ -166,7 +166,6 @@ class Reading:
             web.get("/api/overview", self._overview),
             web.get("/api/clients", self._clients),
             web.get("/api/clients/{client_id}", self._client),
-            web.get("/api/withholding", self._withholding),
             web.get("/api/proxy", self._proxy),
             web.get("/api/bans", self._bans),
             web.get("/api/topics", self._list_topics),
@@ -309,10 +308,6 @@ class Reading:
             "lately": [as_json(one) for one in operations.lately(client_id)],
         }
         return web.json_response(found)
-
-    async def _withholding(self, _: web.Request) -> web.Response:
-        metrics = [metric.as_json() for metric in self._program.need().withholding()]
-        return web.json_response({"metrics": metrics})
 
     async def _proxy(self, _: web.Request) -> web.Response:
         state = self._program.need().proxy()

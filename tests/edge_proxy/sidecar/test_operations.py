@@ -134,8 +134,8 @@ def test_large_messages_are_counted_and_timed(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(probing_sampler, "SPACING_SECONDS", 0.0)
     sampler = RttSampler(ProbingConfig(sources=("puback",)), logging.getLogger("test"))
     proxied = VirtualClient.connected(gate=gate, samplers=(sampler,))
-    reports = reports_of(proxied)
-    assert describe_large(reports.withholding()) == ""
+    record = proxied.shared.outbox_rules.record
+    assert describe_large(record.metrics()) == ""
     proxied.broker_sends(Publish("cam", LARGE, qos=1, packet_id=1))
     proxied.now += 2
     gate.is_open = True
@@ -146,7 +146,7 @@ def test_large_messages_are_counted_and_timed(monkeypatch: pytest.MonkeyPatch) -
     proxied.broker_sends(Publish("alarm", b"x", qos=1, packet_id=2))
     proxied.now += 0.2
     proxied.client_sends(PubAck(2))
-    assert describe_large(reports.withholding()).split("; ") == [
+    assert describe_large(record.metrics()).split("; ") == [
         "decisions_total SwitchGate held other: 1",
         "decisions_total SwitchGate released other: 1",
         "sojourn_seconds SwitchGate: 1, mean 2",

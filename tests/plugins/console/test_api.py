@@ -23,7 +23,6 @@ from penstock.plugins.console.api import ConsolePlugin
 from penstock.plugins.console.config import ConsoleConfig
 from penstock.plugins.console.report_text import describe
 from penstock.plugins.web.service import HttpStartError
-from tests.helpers.gates import SwitchGate
 from tests.helpers.virtual import VirtualBroker
 from tests.plugins.console.running import console
 
@@ -95,21 +94,6 @@ async def test_one_client_is_told_as_it_is_now() -> None:
         status, found = await get(plugin, "/api/clients/s")
     assert (status, report_in(found)) == (200, told(broker, "s"))
     assert (found["is_connected"], found["ledger"]["queued"]) == (False, 1)
-
-
-async def test_what_became_of_large_messages_is_told_in_the_form_of_a_monitoring_system() -> None:
-    """Name, type, help and labels: an exporter needs nothing else."""
-    broker = VirtualBroker(gate=SwitchGate())
-    broker.connect("s").subscribe("t")
-    broker.connect("p").publish("t", b"x" * 200)
-    async with console(broker) as plugin:
-        status, found = await get(plugin, "/api/withholding")
-    assert status == 200
-    decisions, sojourn, _latency = found["metrics"]
-    labels = {"policy": "SwitchGate", "outcome": "held", "cause": "other"}
-    assert (decisions["name"], decisions["type"]) == ("withholding_decisions_total", "counter")
-    assert decisions["samples"] == [{"labels": labels, "value": 1}]
-    assert sojourn["samples"][0]["count"] == 0
 
 
 @pytest.mark.parametrize(
