@@ -6,11 +6,15 @@ import asyncio
 import json
 import re
 import shlex
+import signal
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from tests.helpers.process import BrokerProcess, anonymous_policy, running_broker
+from tests.helpers.sidecar import before, running_sidecar
 from tests.helpers.wire import connected
 from tests.system.test_console import send
 from tests.system.test_reload import ask_to_reload
@@ -70,3 +74,21 @@ async def test_each_form_tells_who_fights_and_who_acts(tmp_path: Path) -> None:
         assert (found["event"], found["client_id"]) == ("closed", "twin")
         assert found["listener"] == "default"
         assert found["reason"]
+
+
+async def test_a_proxy_has_the_same_forms(tmp_path: Path) -> None:
+    """By its own file; a client that goes has its name and address as fields."""
+    with running_broker(anonymous_policy(), tmp_path) as broker:
+        keys = before(broker.port)
+        with running_sidecar(keys, tmp_path) as proxy:
+            log = {"level": "debug", "format": "json"}
+            (tmp_path / "proxy.yaml").write_text(yaml.safe_dump(keys | {"log": log}))
+            proxy.process.send_signal(signal.SIGHUP)
+            (line,) = await asyncio.to_thread(proxy.lines_with, "reloaded: ", 1)
+            assert "log.format" in fields("json", line)["message"]
+            (await connected(proxy.port, "pump")).close()
+            (line,) = await asyncio.to_thread(proxy.lines_with, '"event": "ended"', 1)
+    found = fields("json", line)
+    assert (found["client_id"], found["listener"]) == ("pump", "default")
+    assert found["address"].startswith("127.0.0.1:")
+    assert found["reason"]
