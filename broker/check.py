@@ -10,10 +10,10 @@ from typing import Annotated
 import typer
 
 from penstock.broker.config.changes import failures
-from penstock.broker.config.command_line import CommandLine
+from penstock.broker.config.command_line import CommandLine, exit_status
 from penstock.broker.config.policy import load_policy
 from penstock.broker.errors import ConfigError
-from penstock.broker.process.program import exit_status, set_up_log
+from penstock.broker.process.program import set_up_log
 from penstock.broker.process.start_check import StartCheck
 from penstock.broker.server import Server
 

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from penstock.broker.mqtt.reason_codes import ReasonCode, describe_reason_code
 
 
 class PenstockError(Exception):
-    """Root of every error that Penstock raises on purpose."""
+    """Root of every error that Penstock raises on purpose.
+
+    Attributes:
+        exit_status: of a program that it ends.
+    """
+
+    exit_status: ClassVar[int] = 2
 
 
 class PeerError(PenstockError):

@@ -41,6 +41,7 @@ class ClientRow(NamedTuple):
         inflight: messages that were sent and are not acknowledged.
         delivered: messages since its session began.
         dropped: the same, whatever the reason.
+        delivered_per_second: for whoever looks at all rows again and again to fill in; else None.
     """
 
     client_id: str
@@ -58,6 +59,7 @@ class ClientRow(NamedTuple):
     inflight: int
     delivered: int
     dropped: int
+    delivered_per_second: float | None = None
 
 
 class Lately(NamedTuple):

@@ -12,13 +12,12 @@ from typing import Annotated, Final
 
 import typer
 
-from penstock.broker.config.command_line import CommandLine
+from penstock.broker.config.command_line import CommandLine, exit_status
 from penstock.broker.config.policy import Policy, load_policy
 from penstock.broker.errors import ConfigError, ConfigProblem
 from penstock.broker.process.program import (
     Debug,
     LogLevel,
-    exit_status,
     run_until_stopped,
     set_up_log,
     take_log,

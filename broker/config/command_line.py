@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
 from collections.abc import Callable
-from typing import Any, Final
+from functools import wraps
+from typing import Annotated, Any, Final, TypeAlias
 
 import typer
 from pydantic import ValidationError
 from typer.core import TyperCommand
+
+from penstock.broker.errors import PenstockError
+
+Yes: TypeAlias = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 _ALLOWED: Final = {
     "int_parsing": "a whole number",
@@ -65,3 +72,67 @@ class CommandLine(typer.Typer):
         except SystemExit as ended:
             return ended.code if isinstance(ended.code, int) else 0
         return 0
+
+
+def with_options(kind: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator that gives a command the options of a dataclass.
+
+    Args:
+        kind: its fields are annotated as options are. An instance is the command's first argument.
+    """
+    options = list(inspect.signature(kind, eval_str=True).parameters.values())
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        _, *own = inspect.signature(command, eval_str=True).parameters.values()
+
+        @wraps(command)
+        def run(**arguments: Any) -> None:
+            given = kind(**{option.name: arguments.pop(option.name) for option in options})
+            command(given, **arguments)
+
+        positional = [one for one in own if one.kind is not one.KEYWORD_ONLY]
+        flags = [one for one in own if one.kind is one.KEYWORD_ONLY]
+        parameters = [*positional, *options, *flags]
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {one.name: one.annotation for one in parameters}
+        return run
+
+    return decorate
+
+
+class NoTerminalError(PenstockError):
+    """There is nobody to ask; status 2."""
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask whether to go on; `yes` is the answer that is given already.
+
+    Raises:
+        NoTerminalError: standard input is no terminal.
+        typer.Abort: the answer is no.
+    """
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise NoTerminalError("standard input: read no terminal to ask on; allowed: --yes")
+    typer.confirm(question, abort=True)
+
+
+def exit_status(app: CommandLine, prog_name: str, argv: list[str] | None = None) -> int:
+    """Run a program and return its exit status.
+
+    Args:
+        app: the program's command line.
+        prog_name: the program's name, as usage and errors show it.
+        argv: arguments after the program's name; None for those of the process.
+
+    Returns:
+        0 where the program has done its work or was stopped by a signal; 2 for a mistake in its
+        arguments or files, which is reported in one line each; or what a command itself returns, or
+        the error says.
+    """
+    try:
+        return app.status(argv, prog_name)
+    except PenstockError as error:
+        sys.stderr.write(f"{prog_name}: {error}\n")
+        return error.exit_status

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from penstock.broker.config.command_line import CommandLine
+from penstock.broker.config.command_line import CommandLine, exit_status
 from penstock.broker.config.policy import Policy, parse_policy
 from penstock.broker.errors import ConfigError, ConfigProblem, PenstockError
 from penstock.broker.import_mosquitto.conf_file import read_conf
@@ -22,7 +22,6 @@ from penstock.broker.import_mosquitto.translate import Note, translate
 from penstock.broker.network.listeners import ListenError
 from penstock.broker.network.tls import TlsFilesError, make_context, revocation_lists
 from penstock.broker.plugin_loader import load_plugins
-from penstock.broker.process.program import exit_status
 
 app = CommandLine()
 

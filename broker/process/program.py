@@ -13,9 +13,7 @@ from typing import Annotated, Final, Protocol, TypeAlias, runtime_checkable
 
 import typer
 
-from penstock.broker.config.command_line import CommandLine
 from penstock.broker.config.log_options import LogOptions
-from penstock.broker.errors import PenstockError
 from penstock.broker.operations_contract import Reloaded
 from penstock.broker.plugin_guard import note_fault
 from penstock.broker.process.gc_control import Collector, Kept
@@ -200,22 +198,3 @@ async def _hurry(service: Service, asked: asyncio.Queue[signal.Signals]) -> None
         pass
     if isinstance(service, HurriedService):
         service.hurry()
-
-
-def exit_status(app: CommandLine, prog_name: str, argv: list[str] | None = None) -> int:
-    """Run a program and return its exit status.
-
-    Args:
-        app: the program's command line.
-        prog_name: the program's name, as usage and errors show it.
-        argv: arguments after the program's name; None for those of the process.
-
-    Returns:
-        0 where the program has done its work or was stopped by a signal; 2 for a mistake in its
-        arguments or files, which is reported in one line each; or what a command itself returns.
-    """
-    try:
-        return app.status(argv, prog_name)
-    except PenstockError as error:
-        sys.stderr.write(f"{prog_name}: {error}\n")
-        return 2

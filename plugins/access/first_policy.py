@@ -13,9 +13,9 @@ from typing import Annotated, Final
 
 import typer
 
-from penstock.broker.config.command_line import CommandLine
+from penstock.broker.config.command_line import CommandLine, exit_status
 from penstock.broker.errors import PenstockError
-from penstock.broker.process.program import NO_OTHERS, exit_status
+from penstock.broker.process.program import NO_OTHERS
 from penstock.plugins.access.passwd import SALT_BYTES
 from penstock.plugins.access.password_hash import make_hash
 from penstock.plugins.access.user_file import with_user

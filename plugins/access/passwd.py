@@ -17,9 +17,8 @@ from typing import Annotated
 
 import typer
 
-from penstock.broker.config.command_line import CommandLine
+from penstock.broker.config.command_line import CommandLine, exit_status
 from penstock.broker.errors import PenstockError
-from penstock.broker.process.program import exit_status
 from penstock.plugins.access import password_hash, scram
 from penstock.plugins.access.user_file import with_user, without_user
 

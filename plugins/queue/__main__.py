@@ -8,12 +8,12 @@ from typing import Annotated
 
 import typer
 
+from penstock.broker.config.command_line import exit_status
 from penstock.broker.config.policy import load_policy
 from penstock.broker.errors import ConfigError, ConfigProblem
 from penstock.broker.process.program import (
     Debug,
     LogLevel,
-    exit_status,
     run_until_stopped,
     set_up_log,
     take_log,

@@ -7,8 +7,7 @@ from typing import Annotated
 import pytest
 import typer
 
-from penstock.broker.config.command_line import CommandLine
-from penstock.broker.process.program import exit_status
+from penstock.broker.config.command_line import CommandLine, exit_status
 from penstock.programs import PROGRAMS, load
 
 
@@ -55,7 +54,7 @@ def test_numbers_within_their_limits_are_taken(capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_every_program_has_such_a_command_line(name: str) -> None:
     """So that a mistake is told in the same way by all."""
-    assert isinstance(load(name).app, CommandLine)
+    assert isinstance(getattr(load(name), PROGRAMS[name].app), CommandLine)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -63,7 +62,7 @@ def test_every_program_shows_its_help_with_the_short_option_too(
     capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     """As the command itself does, and as usage errors tell."""
-    assert exit_status(load(name).app, f"penstock {name}", ["-h"]) == 0
+    assert exit_status(getattr(load(name), PROGRAMS[name].app), f"penstock {name}", ["-h"]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith(f"Usage: penstock {name}")
     assert "-h, --help" in shown

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.broker.config.command_line import CommandLine
+from penstock.broker.config.command_line import CommandLine, exit_status
 from penstock.broker.errors import PenstockError
-from penstock.broker.process.program import exit_status, run_until_stopped, set_up_log
+from penstock.broker.process.program import run_until_stopped, set_up_log
 
 
 class Service:
