@@ -25,12 +25,16 @@ class Program(NamedTuple):
         module: holds its command line as ``app``, and ``main(argv) -> int``, which runs it.
         about: what it does, in some words.
         extra: of the distribution, which it needs for all it does or for a part; "" for none.
+        app: the name of its command line in a module of several; what runs it is ``APP_main``.
     """
 
     module: str
     about: str
     extra: str = ""
+    app: str = "app"
 
+
+_COMMANDS: Final = "penstock.plugins.console.commands"
 
 PROGRAMS: Final = {
     "broker": Program("penstock.broker.__main__", "run the MQTT broker with a policy file"),
@@ -42,15 +46,42 @@ PROGRAMS: Final = {
         "inspect and change queues, or serve them alone",
     ),
     "why": Program(
-        "penstock.plugins.console.why",
+        f"{_COMMANDS}.why",
         "show why a client's last large message was held or sent",
     ),
     "init": Program(
         "penstock.plugins.access.first_policy",
         "write a first policy file, with a user and a password of its own",
     ),
-    "reload": Program(
-        "penstock.plugins.console.reload", "have a running broker read its files again"
+    "reload": Program(f"{_COMMANDS}.reload", "have a running broker read its files again"),
+    "top": Program(
+        f"{_COMMANDS}.top",
+        "watch a running broker, and the clients with the worst links",
+        app="top",
+    ),
+    "client": Program(
+        f"{_COMMANDS}.clients", "list, show, disconnect, ban, follow clients", app="client"
+    ),
+    "topic": Program(f"{_COMMANDS}.messages", "list the topics that fill the queues", app="topic"),
+    "subscription": Program(
+        f"{_COMMANDS}.messages", "list subscriptions: who gets what", app="subscription"
+    ),
+    "retained": Program(
+        f"{_COMMANDS}.messages", "list, show and clear retained messages", app="retained"
+    ),
+    "uplink": Program(
+        f"{_COMMANDS}.running", "show the connections to other brokers", app="uplink"
+    ),
+    "log": Program(f"{_COMMANDS}.running", "change how much a program logs", app="log"),
+    "backup": Program(
+        f"{_COMMANDS}.running", "copy all that is durable, while the broker goes on", app="backup"
+    ),
+    "drain": Program(
+        f"{_COMMANDS}.running", "have all clients leave a broker, before a stop", app="drain"
+    ),
+    "pub": Program("penstock.lanes.commands", "publish messages", "lanes", app="pub"),
+    "sub": Program(
+        "penstock.lanes.commands", "show messages, with their latency and size", "lanes", app="sub"
     ),
     "check": Program(
         "penstock.broker.check",
@@ -89,6 +120,12 @@ PROGRAMS: Final = {
 FIRST: Final = ("init", "broker", "check", "reload", "why")
 """The programs that people need; the help has them apart, in this order."""
 
+RUNNING: Final = (
+    *("top", "client", "topic", "subscription", "retained", "uplink", "queue"),
+    *("log", "backup", "drain", "pub", "sub"),
+)
+"""The programs that look at a running broker; the help has them behind those."""
+
 OURS: Final = frozenset(program.module.partition(".")[0] for program in PROGRAMS.values())
 """Packages of Penstock: one of theirs that is missing belongs to no extra."""
 
@@ -105,7 +142,8 @@ class LazyCommand(TyperCommand):
         """Return the context of a run; for completion that of the program's own command line."""
         if extra.get("resilient_parsing"):
             with contextlib.suppress(ModuleNotFoundError):  # its extra is not installed
-                command: Any = get_command(load(str(info_name)).app)
+                name = str(info_name)
+                command: Any = get_command(getattr(load(name), PROGRAMS[name].app))
                 return command.make_context(info_name, args, *rest, **extra)
         return super().make_context(info_name, args, *rest, **extra)
 
@@ -114,9 +152,14 @@ class Group(TyperGroup):
     """The group of all programs; those that people need come first."""
 
     def format_commands(self, _ctx: Any, formatter: Any) -> None:
-        """Write a line for each program, in two sections."""
-        others = [name for name in PROGRAMS if name not in FIRST]
-        for title, names in (("Commands", FIRST), ("More commands", others)):
+        """Write a line for each program, in three sections."""
+        others = [name for name in PROGRAMS if name not in (*FIRST, *RUNNING)]
+        sections = (
+            ("Commands", FIRST),
+            ("A running broker, here or elsewhere", RUNNING),
+            ("More commands", others),
+        )
+        for title, names in sections:
             with formatter.section(title):
                 formatter.write_dl([(name, PROGRAMS[name].about) for name in names])
 
@@ -137,9 +180,9 @@ def start(context: typer.Context) -> None:
     """Run a program; its arguments and the handler of SIGINT that it finds are the context's."""
     name = str(context.info_name)
     try:
-        program = load(name)
+        module, app = load(name), PROGRAMS[name].app
         signal.signal(signal.SIGINT, context.obj)
-        status: int = program.main(context.args)
+        status: int = getattr(module, "main" if app == "app" else f"{app}_main")(context.args)
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if missing == "benchmarks":

@@ -11,7 +11,7 @@ import pytest
 
 from penstock import __main__ as command_line
 from penstock import programs
-from penstock.programs import FIRST, PROGRAMS
+from penstock.programs import FIRST, PROGRAMS, RUNNING
 
 
 def test_unknown_program_names_it_and_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
@@ -40,10 +40,13 @@ def test_a_misspelt_option_names_the_nearest(
 
 @pytest.mark.parametrize("argument", ["--help", "-h"])
 def test_usage_lists_all_programs(argument: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Those that people need come first."""
+    """Those that people need come first, then those that look at a running broker."""
     assert command_line.main([argument]) == 0
-    first, _, others = capsys.readouterr().out.partition("More commands:")
-    assert all((f"  {name} " in (first if name in FIRST else others)) for name in PROGRAMS)
+    first, _, others = capsys.readouterr().out.partition("A running broker, here or elsewhere:")
+    running, _, others = others.partition("More commands:")
+    for name in PROGRAMS:
+        section = first if name in FIRST else running if name in RUNNING else others
+        assert f"  {name} " in section
 
 
 def test_without_a_program_the_few_that_people_need_are_shown(

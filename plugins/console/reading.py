@@ -24,6 +24,7 @@ from penstock.broker.operations_contract import (
 )
 from penstock.plugins.console import exposition
 from penstock.plugins.console.callers import Callers
+from penstock.plugins.console.delivery_rates import DeliveryRates
 from penstock.plugins.console.lists import MAX_LIMIT, Form, Page
 from penstock.plugins.console.overview import Overview
 from penstock.plugins.console.report_text import describe
@@ -48,7 +49,7 @@ _CLIENTS: Final = Form[ClientRow](
     key_name="client_id",
     sorts=(
         *("rtt", "withheld", "queued", "queued_bytes", "inflight", "delivered", "dropped"),
-        "connected_seconds",
+        *("connected_seconds", "delivered_per_second"),
     ),
     texts=lambda row: (row.client_id, row.username, row.address, row.listener),
 )
@@ -154,6 +155,7 @@ class Reading:
         self._lists = Answers(clock)
         self.streams = Streams()
         self.overview = Overview(self._metrics.get, clock, self._more, log_fault)
+        self._rates = DeliveryRates()
 
     def routes(self) -> list[web.RouteDef]:
         """Return the routes."""
@@ -289,9 +291,11 @@ class Reading:
 
     async def _add_clients(self, page: Page[ClientRow]) -> None:
         """Show a page all clients; of their rows, only those of the page are kept."""
-        operations = self._program.need()
+        operations, rates, now = self._program.need(), self._rates, self._program.clock()
+        rates.begin(now)
         for some in _in_turns(operations.client_ids()):
-            page.add([row for one in some if (row := operations.row(one)) is not None])
+            rows = filter(None, map(operations.row, some))
+            page.add([rates.with_rate(row, now) for row in rows])
             await asyncio.sleep(0)
 
     async def _client(self, request: web.Request) -> web.Response:

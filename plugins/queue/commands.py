@@ -9,25 +9,22 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import inspect
 import json
 import logging
 import os
 import secrets
-import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
 import typer
 import yaml
 
-from penstock.broker.config.command_line import CommandLine
+from penstock.broker.config.command_line import CommandLine, Yes, confirm, with_options
 from penstock.broker.errors import ConfigError, ConfigProblem, PenstockError
 from penstock.broker.process.program import NO_OTHERS
 from penstock.plugins.queue.client import NoAnswerError, QueueClient, UnknownNameError, read_token
@@ -37,6 +34,7 @@ from penstock.plugins.queue.plugin import QueuePlugin
 from penstock.plugins.queue.report import peek_lines, stats_lines
 from penstock.plugins.queue.standalone_server import StandaloneServer, read_config
 from penstock.plugins.web.bind import split_bind
+from penstock.plugins.web.contexts import Context, ContextName, chosen_context
 
 T = TypeVar("T")
 
@@ -85,12 +83,14 @@ class ServerOptions:
         token_file: with the bearer token; None for none.
         ca_file: the certificate authority of an https server; None for those of the system.
         config: the policy file; None for `url`.
+        context: the name of a context, whose console is asked: it serves queues, too.
     """
 
     url: Url = None
     token_file: TokenFile = None
     ca_file: CaFile = None
     config: ConfigFile = None
+    context: ContextName = None
 
     def ask(self, work: Callable[[QueueClient], T]) -> T:
         """Run `work` with a client of the queues.
@@ -100,9 +100,13 @@ class ServerOptions:
             PenstockError: the server cannot be used.
         """
         if self.config is None:
+            context = chosen_context(self.context, self.url)
+            if context is not None:
+                return work(self.of_context(context).client(f"{context.url.rstrip('/')}/api"))
             return work(self.client(self.url or DEFAULT_URL))
-        if self.url is not None:
-            raise CommandError("--url: read --url and -c; allowed: one of them")
+        if self.url is not None or self.context is not None:
+            other = "--context" if self.url is None else "--url"
+            raise CommandError(f"{other}: read {other} and -c; allowed: one of them")
         config = read_config(self.config)
         url = url_of(config)
         if url is not None:
@@ -119,6 +123,15 @@ class ServerOptions:
         os.umask(os.umask(NO_OTHERS) | NO_OTHERS)
         return asyncio.run(_with_file(config, self.config, work))
 
+    def of_context(self, context: Context) -> ServerOptions:
+        """Return these options with the files of a context, where they have none."""
+        token_file, ca_file = (
+            None if one is None else Path(one) for one in (context.token_file, context.ca_file)
+        )
+        return replace(
+            self, token_file=self.token_file or token_file, ca_file=self.ca_file or ca_file
+        )
+
     def client(self, url: str) -> QueueClient:
         """Return a client of the queues.
 
@@ -126,7 +139,9 @@ class ServerOptions:
             CommandError: the server cannot be used.
         """
         try:
-            token = None if self.token_file is None else read_token(self.token_file)
+            token = (
+                None if self.token_file is None else read_token(self.token_file).rpartition(" ")[2]
+            )
         except (OSError, ValueError) as error:
             raise CommandError(f"--token-file: {error}") from error
         ca_file = None if self.ca_file is None else str(self.ca_file)
@@ -186,7 +201,6 @@ GroupName: TypeAlias = Annotated[
     str | None, typer.Argument(metavar="[GROUP]", help="A group of the queue.")
 ]
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print the server's answer.")]
-Yes: TypeAlias = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 MaxMessages: TypeAlias = Annotated[
     int | None, typer.Option(min=1, metavar="N", help="Most messages to move; all by default.")
 ]
@@ -200,26 +214,8 @@ Settings: TypeAlias = Annotated[
 ]
 
 
-def with_server_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command, whose first argument are these, the options of `ServerOptions`."""
-    options = list(inspect.signature(ServerOptions, eval_str=True).parameters.values())
-    _, *own = inspect.signature(command, eval_str=True).parameters.values()
-
-    @wraps(command)
-    def run(**arguments: Any) -> None:
-        server = ServerOptions(**{option.name: arguments.pop(option.name) for option in options})
-        command(server, **arguments)
-
-    positional = [one for one in own if one.kind is not one.KEYWORD_ONLY]
-    flags = [one for one in own if one.kind is one.KEYWORD_ONLY]
-    parameters = [*positional, *options, *flags]
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {one.name: one.annotation for one in parameters}
-    return run
-
-
 @app.command()
-@with_server_options
+@with_options(ServerOptions)
 def stats(
     server: ServerOptions,
     queue: Annotated[
@@ -238,7 +234,7 @@ def stats(
 
 
 @app.command()
-@with_server_options
+@with_options(ServerOptions)
 def peek(
     server: ServerOptions,
     queue: Queue,
@@ -257,7 +253,7 @@ def peek(
 
 
 @app.command()
-@with_server_options
+@with_options(ServerOptions)
 def purge(
     server: ServerOptions,
     queue: Queue,
@@ -265,13 +261,13 @@ def purge(
     yes: Yes = False,
 ) -> None:
     """Remove all messages of a queue, for all groups."""
-    _confirm(f"Remove all messages of queue {queue}, for all groups?", yes=yes)
+    confirm(f"Remove all messages of queue {queue}, for all groups?", yes=yes)
     removed = server.ask(lambda client: client.purge(queue))
     typer.echo(f"{removed:,} messages removed")
 
 
 @app.command()
-@with_server_options
+@with_options(ServerOptions)
 def redrive(
     server: ServerOptions,
     queue: Queue,
@@ -289,7 +285,7 @@ def redrive(
 
 
 @app.command()
-@with_server_options
+@with_options(ServerOptions)
 def compact(
     server: ServerOptions,
 ) -> None:
@@ -299,7 +295,7 @@ def compact(
 
 
 @app.command()
-@with_server_options
+@with_options(ServerOptions)
 def backup(
     server: ServerOptions,
     path: Annotated[
@@ -353,7 +349,7 @@ async def _renew(config: QueueConfig, policy_file: str) -> int:
 
 
 @app.command()
-@with_server_options
+@with_options(ServerOptions)
 def seek(
     server: ServerOptions,
     queue: Queue,
@@ -371,14 +367,14 @@ def seek(
     """Move a group back to repeat messages, or forward to skip some."""
     start = _read_start(to)
     if start != "earliest":
-        _confirm(f"Move group {group} of {queue} to {to}? It misses what it skips.", yes=yes)
+        confirm(f"Move group {group} of {queue} to {to}? It misses what it skips.", yes=yes)
     position = server.ask(lambda client: client.seek(queue, group, start))
     offsets = ", ".join(f"{number}: {offset:,}" for number, offset in position.offsets.items())
     typer.echo(f"group {group} is at offset {offsets}")
 
 
 @app.command()
-@with_server_options
+@with_options(ServerOptions)
 def create(
     server: ServerOptions,
     queue: Queue,
@@ -405,7 +401,7 @@ def create(
 
 
 @app.command()
-@with_server_options
+@with_options(ServerOptions)
 def change(
     server: ServerOptions,
     queue: Queue,
@@ -431,7 +427,7 @@ def change(
 
 
 @app.command()
-@with_server_options
+@with_options(ServerOptions)
 def delete(
     server: ServerOptions,
     queue: Queue,
@@ -441,7 +437,7 @@ def delete(
 ) -> None:
     """Delete a queue with its messages, or a group of one."""
     what = " with all its messages and groups" if group is None else ""
-    _confirm(f"Delete {_named(queue, group)}{what}?", yes=yes)
+    confirm(f"Delete {_named(queue, group)}{what}?", yes=yes)
 
     def work(client: QueueClient) -> None:
         if group is None:
@@ -503,14 +499,6 @@ def _read_start(text: str) -> str | float:
             "or seconds since 1970"
         ) from None
     return time.timestamp()
-
-
-def _confirm(question: str, *, yes: bool) -> None:
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        raise CommandError("standard input: read no terminal to ask on; allowed: --yes")
-    typer.confirm(question, abort=True)
 
 
 def _print(answer: object, lines: Callable[[], list[str]], *, as_json: bool) -> None:

@@ -156,6 +156,18 @@ MODULE_ARROWS: Final = {
         "broker.link",
         "broker.message",
     ),
+    # A client for operators is a program beside what applications import.
+    "lanes.commands": (
+        "lanes",
+        "broker.config.checked_yaml",
+        "broker.config.command_line",
+        "broker.config.secret_file",
+        "broker.errors",
+        "broker.mqtt.topics",
+        "plugins.console.commands.text_table",
+        "plugins.queue.wire.frames",
+        "plugins.web.terminal_escape",
+    ),
     # A plan is validated on a broker that is started as experiments start theirs.
     "models.planner.live_run": (
         "models",
@@ -266,17 +278,16 @@ PLUGIN_IO: Final = PLUGIN_ADAPTERS | {
     "plugins.access.first_policy",
     "plugins.trace.spans",  # gives spans their times
     "plugins.console.acting",
-    "plugins.console.asking",
     "plugins.console.callers",
+    "plugins.console.commands",
+    "plugins.console.delivery_rates",
     "plugins.console.exposition",
     "plugins.console.lists",
     "plugins.console.overview",
     "plugins.console.reading",
-    "plugins.console.reload",
     "plugins.console.shared",
     "plugins.console.static_page",
     "plugins.console.streams",
-    "plugins.console.why",
     "plugins.memory.spill_file",
     "plugins.queue.__main__",
     "plugins.queue.access",
@@ -296,6 +307,7 @@ PLUGIN_IO: Final = PLUGIN_ADAPTERS | {
     "plugins.queue.wire.connection",
     "plugins.web.bodies",
     "plugins.web.connection_limits",
+    "plugins.web.contexts",
     "plugins.web.service",
     "plugins.web.cooperative_work",
     "plugins.web.tls",
@@ -407,10 +419,7 @@ ABOVE_THE_CONTRACT: Final = {
     "edge_proxy.uplink.cloud_connection": ("broker.network.lane_pacer", "broker.network.tcp_info"),
     # The kernel is asked about a connection in one way.
     "plugins.probing.sampler": ("broker.network.tcp_info",),
-    "plugins.access.passwd": ("broker.process.program",),
     "plugins.access.first_policy": ("broker.process.program",),
-    "plugins.console.reload": ("broker.process.program",),
-    "plugins.console.why": ("broker.process.program",),
     # A program without a broker has a process, too, which is told of in one way.
     "plugins.console.api": ("broker.operations.metrics", "broker.process.machine_memory"),
     # A guessed password is slowed down in one way.

@@ -13,7 +13,7 @@ from paho.mqtt.packettypes import PacketTypes
 
 import penstock.lanes.paho as mqtt
 from penstock.lanes.large_lane import LargeLane
-from penstock.plugins.console.why import UnknownClientError, fetch
+from penstock.plugins.console.commands.asking import Console, UnknownError
 from tests.helpers.paho_client import properties
 from tests.helpers.process import SECONDS, BrokerProcess
 
@@ -33,8 +33,8 @@ def wait_for(condition: Callable[[], object]) -> None:
 def is_connected(broker: BrokerProcess, client_id: str) -> bool:
     """Say whether a client is connected to a broker that has a console."""
     try:
-        return bool(fetch(broker.console_url, client_id)["is_connected"])
-    except UnknownClientError:
+        return bool(Console(broker.console_url).client(client_id)["is_connected"])
+    except UnknownError:
         return False
 
 

@@ -15,7 +15,7 @@ import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 
 import penstock.lanes.paho as mqtt
-from penstock.plugins.console.why import fetch
+from penstock.plugins.console.commands.asking import Console
 from tests.helpers.certificates import Authority
 from tests.helpers.mosquitto import running_mosquitto
 from tests.helpers.paho_client import PahoClient, publish_properties
@@ -46,7 +46,7 @@ def publish_ordered(client: Any, topic: str, qos: int) -> list[Any]:
 
 def n_inflight(broker: BrokerProcess, client_id: str) -> int:
     """Return how many messages a client has not acknowledged."""
-    found: int = fetch(broker.console_url, client_id)["ledger"]["inflight"]
+    found: int = Console(broker.console_url).client(client_id)["ledger"]["inflight"]
     return found
 
 

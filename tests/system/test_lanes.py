@@ -12,8 +12,8 @@ from typing import Any
 import yaml
 from paho.mqtt.packettypes import PacketTypes
 
+from penstock.plugins.console.commands.asking import Console
 from penstock.plugins.console.report_text import describe
-from penstock.plugins.console.why import fetch
 from tests.helpers.paho_client import MQTT_3_1_1, PahoClient, connect_properties, properties
 from tests.helpers.process import ROOT, SECONDS, BrokerProcess, Program, running_broker
 
@@ -78,7 +78,7 @@ def test_mosquitto_sub_takes_two_lanes(tmp_path: Path) -> None:
         lines = block("By hand", "sh").replace("1883", str(broker.port)).splitlines()
         with running(*map(shlex.split, lines)) as programs:
             check_lanes(broker, programs)
-            told = describe(fetch(broker.console_url, "dash-small"))
+            told = describe(Console(broker.console_url).client("dash-small"))
     assert "subscriptions: 1, 1 to small messages alone" in told
 
 

@@ -16,7 +16,7 @@ from penstock.broker.check import main as check
 from penstock.broker.mqtt.packets import ConnAck, Connect
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.plugins.access.first_policy import main
-from penstock.plugins.console.reload import main as reload
+from penstock.plugins.console.commands.reload import main as reload
 from tests.helpers.process import SECONDS, running_broker
 from tests.helpers.wire import WireClient, connected
 

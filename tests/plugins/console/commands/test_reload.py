@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from penstock.netem.runs.broker_process import reserved_port
-from penstock.plugins.console.reload import main
+from penstock.plugins.console.commands.reload import main
 from tests.helpers.process import anonymous_policy, running_broker
 from tests.helpers.wire import connected
 

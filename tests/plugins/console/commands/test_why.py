@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from penstock.netem.runs.broker_process import reserved_port
-from penstock.plugins.console.why import fetch, main
+from penstock.plugins.console.commands.asking import Console
+from penstock.plugins.console.commands.why import main
 from penstock.plugins.web.terminal_escape import printable
 from tests.helpers.paho_client import PahoClient
 from tests.helpers.process import anonymous_policy, running_broker
@@ -138,7 +139,7 @@ def test_why_a_large_message_is_held_by_a_real_broker(
         assert camera.connect()
         assert viewer.subscribe("pictures/#", 1)
         url = broker.console_url
-        while fetch(url, "cam/viewer")["link"]["rtt_latest"] is None:
+        while Console(url).client("cam/viewer")["link"]["rtt_latest"] is None:
             camera.publish("pictures/small", b"x")
         camera.publish("pictures/large", bytes(50_000))
         assert main(["cam/viewer", "--url", url]) == 0

@@ -1,0 +1,1 @@
+"""Commands of ``penstock`` that ask a running program by the API of the plugin `console`."""

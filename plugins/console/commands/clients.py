@@ -1,0 +1,294 @@
+"""``penstock client`` shows clients, disconnects, bans and follows them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from datetime import datetime
+from functools import partial
+from typing import Annotated, Any, Final, Literal, TypeAlias
+
+import typer
+
+from penstock.broker.config.command_line import CommandLine, Yes, confirm, exit_status, with_options
+from penstock.broker.errors import PenstockError
+from penstock.broker.operations_contract import BanKind
+from penstock.plugins.console.commands.asking import ConsoleOptions, path_of
+from penstock.plugins.console.commands.showing import (
+    DEFAULT_LIMIT,
+    AsJson,
+    Limit,
+    Search,
+    show,
+    show_list,
+)
+from penstock.plugins.console.commands.text_table import (
+    Column,
+    count,
+    duration,
+    lines,
+    size,
+    text,
+)
+from penstock.plugins.console.report_text import describe
+from penstock.plugins.web.terminal_escape import printable
+
+client = CommandLine()
+
+
+@client.callback()
+def about() -> None:
+    """Show the clients of a running broker; disconnect, ban or follow one."""
+
+
+COLUMNS: Final = (
+    Column("CLIENT", "client_id"),
+    Column("USER", "username"),
+    Column("ADDRESS", "address"),
+    Column("LISTENER", "listener"),
+    Column("MQTT", "version"),
+    Column("SINCE", "connected_seconds", duration),
+    Column("RTT", "rtt", duration),
+    Column("HELD", "withheld", count),
+    Column("WAITING", "queued", count),
+    Column("BYTES", "queued_bytes", size),
+    Column("DELIVERED", "delivered", count),
+    Column("DROPPED", "dropped", count),
+)
+
+_BANS: Final = (
+    Column("KIND", "kind"),
+    Column("VALUE", "value"),
+    Column("LEFT", "seconds", duration),
+    Column("BY", "by"),
+    Column("REASON", "reason"),
+)
+
+_UNITS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+
+ClientId: TypeAlias = Annotated[str, typer.Argument(metavar="CLIENT_ID", help="Client Identifier.")]
+Reason: TypeAlias = Annotated[str, typer.Option(metavar="TEXT", help="Why, for the log.")]
+Kind: TypeAlias = Annotated[BanKind, typer.Option(help="What VALUE is.")]
+Value: TypeAlias = Annotated[
+    str, typer.Argument(metavar="VALUE", help="Client Identifier, user name or address.")
+]
+Sort: TypeAlias = Literal[
+    "client_id",
+    "rtt",
+    "withheld",
+    "queued",
+    "queued_bytes",
+    "inflight",
+    "delivered",
+    "delivered_per_second",
+    "dropped",
+    "connected_seconds",
+]
+
+
+class DurationError(PenstockError):
+    """That is no duration; status 2."""
+
+
+@client.command()
+@with_options(ConsoleOptions)
+def ls(
+    options: ConsoleOptions,
+    search: Search = None,
+    sort: Annotated[Sort, typer.Option(help="Order; numbers fall.")] = "client_id",
+    limit: Limit = DEFAULT_LIMIT,
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """List clients, and what waits for them."""
+    show_list(
+        options.console(), "clients", COLUMNS, limit, as_json=as_json, search=search, sort=sort
+    )
+
+
+@client.command(name="show")
+@with_options(ConsoleOptions)
+def show_one(options: ConsoleOptions, client_id: ClientId, *, as_json: AsJson = False) -> None:
+    """Show a client: link, messages, lately."""
+    console = options.console()
+    found = console.client(client_id)
+    show(console, found, lambda: _one(found), as_json=as_json)
+
+
+def _one(found: Mapping[str, Any]) -> Iterator[str]:
+    row = found["row"]
+    if row is not None and row["is_connected"]:
+        since = duration(row["connected_seconds"])
+        yield f"from {text(row['address'])}, MQTT {text(row['version'])}, for {since}"
+    yield from describe(found)
+    for one in found["lately"]:
+        words = [text(one["kind"]).replace("_", " ")]
+        words += [printable(one[key]) for key in ("address", "reason") if one[key]]
+        yield f"{duration(one['seconds_ago'])} ago: {', '.join(words)}"
+
+
+@client.command()
+@with_options(ConsoleOptions)
+def kick(
+    options: ConsoleOptions, client_id: ClientId, reason: Reason = "", *, as_json: AsJson = False
+) -> None:
+    """Disconnect a client.
+
+    It may connect again, and its session stays.
+    """
+    body = {"reason": reason} if reason else {}
+    console = options.console()
+    answer = console.change("POST", path_of("clients", client_id, "disconnect"), body)
+    show(console, answer, lambda: [f"{printable(client_id)} is disconnected"], as_json=as_json)
+
+
+@client.command()
+@with_options(ConsoleOptions)
+def ban(
+    options: ConsoleOptions,
+    value: Value,
+    kind: Kind = "client_id",
+    duration_text: Annotated[
+        str, typer.Option("--for", metavar="TIME", help="Such as 90s, 10m, 2h or 7d.")
+    ] = "1h",
+    reason: Reason = "",
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """Refuse a name or address for a while.
+
+    Who is connected by it is disconnected. A ban ends with the broker.
+    """
+    seconds = _seconds(duration_text)
+    body = {"kind": kind, "value": value, "seconds": seconds, "reason": reason}
+    console = options.console()
+    answer = console.change("POST", "bans", body)
+    told = f"{kind} {printable(value)} is banned for {duration(seconds)}"
+    show(
+        console,
+        answer,
+        lambda: [f"{told}; disconnected: {answer['disconnected']:,}"],
+        as_json=as_json,
+    )
+
+
+def _seconds(text_of_it: str) -> int:
+    """Return a duration in seconds.
+
+    Raises:
+        DurationError: it is none.
+    """
+    found = re.fullmatch(r"([0-9]{1,9})([smhd]?)", text_of_it)
+    if found is None:
+        raise DurationError(f"--for: read {text_of_it!r}; allowed: such as 90s, 10m, 2h or 7d")
+    return int(found[1]) * _UNITS[found[2] or "s"]
+
+
+@client.command()
+@with_options(ConsoleOptions)
+def bans(options: ConsoleOptions, *, as_json: AsJson = False) -> None:
+    """List all bans."""
+    console = options.console()
+    answer = console.get("bans")
+    show(console, answer, lambda: lines(_BANS, answer["bans"]), as_json=as_json)
+
+
+@client.command()
+@with_options(ConsoleOptions)
+def unban(
+    options: ConsoleOptions, value: Value, kind: Kind = "client_id", *, as_json: AsJson = False
+) -> None:
+    """End a ban."""
+    console = options.console()
+    answer = console.change("DELETE", path_of("bans", kind, value))
+    show(console, answer, lambda: [f"{kind} {printable(value)} may connect"], as_json=as_json)
+
+
+@client.command()
+@with_options(ConsoleOptions)
+def release(options: ConsoleOptions, client_id: ClientId, *, as_json: AsJson = False) -> None:
+    """Send what is held for a client."""
+    console = options.console()
+    answer = console.change("POST", path_of("clients", client_id, "release"))
+    show(console, answer, lambda: [f"messages released: {answer['released']:,}"], as_json=as_json)
+
+
+@client.command()
+@with_options(ConsoleOptions)
+def drop(
+    options: ConsoleOptions, client_id: ClientId, *, yes: Yes = False, as_json: AsJson = False
+) -> None:
+    """Drop what is held for a client."""
+    confirm(f"Drop the held messages of {printable(client_id)}?", yes=yes)
+    console = options.console()
+    answer = console.change("POST", path_of("clients", client_id, "drop"))
+    show(console, answer, lambda: [f"messages dropped: {answer['dropped']:,}"], as_json=as_json)
+
+
+@client.command()
+@with_options(ConsoleOptions)
+def rm(
+    options: ConsoleOptions, client_id: ClientId, *, yes: Yes = False, as_json: AsJson = False
+) -> None:
+    """End a session, with all that waits.
+
+    A client that is connected is disconnected.
+    """
+    confirm(f"End the session of {printable(client_id)}, with all that waits for it?", yes=yes)
+    console = options.console()
+    answer = console.change("DELETE", path_of("clients", client_id))
+    show(console, answer, lambda: [f"the session of {printable(client_id)} ended"], as_json=as_json)
+
+
+@client.command()
+@with_options(ConsoleOptions)
+def trace(
+    options: ConsoleOptions,
+    client_id: ClientId,
+    topic_filter: Annotated[
+        str | None, typer.Option("--filter", metavar="FILTER", help="Topic filter.")
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option("-n", min=1, metavar="N", help="End after so many events.")
+    ] = None,
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """Follow a client live.
+
+    Shows connects, publishes, deliveries, what is held and why; never a payload.
+    """
+    console = options.console()
+    with suppress(KeyboardInterrupt):
+        for kind, found in console.stream("tail", client=client_id, filter=topic_filter):
+            if kind == "open":
+                typer.echo(f"following {printable(client_id)}; Ctrl-C ends it", err=True)
+            elif kind == "lost":
+                typer.echo(f"{found['records']:,} events are lost: too many to follow", err=True)
+            elif kind == "record":
+                if as_json:
+                    typer.echo(json.dumps(found))
+                else:
+                    show(console, found, partial(_event, found), as_json=False)
+                limit = None if limit is None else limit - 1
+                if limit == 0:
+                    return
+
+
+def _event(record: Mapping[str, Any]) -> Iterator[str]:
+    """Yield an event of the tail as a line."""
+    at = datetime.fromtimestamp(record["at"]).astimezone().isoformat(" ", "milliseconds")
+    words = [at[11:23], printable(record["kind"]).ljust(10)]
+    if record["topic"]:
+        words += [
+            size(record["bytes"]).rjust(8),
+            f"QoS {record['qos']}",
+            printable(record["topic"]),
+        ]
+    words += [printable(record[key]) for key in ("address", "reason") if record[key]]
+    yield "  ".join(words)
+
+
+client_main = partial(exit_status, client, "penstock client")

@@ -1,0 +1,70 @@
+"""What the commands print: an answer of the console as JSON or as lines of text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from typing import Annotated, Any, TypeAlias
+
+import typer
+
+from penstock.plugins.console.commands.asking import Console
+from penstock.plugins.console.commands.text_table import Column, lines
+
+AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
+Limit: TypeAlias = Annotated[
+    int, typer.Option("--limit", "-n", min=1, metavar="N", help="Most rows to show.")
+]
+Search: TypeAlias = Annotated[
+    str | None, typer.Option(metavar="TEXT", help="Rows whose names contain this text.")
+]
+DEFAULT_LIMIT = 1_000
+
+
+def show(
+    console: Console, answer: Any, text_lines: Callable[[], Iterable[str]], *, as_json: bool
+) -> None:
+    """Print an answer.
+
+    Raises:
+        ConsoleError: it is not what a console answers.
+    """
+    if as_json:
+        typer.echo(json.dumps(answer, indent=1))
+        return
+    try:
+        text = "\n".join(text_lines())
+    except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
+        raise console.other() from error
+    if text:
+        typer.echo(text)
+
+
+def show_list(
+    console: Console,
+    name: str,
+    columns: Sequence[Column],
+    limit: int,
+    *,
+    as_json: bool,
+    **query: object,
+) -> None:
+    """Print the rows of a list, and on standard error how many others there are.
+
+    Args:
+        console: that has it.
+        name: of the list.
+        columns: of the table.
+        limit: most rows.
+        as_json: as JSON, without a table.
+        query: of the request.
+
+    Raises:
+        PenstockError: the console does not answer with a list.
+    """
+    answer = console.rows(name, limit, **query)
+    rows = answer[name]
+    show(console, answer, lambda: lines(columns, rows), as_json=as_json)
+    if answer["next"] is not None:
+        told = f"{len(rows):,} of {answer['total']:,} are shown; the others: --limit, --search"
+        typer.echo(told, err=True)

@@ -1,0 +1,50 @@
+"""``penstock why CLIENT_ID`` shows why a client's last large message was held or sent.
+
+Without a client it is the state of an edge proxy: which of the broker's addresses are up, and what
+waits.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from typing import Annotated
+
+import typer
+
+from penstock.broker.config.command_line import CommandLine, exit_status, with_options
+from penstock.plugins.console.commands.asking import ConsoleOptions
+from penstock.plugins.console.commands.showing import AsJson, show
+from penstock.plugins.console.report_text import describe, describe_proxy
+
+app = CommandLine()
+
+
+@app.command()
+@with_options(ConsoleOptions)
+def why(
+    options: ConsoleOptions,
+    client_id: Annotated[
+        str | None, typer.Argument(help="Client Identifier; absent: the state of a proxy.")
+    ] = None,
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """Show why a client's last large message was held or sent.
+
+    Without a client, show the state of a proxy.
+    """
+    console = options.console()
+    if client_id is None:
+        state = console.get("proxy")
+        show(console, state, lambda: describe_proxy(state), as_json=as_json)
+    else:
+        report = console.client(client_id)
+        show(console, report, lambda: describe(report), as_json=as_json)
+
+
+main = partial(exit_status, app, "penstock why")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

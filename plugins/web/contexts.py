@@ -1,0 +1,100 @@
+"""Names for running programs, here and on other machines, that commands take by ``--context``.
+
+The file ``~/.config/penstock/contexts.yaml`` has them::
+
+    site-7:
+      url: https://site-7.example:8081
+      token_file: site-7.token
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Final, TypeAlias
+
+import typer
+from pydantic.dataclasses import dataclass as checked_dataclass
+
+from penstock.broker.config.checked_yaml import read_mapping, show, suggest, validate_config
+from penstock.broker.config.key_types import STRICT
+from penstock.broker.errors import ConfigError, ConfigProblem, PenstockError
+
+CONTEXT_VARIABLE: Final = "PENSTOCK_CONTEXT"
+
+ContextName: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help=f"A name in ~/.config/penstock/contexts.yaml; that of {CONTEXT_VARIABLE} by default.",
+    ),
+]
+
+
+class ContextError(PenstockError):
+    """There is no such context, or it does not fit the other options; status 2."""
+
+
+@checked_dataclass(frozen=True, slots=True, config=STRICT)
+class Context:
+    """Where a console is, and what it needs; a name in the file of contexts stands for it.
+
+    Attributes:
+        url: the URL of the console.
+        token_file: the file with the token, from the directory of the file of contexts; None for
+            none.
+        ca_file: the certificate authority of an ``https`` console, likewise; None for those of the
+            system.
+    """
+
+    url: str
+    token_file: str | None = None
+    ca_file: str | None = None
+
+
+def contexts_file() -> Path:
+    """Return where the file of contexts is."""
+    folder = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return Path(folder) / "penstock" / "contexts.yaml"
+
+
+def read_context(name: str) -> Context:
+    """Return a context of the file.
+
+    Raises:
+        PenstockError: there is no such file or context, or it has a mistake.
+    """
+    file = contexts_file()
+    found = read_mapping(file)
+    if name not in found:
+        known = ", ".join(map(str, found)) or "none, as the file is empty"
+        hint = suggest(name, map(str, found))
+        raise ContextError(f"--context: read {name!r}; allowed by {file}: {known}{hint}")
+    if not isinstance(found[name], dict):
+        problem = ConfigProblem(name, show(found[name]), "url, token_file and ca_file below it")
+        raise ConfigError(str(file), [problem])
+    context = validate_config(Context, found[name], str(file), name)
+    files = {
+        key: str(file.parent / Path(path).expanduser())
+        for key in ("token_file", "ca_file")
+        if (path := getattr(context, key)) is not None
+    }
+    return replace(context, **files)
+
+
+def chosen_context(name: str | None, url: str | None) -> Context | None:
+    """Return the context that a command has been told to use; None for none.
+
+    Args:
+        name: the one that its options name; None for that of the environment.
+        url: the address that its options name, which has precedence over the environment.
+
+    Raises:
+        PenstockError: there are both, or see `read_context`.
+    """
+    if name is not None and url is not None:
+        raise ContextError("--url: read --url and --context; allowed: one of them")
+    if name is None and url is None:
+        name = os.environ.get(CONTEXT_VARIABLE)
+    return read_context(name) if name else None
