@@ -32,6 +32,7 @@ class Totals:
         queued: messages that wait for other reasons.
         queued_bytes: payload bytes that wait.
         n_withheld_sessions: sessions for which any are held.
+        n_shared_subscriptions: subscriptions to shares, one for each member.
         oldest_at: monotonic seconds at which the oldest message that waits has arrived; None where
             none waits.
         by_listener: connected clients, by the name of their listener.
@@ -42,7 +43,7 @@ class Totals:
         self.ledger = Ledger()
         self.ledger.add(core.ended)
         self.inflight = self.withheld = self.queued = self.queued_bytes = 0
-        self.n_withheld_sessions = 0
+        self.n_withheld_sessions = self.n_shared_subscriptions = 0
         self.oldest_at: float | None = None
         self.by_listener: dict[str, int] = {}
         self.rtt = Histogram(RTT_BOUNDS)
@@ -53,6 +54,7 @@ class Totals:
         for session in self._rest[-SLICE:]:
             if session.client is not None:
                 count(self.by_listener, session.listener)
+            self.n_shared_subscriptions += len(session.shares)
             if not session.is_unused:  # which has nothing, and would be made a used one
                 self._add(session)
         del self._rest[-SLICE:]
