@@ -151,9 +151,9 @@ def rows_with_and_without(repeats: int, *, quick: bool) -> Table:
     scale = replace(QUICK, seconds=0.1) if quick else FULL
     told: dict[tuple[str, bool], list[tuple[float, float]]] = {}
     for number in range(repeats):
-        for has_console in (False, True) if number % 2 == 0 else (True, False):
-            options = Options(has_metrics=has_console, inflight_messages=INFLIGHT_MESSAGES)
-            for name in MEASURED:
+        for name in MEASURED:
+            for has_console in (False, True) if number % 2 == 0 else (True, False):
+                options = Options(has_metrics=has_console, inflight_messages=INFLIGHT_MESSAGES)
                 with ExitStack() as stack:
                     broker = stack.enter_context(running(PEERS["penstock"], options))
                     if has_console:
@@ -199,6 +199,7 @@ def console_cost(
     repeats: Repeats = DEFAULT_REPEATS,
     figures: FiguresFile = None,
     clients: Annotated[int, typer.Option(min=1, help="Idle clients of the broker.")] = CLIENTS,
+    seconds: Annotated[float, typer.Option(min=1, help="Length of each look.")] = SECONDS,
     *,
     quick: Quick = False,
 ) -> None:
@@ -206,7 +207,7 @@ def console_cost(
     if figures is not None:
         check_writable(figures)
     origin = replace(begin(running_command()), doubts=doubts())
-    n_clients, seconds = (QUICK_CLIENTS, QUICK_SECONDS) if quick else (clients, SECONDS)
+    n_clients, seconds = (QUICK_CLIENTS, QUICK_SECONDS) if quick else (clients, seconds)
     nobody = Situation("nobody")
     found: dict[str, list[tuple[float, float]]] = {one.words: [] for one in SITUATIONS}
     idle: list[float] = []
