@@ -168,12 +168,19 @@ def commands(page: Path) -> Iterator[list[str]]:
             yield [*start, *shlex.split(found[2])]
 
 
+GROUPS = {
+    *("client", "log", "netem", "plan", "queue", "retained", "spark", "subscription", "topic"),
+    "uplink",
+}
+"""Programs whose first word may be a command."""
+
+
 def help_of(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     """Return the help of a program; "" where there is no such program."""
     status: int | str | None
     if words[0] != "-m":
         is_group = (
-            words[0] in ("netem", "plan", "queue", "spark")
+            words[0] in GROUPS
             and len(words) > 1
             and (words[1].isalpha() or words[1].endswith(".yaml") or words[1] == "--from-running")
         )
