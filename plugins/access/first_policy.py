@@ -31,11 +31,12 @@ POLICY: Final = """\
 # systemctl reload, SIGHUP, or penstock reload. penstock check policy.yaml looks at it before.
 listeners:
   default:
-    bind: 0.0.0.0:1883          # every network; passwords and messages are readable on the way
-    #bind: 0.0.0.0:8883         # with TLS they are not:
-    #ssl: true
-    #certfile: server.crt       # and the certificates between it and its root
-    #keyfile: server.key
+{mqtt}
+  #tls:
+  #  bind: 0.0.0.0:8883
+  #  ssl: true
+  #  certfile: server.crt       # and the certificates between it and its root
+  #  keyfile: server.key
 limits:
   queued_messages: 100000       # that may wait for one session
   queue_full: reject            # tell the publisher; or drop_newest, drop_oldest, disconnect
@@ -52,18 +53,30 @@ plugins:
   withholding:                  # hold large messages back while it is long
     threshold_s: 10 kB          # payload above which a message is large
   console:                      # page, metrics and API
-    http: 127.0.0.1:8081
+{console}
     admins: [admin]             # users who may act on the page
     token_file: console.tokens  # of commands: penstock reload --token-file operator.token,
                                 # and of Prometheus, which shows prometheus.token
 """
 
-LOCAL: Final = "    http: 127.0.0.1:8081\n"
-PUBLISHED: Final = """\
+LOCAL: Final = {
+    "mqtt": """\
+    bind: 127.0.0.1:1883        # this machine; 0.0.0.0:1883 serves every network, where others
+                                # can read passwords and messages. TLS prevents it:""",
+    "console": """\
+    http: 127.0.0.1:8081""",
+    "told": "127.0.0.1:1883, this machine alone; policy.yaml says how to serve others",
+}
+PUBLISHED: Final = {
+    "mqtt": """\
+    bind: 0.0.0.0:1883          # of the container; on networks that its port is published to,
+                                # others can read passwords and messages. TLS prevents it:""",
+    "console": """\
     http: 0.0.0.0:8081          # of the container: publish it to this machine alone, or
-    without_tls: true           # http_tls: {certificate: FILE, key: FILE}
-"""
-"""The console's address in a container, where `LOCAL` would be out of reach."""
+    without_tls: true           # http_tls: {certificate: FILE, key: FILE}""",
+    "told": "port 1883 of the container",
+}
+"""In place of `LOCAL` in a container, whose loopback is out of reach."""
 
 TOPICS: Final = """\
 # The administrator, on the page and over MQTT:
@@ -87,19 +100,20 @@ def init(
     ] = Path(),
     *,
     container: Annotated[
-        bool, typer.Option("--container", help="The page is reached through a published port.")
+        bool, typer.Option("--container", help="Clients and page come by published ports.")
     ] = False,
 ) -> None:
     """Write a first policy file, with a user and a password of its own.
 
-    The broker then serves clients that log in, keeps what waits over restarts, holds large messages
-    back on slow links, and has a page for its administrator.
+    The broker then serves clients of this machine that log in, keeps what waits over restarts,
+    holds large messages back on slow links, and has a page for its administrator.
     """
+    place = PUBLISHED if container else LOCAL
     password = secrets.token_urlsafe(PASSWORD_BYTES)
     hashed = make_hash(password.encode(), secrets.token_bytes(SALT_BYTES))
     token, metrics_token = secrets.token_urlsafe(), secrets.token_urlsafe()
     files = {
-        "policy.yaml": POLICY.replace(LOCAL, PUBLISHED) if container else POLICY,
+        "policy.yaml": POLICY.format_map(place),
         "topics": TOPICS,
         "passwords": with_user("", USER, str(hashed)),
         "console.tokens": f"operator admin {token}\nprometheus viewer {metrics_token}\n",
@@ -116,6 +130,7 @@ def init(
         f"Password  {password}\n"
         f"It is shown once; penstock passwd {folder / 'passwords'} {USER} sets another one.\n\n"
         f"Start     {command}\n"
+        f"MQTT      {place['told']}\n"
         f"Page      http://127.0.0.1:8081\n"
         f"Commands  penstock reload --token-file {folder / 'operator.token'}"
     )

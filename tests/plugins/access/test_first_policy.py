@@ -47,6 +47,9 @@ async def test_a_broker_starts_with_what_is_written(
     assert set(modes.values()) == {0o600}
     assert password[1] not in (folder / "passwords").read_text()
     policy = yaml.safe_load((folder / "policy.yaml").read_text())
+    # Without TLS, passwords cross a network as they are: whoever wants that writes it.
+    assert policy["listeners"] == {"default": {"bind": "127.0.0.1:1883"}}
+    assert "MQTT      127.0.0.1:1883, this machine alone" in told
     policy["listeners"]["default"]["bind"] = "127.0.0.1:0"
     policy["plugins"]["console"]["http"] = "127.0.0.1:0"
     monkeypatch.chdir(folder)
@@ -91,6 +94,7 @@ def test_in_a_container_the_page_is_reached_through_a_port(tmp_path: Path) -> No
         yaml.safe_load((tmp_path / name / "policy.yaml").read_text())
         for name in ("plain", "published")
     )
+    plain["listeners"]["default"]["bind"] = "0.0.0.0:1883"
     plain["plugins"]["console"] |= {"http": "0.0.0.0:8081", "without_tls": True}
     assert published == plain
 
