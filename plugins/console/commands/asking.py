@@ -31,7 +31,7 @@ SILENT_SECONDS: Final = 60.0
 """A stream says something each 15 s."""
 
 MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024
-"""A thousand rows have some 300 KB; with the longest names that MQTT allows, more than this."""
+"""A thousand rows have some 300 KB; no list has more than 2 MB, and a report some filters."""
 
 MOST_ROWS: Final = 1_000
 """Rows in one answer; the console gives no more."""
@@ -304,10 +304,10 @@ class Console:
 
 
 def path_of(*names: str) -> str:
-    """Return the path of a resource, each of its names encoded."""
-    return "/".join(quote(name, safe="") for name in names)
+    """Return the path of a resource, each of its names encoded, whatever bytes the shell gave."""
+    return "/".join(quote(name, safe="", errors="surrogateescape") for name in names)
 
 
 def _query(query: Mapping[str, object]) -> str:
     given = {key: value for key, value in query.items() if value is not None}
-    return f"?{urlencode(given)}" if given else ""
+    return f"?{urlencode(given, errors='surrogateescape')}" if given else ""

@@ -7,6 +7,9 @@ from typing import Any, Final, NamedTuple
 
 from penstock.plugins.web.terminal_escape import printable
 
+MOST_CHARACTERS: Final = 120
+"""A longer text is cut off: one client may have a name of 64 KiB. JSON has all of it."""
+
 UNKNOWN: Final = "-"
 """Stands for what is not known, and for an empty text."""
 
@@ -90,7 +93,7 @@ class Column(NamedTuple):
 def lines(columns: Sequence[Column], rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     """Yield a table; see `Column.of` for what is raised."""
     table = [[column.title for column in columns]]
-    table += [[column.of(row) for column in columns] for row in rows]
+    table += [[_cut(column.of(row)) for column in columns] for row in rows]
     widths = [max(map(len, cells)) for cells in zip(*table, strict=True)]
     for cells in table:
         padded = [
@@ -98,3 +101,7 @@ def lines(columns: Sequence[Column], rows: Iterable[Mapping[str, Any]]) -> Itera
             for column, cell, width in zip(columns, cells, widths, strict=True)
         ]
         yield "  ".join(padded).rstrip()
+
+
+def _cut(cell: str) -> str:
+    return cell if len(cell) <= MOST_CHARACTERS else f"{cell[: MOST_CHARACTERS - 1]}…"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 from typing import Any
@@ -53,6 +54,24 @@ def test_a_list_has_as_many_rows_as_are_wanted_in_the_wanted_order(operated: Ope
         wrong = operated.run("client", "ls", "--sort", "age")
         assert (wrong.status, wrong.out) == (2, "")
         assert "'age'" in wrong.err
+
+
+def test_a_very_long_name_leaves_the_list_readable(operated: Operated) -> None:
+    """A client makes its name up; all of it is in the JSON."""
+    with PahoClient(operated.broker.port, "long" + "x" * 60_000) as client:
+        assert client.connect()
+        done = operated.run("client", "ls", "--search", "longx")
+        assert max(map(len, done.out.splitlines())) < 400
+        (row,) = operated.run("client", "ls", "--json", "--search", "longx").json["clients"]
+        assert len(row["client_id"]) == 60_004
+
+
+def test_a_name_in_another_encoding_is_nobody(operated: Operated) -> None:
+    """A shell passes on any bytes."""
+    name = os.fsdecode(b"\xff")
+    done = operated.run("client", "show", name)
+    assert (done.status, done.err.count("\n")) == (1, 1)
+    assert operated.run("client", "ls", "--search", name, "--json").json["clients"] == []
 
 
 def test_a_client_is_kicked(operated: Operated) -> None:
