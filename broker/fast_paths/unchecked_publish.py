@@ -73,6 +73,8 @@ def take_unchecked(
         return None
     if client.awaiting or problem_of(client, plan, message):
         return client.run(take_publish(client, plan, message, packet_id, first_byte, now))
+    if message.qos == 2 or client.receipts:  # before a member of a share has had its turn
+        check_receive_maximum(client)
     journal = core.journal
     n_changes = journal.n_changes if journal is not None else 0
     chosen = core.choose_members(plan, message, now) if plan.shares else ()
@@ -97,8 +99,6 @@ def take_unchecked(
             if waits:
                 return core.room.hold(receipt, message, route_held, now)
             return refuse_full(receipt, plan.topic, full)
-    if message.qos == 2:
-        check_receive_maximum(client)
     if message.retain:
         core.router.retain(message)
     core.router.route(message, plan.targets, chosen, now)
