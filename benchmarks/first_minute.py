@@ -111,7 +111,7 @@ def run_steps(folder: Path, environment: Mapping[str, str]) -> list[float]:
         raise BenchmarkError(f"penstock init shows no password: {shown}")
     policy = folder / "policy.yaml"
     with reserved_port() as mqtt, reserved_port() as console:
-        text = policy.read_text().replace("0.0.0.0:1883", f"127.0.0.1:{mqtt}")
+        text = re.sub(r"bind: \S+:1883", f"bind: 127.0.0.1:{mqtt}", policy.read_text())
         policy.write_text(text.replace("127.0.0.1:8081", f"127.0.0.1:{console}"))
         command = [str(bin_folder / "penstock"), "broker", "-c", policy.name]
         with started(command, folder, environment):
