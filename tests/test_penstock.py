@@ -213,6 +213,10 @@ def test_a_named_program_is_loaded_alone() -> None:
         ("penstock netem ru", ["run"]),
         ("penstock spark run --trig", ["--trigger"]),
         ("penstock bench --quic", ["--quick"]),
+        ("penstock client tra", ["trace"]),
+        ("penstock retained rm --ye", ["--yes"]),
+        ("penstock top --cont", ["--context"]),
+        ("penstock sub --no-l", ["--no-local"]),
     ],
 )
 def test_the_shell_completes_programs_and_their_options(typed: str, offered: list[str]) -> None:

@@ -266,7 +266,8 @@ def trace(
             if kind == "open":
                 typer.echo(f"following {printable(client_id)}; Ctrl-C ends it", err=True)
             elif kind == "lost":
-                typer.echo(f"{found['records']:,} events are lost: too many to follow", err=True)
+                told = text(found.get("records") if isinstance(found, dict) else None)
+                typer.echo(f"{told} events are lost: too many to follow", err=True)
             elif kind == "record":
                 if as_json:
                     typer.echo(json.dumps(found))
