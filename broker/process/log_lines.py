@@ -132,7 +132,8 @@ WINDOW_SECONDS: Final = 10.0
 class BoundedHandler(logging.StreamHandler[TextIO]):
     """Drops lines beyond a limit for each format string, and logs how many it dropped.
 
-    Lines that differ only in their arguments count as the same. Debug lines are not limited.
+    Lines that differ only in their arguments count as the same. Debug lines are not limited, nor
+    are records with an attribute `is_unlimited`: strangers must not push out what an operator did.
 
     Invariant: it counts only lines since the beginning of the window.
 
@@ -147,7 +148,7 @@ class BoundedHandler(logging.StreamHandler[TextIO]):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a record, unless the limit for its format string is reached."""
-        if record.levelno > logging.DEBUG:
+        if record.levelno > logging.DEBUG and not getattr(record, "is_unlimited", False):
             # This is the wall clock, which may be set back.
             if not 0 <= record.created - self._began_at < WINDOW_SECONDS:
                 self._tell()

@@ -255,9 +255,10 @@ class Callers:
     async def _audited(
         self, request: web.Request, operator: Operator, handler: Handler
     ) -> web.StreamResponse:
-        outcome = "failed"
+        outcome, may_act = "failed", False
         try:
             self._check_change(request, operator)
+            may_act = True
             answer = await handler(request)
         except (PenstockError, web.HTTPException) as error:
             outcome = f"{getattr(error, 'status', 400)}: {error}"
@@ -267,16 +268,21 @@ class Callers:
             return answer
         finally:
             what = f"{request.method} {request.rel_url.raw_path_qs} {request.get(DETAIL, '')}"
-            self._audit(operator.name or "(no login)", request, what.rstrip(), outcome)
+            name = operator.name or "(no login)"
+            self._audit(name, request, what.rstrip(), outcome, is_refused=not may_act)
 
-    def _audit(self, name: str, request: web.Request, what: str, outcome: str) -> None:
+    def _audit(
+        self, name: str, request: web.Request, what: str, outcome: str, *, is_refused: bool = False
+    ) -> None:
+        """Write a line; of very many lines of callers that are refused, some are left out."""
+        fields = {"address": request.remote, "action": _short(what), "outcome": _short(outcome)}
         self._logger.info(
             "audit: user %s from %s: %s: %s",
             _short(name),
             request.remote or "?",
             _short(what),
             _short(outcome),
-            extra={"address": request.remote, "action": _short(what), "outcome": _short(outcome)},
+            extra=fields | {"is_unlimited": not is_refused},
         )
 
     async def login(self, request: web.Request, body: Mapping[str, Any]) -> web.StreamResponse:
@@ -300,7 +306,8 @@ class Callers:
         secret = password.encode(errors="surrogatepass")
         attempt = self._backoff.begin(address, name, secret, self._clock())
         if attempt is not None and attempt.wait > 0:
-            self._audit(name or "(token)", request, "login", "429: too many failures")
+            told = "429: too many failures"
+            self._audit(name or "(token)", request, "login", told, is_refused=True)
             told = f"login: read too many wrong ones; allowed: again in {attempt.wait:.0f} s"
             answer = error_answer(HTTPStatus.TOO_MANY_REQUESTS, told)
             answer.headers["Retry-After"] = str(math.ceil(attempt.wait))
@@ -316,7 +323,7 @@ class Callers:
         if proof is None:
             if attempt is not None:
                 self._backoff.failed(attempt, secret, self._clock())
-            self._audit(name or "(token)", request, "login", "401: wrong")
+            self._audit(name or "(token)", request, "login", "401: wrong", is_refused=True)
             raise RequestError("login: read a wrong password or token; allowed: a right one", 401)
         if attempt is not None:
             self._backoff.succeeded(attempt)
@@ -324,7 +331,7 @@ class Callers:
         session = Session(user, token, proof.holds, now, now)
         role = self._role(session)
         if role is None:
-            self._audit(user, request, "login", "403: no role")
+            self._audit(user, request, "login", "403: no role", is_refused=True)
             raise RequestError(
                 f"user {show(user)}: read no role; allowed: users under admins or viewers of "
                 "plugins.console",

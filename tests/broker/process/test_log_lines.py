@@ -72,11 +72,19 @@ class Log:
         self.handler = BoundedHandler(self._stream)
         self.handler.setFormatter(LineFormatter("%(levelname)s %(message)s"))
 
-    def write(self, n_lines: int, words: str = "%s: closed", level: int = logging.INFO) -> None:
+    def write(
+        self,
+        n_lines: int,
+        words: str = "%s: closed",
+        level: int = logging.INFO,
+        *,
+        is_unlimited: bool = False,
+    ) -> None:
         """Write lines that differ in their numbers alone."""
         for number in range(n_lines):
             record = logging.LogRecord("penstock", level, "x.py", 1, words, (number,), None)
             record.created = self.now
+            record.is_unlimited = is_unlimited
             self.handler.handle(record)
 
     def lines(self) -> list[str]:
@@ -104,6 +112,14 @@ def test_no_number_of_connections_fills_the_log(seconds: float) -> None:
         "INFO 0: closed",
         "INFO 1: closed",
     ]
+
+
+def test_lines_of_operators_are_written_among_those_of_strangers() -> None:
+    """A thousand wrong logins must not hide what was done meanwhile."""
+    log = Log()
+    log.write(MAX_LINES + 1)
+    log.write(2, is_unlimited=True)
+    assert log.lines()[MAX_LINES:] == ["INFO 0: closed", "INFO 1: closed"]
 
 
 def test_what_was_left_out_is_told_at_the_end() -> None:

@@ -163,6 +163,10 @@ async def test_wrong_logins_are_refused_and_slowed_down(
         assert (await browser.login("bob", "bob secret")).status == 200
     assert "audit: user alice from 127.0.0.1: login: 401: wrong" in caplog.messages
     assert "guess" not in caplog.text
+    audited = [record for record in caplog.records if record.msg.startswith("audit:")]
+    assert [vars(record)["outcome"] for record in audited if vars(record)["is_unlimited"]] == [
+        "role viewer"
+    ]
 
 
 async def test_a_name_that_is_no_unicode_is_refused(tmp_path: Path) -> None:
