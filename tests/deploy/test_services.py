@@ -69,7 +69,7 @@ def test_compose_names_what_there_is() -> None:
     scrape = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yaml").read_text())
     (job,) = scrape["scrape_configs"]
     assert job["static_configs"] == [{"targets": ["broker:8081"]}]
-    assert "http: 0.0.0.0:8081" in PUBLISHED
+    assert "http: 0.0.0.0:8081" in PUBLISHED["console"]
     assert job["authorization"]["credentials_file"] == "penstock/prometheus.token"
 
 
