@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -391,25 +392,33 @@ class BrokerOperations(LogLevels):
         Raises:
             PenstockError: nothing is durable, or it cannot be written.
         """
-        program = self._program
         try:
             await asyncio.to_thread(os.mkdir, path, 0o700)
         except OSError as error:
             raise PenstockError(
                 f"backup: {path}: {error.strerror}; allowed: a new directory in one that exists"
             ) from error
-        n_bytes = 0
+        try:
+            n_bytes = await self._copy_to(path)
+        except BaseException:
+            # A part of a backup must not be taken for one.
+            await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
+            raise
+        self._log("backup of %d bytes written to %s", n_bytes, path)
+        return n_bytes
+
+    async def _copy_to(self, path: str) -> int:
+        """Copy what is durable into a directory; see `backup`."""
+        program, n_bytes = self._program, 0
         if program.state is not None:
             n_bytes += await program.state.backup(path)
         for plugin in program.plugins.values():
             n_bytes += await plugin.backup(path)
         if not n_bytes:
-            await asyncio.to_thread(os.rmdir, path)
             raise PenstockError(
                 "backup: read nothing that is durable; allowed: a policy file with persistence, or "
                 "with queues on a disk"
             )
-        self._log("backup of %d bytes written to %s", n_bytes, path)
         return n_bytes
 
     async def reload(self) -> Reloaded:

@@ -332,6 +332,26 @@ async def test_a_backup_of_a_running_broker_is_a_database_to_begin_with(tmp_path
         assert (await client.take(Publish)).payload == b"kept"
 
 
+class _FullDisk(Plugin):
+    """A plugin that cannot be copied."""
+
+    def __init__(self) -> None:
+        """Have no keys."""
+
+    async def backup(self, folder: str) -> int:
+        """Write a part."""
+        (Path(folder) / "part").write_text("x")
+        raise PenstockError("no room")
+
+
+async def test_of_a_backup_that_fails_nothing_is_left(tmp_path: Path) -> None:
+    """It could be taken for a whole one, and the next one is written to the same place."""
+    operations = operations_on(VirtualBroker(), plugins={"x": _FullDisk()})
+    with pytest.raises(PenstockError, match="no room"):
+        await operations.backup(str(tmp_path / "copy"))
+    assert not (tmp_path / "copy").exists()
+
+
 async def test_a_backup_without_anything_durable_is_refused(tmp_path: Path) -> None:
     """An empty directory would look like one; nor can it be where no directory is."""
     async with serving() as server:
