@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -196,3 +197,28 @@ def test_all_are_noted_as_the_disk_refuses() -> None:
     broker.is_disk_full = False
     broker.commit()
     assert publisher.take(PubAck).packet_id == 1
+
+
+def test_a_publisher_that_comes_again_is_owed_the_same_answers() -> None:
+    """A repeat is not sent again, and is answered when its message is acknowledged or stored."""
+    broker = DurableBroker(core_class=FastCore, notes_lone=False)
+    subscribers = [broker.connect(name, **keep()) for name in ("s", "u")]
+    for subscriber, topic in zip(subscribers, "su", strict=True):
+        subscriber.subscribe(topic, 1)
+    publisher = broker.connect("p", **keep())
+    packets = [Publish(topic, b"", qos=1, packet_id=ord(topic)) for topic in "su"]
+    for packet in packets:
+        publisher.send(packet)
+    publisher.lose()
+    again = broker.connect("p", **keep())
+    for packet in packets:
+        again.send(dataclasses.replace(packet, dup=True))
+    assert len(broker.journal.lone) == 2
+    assert not again.inbox
+    subscribers[0].send(PubAck(subscribers[0].take(Publish).packet_id))
+    assert again.take(PubAck) == PubAck(ord("s"))
+    broker.look()
+    broker.look()
+    broker.commit()
+    assert again.take(PubAck) == PubAck(ord("u"))
+    assert payloads(broker.crash().connect("u", **keep())) == [b""]
