@@ -57,6 +57,7 @@ MORE: Final = {
     "tests/benchmarks/fabric/": "tests/models/papers/fabric has the fabric",
     "tests/benchmarks/rows/": "test_main runs `penstock bench`",
     "tests/benchmarks/test_curves.py": "test_main runs `penstock bench`",
+    "tests/benchmarks/test_first_minute.py": "tests/deploy/test_image.py installs and starts, too",
     "tests/benchmarks/test_fabric_faults.py": "the queue's engines have tests on a cluster",
     "tests/benchmarks/test_queue_": "tests/plugins/queue has what they measure",
     "tests/benchmarks/test_redis_store.py": "the engine on Redis has tests of its own",
