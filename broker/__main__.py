@@ -11,7 +11,7 @@ import typer
 
 from penstock.broker.config.command_line import CommandLine, exit_status
 from penstock.broker.config.policy import load_policy
-from penstock.broker.errors import ConfigError, ConfigProblem
+from penstock.broker.errors import ConfigError
 from penstock.broker.process.program import (
     Debug,
     LogLevel,
@@ -57,14 +57,12 @@ def broker(
         policy = load_policy(config)
     except ConfigError as error:
         from penstock.broker.import_mosquitto.directives import (  # noqa: PLC0415 - of no other use
-            is_mosquitto_conf,
+            mosquitto_conf_error,
         )
 
-        if not is_mosquitto_conf(config):
+        if (better := mosquitto_conf_error(config)) is None:
             raise
-        allowed = "a policy file; penstock import-mosquitto makes one of it"
-        problem = ConfigProblem("file", "a mosquitto.conf", allowed)
-        raise ConfigError(config, [problem]) from error
+        raise better from error
     take_log(policy.log, log_level, debug=debug)
     run_until_stopped(Server(policy, read_policy=partial(load_policy, config, may_be_empty=False)))
 

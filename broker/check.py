@@ -13,6 +13,7 @@ from penstock.broker.config.changes import failures
 from penstock.broker.config.command_line import CommandLine, exit_status
 from penstock.broker.config.policy import load_policy
 from penstock.broker.errors import ConfigError
+from penstock.broker.import_mosquitto.directives import mosquitto_conf_error
 from penstock.broker.process.program import set_up_log
 from penstock.broker.process.start_check import StartCheck
 from penstock.broker.server import Server
@@ -44,7 +45,7 @@ async def check_file(file: str) -> StartCheck:
     try:
         policy = load_policy(file)
     except ConfigError as error:
-        found.fail(failures(error, file, file))
+        found.fail(failures(mosquitto_conf_error(file) or error, file, file))
         return found
     return await Server(policy).check()
 

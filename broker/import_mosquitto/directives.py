@@ -15,7 +15,7 @@ from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass as checked_dataclass
 
 from penstock.broker.config.checked_yaml import read_mapping, read_text
-from penstock.broker.errors import ConfigError
+from penstock.broker.errors import ConfigError, ConfigProblem
 from penstock.broker.import_mosquitto.conf_file import Line, Settings, parse_lines
 
 NO_MAXIMUM: Final = 2**31 - 1
@@ -147,6 +147,17 @@ def is_mosquitto_conf(file: str) -> bool:
     except ConfigError:
         return False
     return 2 * sum(find(line.name) is not None for line in lines) > len(lines)
+
+
+def mosquitto_conf_error(file: str) -> ConfigError | None:
+    """Return what to say of a mosquitto.conf in a policy file's place; None if it looks like none.
+
+    Nothing else tells somebody who comes from mosquitto that there is a command for it.
+    """
+    if not is_mosquitto_conf(file):
+        return None
+    allowed = "a policy file; penstock import-mosquitto makes one of it"
+    return ConfigError(file, [ConfigProblem("file", "a mosquitto.conf", allowed)])
 
 
 def value_of(directive: Directive, text: str) -> str:

@@ -22,6 +22,7 @@ from penstock.broker.mqtt.proxy_header import ProxyHeaderError, read_proxy_heade
 from penstock.broker.network.admission import Places
 from penstock.broker.network.new_connection import AcceptedConnection, Layer, Reception
 from penstock.broker.network.open_files import BACKLOG
+from penstock.broker.network.port_holder import port_holder, shown_holder
 from penstock.broker.network.revocation import RevocationList, is_revoked
 from penstock.broker.network.tcp_options import (
     RTO_MAX_SINCE,
@@ -210,7 +211,10 @@ class Listening:
         except CongestionControlError as error:
             raise ListenError(f"listener {listener.name}: {error}") from error
         except OSError as error:
-            raise ListenError(f"listener {listener.name}: cannot bind {where}: {error}") from error
+            why = str(error)
+            if error.errno == errno.EADDRINUSE:
+                why = f"the port is in use{shown_holder(port_holder(listener.port))}"
+            raise ListenError(f"listener {listener.name}: cannot bind {where}: {why}") from error
         if not self._sockets:
             raise ListenError(f"listener {listener.name}: cannot bind {where}: no such address")
         host, port = self._sockets[0].getsockname()[:2]

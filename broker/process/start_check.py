@@ -18,10 +18,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import psutil
-
 from penstock.broker.config.listener_config import Listener
 from penstock.broker.errors import PenstockError
+from penstock.broker.network.port_holder import port_holder, shown_holder
 from penstock.broker.network.tls import make_context, problem_of_certificate, revocation_lists
 
 if TYPE_CHECKING:
@@ -187,20 +186,15 @@ def _holder(port: int) -> str:
     Raises:
         TakenError: it is another program, or nothing can be found out.
     """
-    pids = {
-        each.pid
-        for each in psutil.net_connections("tcp")
-        if each.status == psutil.CONN_LISTEN and each.laddr and each.laddr.port == port and each.pid
-    }
-    for pid in pids:
-        try:
-            command = psutil.Process(pid).cmdline()
-        except psutil.Error:
-            continue
-        if any(Path(word).name == _OURS or word.startswith(f"{_OURS}.") for word in command):
-            return f"port {port} is held by a running program of Penstock, process {pid}"
-        raise TakenError(f"port {port} is in use by process {pid}: {' '.join(command)[:80]}")
-    raise TakenError(f"port {port} is in use, and this user may not see by which program")
+    holder = port_holder(port)
+    if holder is not None and any(
+        Path(word).name == _OURS or word.startswith(f"{_OURS}.") for word in holder.command
+    ):
+        return (
+            f"port {port} is held by a running program of Penstock, process {holder.pid}, which "
+            "has to end before a start"
+        )
+    raise TakenError(f"port {port} is in use{shown_holder(holder)}")
 
 
 def check_database(path: str) -> str:

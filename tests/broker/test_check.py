@@ -93,9 +93,22 @@ def test_the_file_of_a_running_broker_is_good(
         policy["listeners"]["default"]["bind"] = f"127.0.0.1:{broker.port}"
         assert check(policy) == 0
         out = capsys.readouterr().out
-        assert f"held by a running program of Penstock, process {broker.process.pid}" in out
+        held = f"held by a running program of Penstock, process {broker.process.pid}"
+        assert f"{held}, which has to end before a start" in out
         assert "persistence.path: sessions.db can be written" in out
     with socket.create_server(("127.0.0.1", 0)) as taken:
         policy["listeners"]["default"]["bind"] = f"127.0.0.1:{taken.getsockname()[1]}"
         assert check(policy) == 2
     assert f"is in use by process {os.getpid()}" in capsys.readouterr().err
+
+
+def test_a_mosquitto_conf_is_told_what_makes_a_policy_file_of_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """In the words of a start, and with every option."""
+    assert check("listener 1883\nallow_anonymous false\n") == 2
+    assert "read a mosquitto.conf; allowed: a policy file; penstock import-mosquitto" in (
+        capsys.readouterr().err
+    )
+    assert check("listener 1883\n", "--json") == 2
+    assert "read a mosquitto.conf" in json.loads(capsys.readouterr().out)["problems"]["file"]

@@ -451,14 +451,14 @@ def test_it_runs_until_a_signal(number: signal.Signals, tmp_path: Path) -> None:
 def test_port_in_use_is_one_line_and_status_2(
     tmp_path: Path, taken_port: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The line names the listener and the address."""
+    """The line names the listener, the address, and the program that has it."""
     bind = f"127.0.0.1:{taken_port}"
     path = tmp_path / "policy.yaml"
     path.write_text(yaml.safe_dump(anonymous_policy(listeners={"default": {"bind": bind}})))
     assert main(["-c", str(path)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"penstock broker: listener default: cannot bind {bind}: ")
-    assert "in use" in line
+    assert f"in use by process {os.getpid()}: " in line
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="an option of Linux")
