@@ -262,6 +262,8 @@ class Console:
         told = printable(answer["error"])
         if status == http.HTTPStatus.NOT_FOUND and told.startswith(_NAMES):
             raise UnknownError(told)
+        if status == http.HTTPStatus.UNAUTHORIZED and self._token is None:
+            told = "read no token; allowed: --token-file FILE, or a --context that names one"
         raise ConsoleError(f"{self.url}: {status}: {told}")
 
     def other(self) -> ConsoleError:

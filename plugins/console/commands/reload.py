@@ -46,6 +46,10 @@ def _lines(answer: Any) -> Iterator[str]:
             yield f"{key.replace('_', ' ')}: {printable(told)}"
     for key, why in answer["failed"].items():
         typer.echo(f"penstock reload: {printable(key)}: {printable(why)}", err=True)
+    if not any(answer.values()):
+        yield "read again; nothing has changed"
+    elif answer["failed"] and not answer["changed"]:
+        typer.echo("penstock reload: nothing has changed", err=True)
 
 
 main = partial(exit_status, app, "penstock reload")

@@ -71,6 +71,8 @@ def test_a_wrong_token_and_a_viewers_action_are_told(operated: Operated, tmp_pat
         assert (done.status, done.out) == (2, "")
         assert done.err.startswith(f"penstock client: {operated.broker.console_url}: {told[:3]}")
         assert done.err.count("\n") == 1
+    # Who gives none is told how to.
+    assert "--token-file FILE" in penstock("client", "kick", "x", *url).err
     # The console's own file of tokens does, too.
     tokens = str(operated.folder / "console.tokens")
     assert "one line" in penstock("log", "level", *url, "--token-file", tokens).err
