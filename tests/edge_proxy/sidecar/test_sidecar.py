@@ -35,8 +35,8 @@ from penstock.broker.process.program import HurriedService, ReloadingService
 from penstock.edge_proxy.sidecar.config import parse_proxy_config
 from penstock.edge_proxy.sidecar.sidecar import Sidecar
 from penstock.netem.runs.broker_process import reserved_port
-from penstock.plugins.console import why
 from penstock.plugins.console.api import ConsolePlugin
+from penstock.plugins.console.commands import why
 from tests.broker.serving import port_of, serving
 from tests.helpers.access import Access
 from tests.helpers.certificates import Authority, break_file
