@@ -300,6 +300,8 @@ class ConsolePlugin(Plugin):
         if self._reading is not None:
             await self._reading.close()
         await self._http.close()
+        if self._reading is not None:
+            self._callers.close()
 
 
 def _check_exposure(config: ConsoleConfig, policy_file: str) -> None:

@@ -10,6 +10,7 @@ needs a header with a text that only the console's own page was told. (`Host` is
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import logging
@@ -133,6 +134,7 @@ class Callers:
         self._logger.setLevel(logging.INFO)
         self._backoff = LoginBackoff(Limits())
         self._sessions: OrderedDict[bytes, Session] = OrderedDict()
+        self._changes: set[asyncio.Task[web.StreamResponse]] = set()
 
     def logins(self) -> list[str]:
         """Return what a login may have."""
@@ -198,15 +200,33 @@ class Callers:
         async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
             self._check_origin(request)
             operator = request[OPERATOR] = self.of(request)
-            if is_open(request.path):
-                return await handler(request)
-            if operator.role is None:
-                return self._unknown(request)
-            if request.method in ("GET", "HEAD"):
-                return await handler(request)
-            return await self._audited(request, operator, handler)
+            is_change = request.method not in ("GET", "HEAD")
+            if not is_open(request.path):
+                if operator.role is None:
+                    return self._unknown(request)
+                if is_change:
+                    return await self._to_its_end(self._audited(request, operator, handler))
+            return await (self._to_its_end(handler(request)) if is_change else handler(request))
 
         return check
+
+    async def _to_its_end(self, change: Awaitable[web.StreamResponse]) -> web.StreamResponse:
+        """Make a change as a whole, even if its client leaves: half a reload would be none."""
+
+        async def make() -> web.StreamResponse:
+            return await change
+
+        task = asyncio.create_task(make(), name="console change")
+        self._changes.add(task)
+        task.add_done_callback(self._changes.discard)
+        # Whose client has left has nobody to tell of its error.
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return await asyncio.shield(task)
+
+    def close(self) -> None:
+        """End what is being changed."""
+        for task in list(self._changes):
+            task.cancel()
 
     def _unknown(self, request: web.Request) -> web.Response:
         read = "another token" if "Authorization" in request.headers else "nothing"

@@ -5,7 +5,7 @@ import logging
 import re
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import aiohttp
 import pytest
@@ -17,12 +17,13 @@ from penstock.broker.counters import Metric
 from penstock.broker.errors import ConfigError
 from penstock.broker.extensions import PluginContext
 from penstock.broker.operations.operations import BrokerOperations
-from penstock.broker.operations_contract import ClientRow
+from penstock.broker.operations_contract import ClientRow, Reloaded
 from penstock.broker.reports.client_reports import report, subject_of
 from penstock.plugins.console.api import ConsolePlugin
 from penstock.plugins.console.config import ConsoleConfig
 from penstock.plugins.console.report_text import describe
 from penstock.plugins.web.service import HttpStartError
+from tests.helpers.process import SECONDS
 from tests.helpers.virtual import VirtualBroker
 from tests.plugins.console.running import console
 
@@ -369,3 +370,26 @@ def test_wrong_keys_and_values_are_told(keys: dict[str, Any], told: str) -> None
     with pytest.raises(ConfigError) as raised:
         validate_config(ConsoleConfig, keys, "policy.yaml", "plugins.console")
     assert told in str(raised.value)
+
+
+async def test_a_change_is_made_as_a_whole_even_if_its_client_leaves() -> None:
+    """As a command that is interrupted: half a reload would leave what was withdrawn in force."""
+    has_begun, goes_on, is_done = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    class Slow(BrokerOperations):
+        async def reload(self) -> Reloaded:
+            has_begun.set()
+            await goes_on.wait()
+            is_done.set()
+            return Reloaded()
+
+    async with console(VirtualBroker(), Slow, anonymous="admin") as plugin:
+        parts = urlsplit(plugin.http_url)
+        _, writer = await asyncio.open_connection(parts.hostname, parts.port)
+        writer.write(f"POST /api/reload HTTP/1.1\r\nHost: {parts.netloc}\r\n\r\n".encode())
+        await has_begun.wait()
+        writer.transport.abort()
+        async with aiohttp.ClientSession() as session:  # by now, the server knows
+            await session.get(f"{plugin.http_url}/healthz")
+        goes_on.set()
+        await asyncio.wait_for(is_done.wait(), SECONDS)
