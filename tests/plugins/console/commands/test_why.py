@@ -154,7 +154,7 @@ def test_why_a_large_message_is_held_by_a_real_broker(
 def test_the_token_of_a_console_comes_from_a_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without it the console's own words say what it wants."""
+    """Without it, it says which option is missing."""
     token = tmp_path / "token"
     token.write_text("a-token-of-the-console\n")
     tokens = tmp_path / "tokens"
@@ -163,7 +163,7 @@ def test_the_token_of_a_console_comes_from_a_file(
     with running_broker(anonymous_policy(plugins), tmp_path) as broker:
         url = ("--url", broker.console_url)
         assert main(["c", *url]) == 2
-        assert "401: Authorization: read nothing; allowed: Bearer" in capsys.readouterr().err
+        assert "401: read no token; allowed: --token-file FILE" in capsys.readouterr().err
         assert main(["c", *url, "--token-file", str(token)]) == 1
         assert "a client that has a session" in capsys.readouterr().err
         assert main(["c", *url, "--token-file", str(tmp_path / "none")]) == 2
