@@ -50,6 +50,7 @@ class CommandLine(typer.Typer):
         """Make a command line without commands."""
         super().__init__(
             add_completion=False,
+            no_args_is_help=True,
             context_settings={"help_option_names": ["-h", "--help"]},
             rich_markup_mode=None,
             pretty_exceptions_enable=False,

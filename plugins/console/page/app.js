@@ -303,6 +303,8 @@ function showLogin() {
       ? el("details", el("summary", "Use a token"), tokenField)
       : tokenField;
   if (token && hasPasswords) name.required = password.required = false;
+  const wrong = () =>
+    form.elements.token?.value ? "The token is wrong." : "The user name or password is wrong.";
   const form = el(
     "form",
     {
@@ -316,7 +318,7 @@ function showLogin() {
           frame();
           show();
         } catch (failure) {
-          setText(error, failure.message);
+          setText(error, failure.status === 401 ? wrong() : failure.message);
           error.hidden = false;
           password.value = "";
           (hasPasswords ? password : form.elements.token)?.focus();

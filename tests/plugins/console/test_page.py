@@ -25,7 +25,7 @@ def test_who_wants_to_look_logs_in_first(browser: Browser, tmp_path: Path) -> No
         browser.write("User", OPERATOR[0])
         browser.write("Password", "wrong")
         browser.press("Log in")
-        browser.wait(lambda: browser.driver.find_element(By.CSS_SELECTOR, "[role=alert]").text)
+        browser.wait_for("The user name or password is wrong.")
         assert "Retained messages" not in browser.text
         browser.write("Password", OPERATOR[1])
         browser.press("Log in")

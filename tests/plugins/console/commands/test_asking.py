@@ -118,3 +118,11 @@ def test_queues_are_asked_by_a_context_too(tmp_path: Path) -> None:
         assert (done.status, "jobs" in done.out) == (0, True), done.err
         done = contexts(tmp_path, text, "queue", "purge", "jobs", "--yes", chosen="lab")
         assert done.out == "0 messages removed\n", done.err
+
+
+def test_a_group_without_a_command_shows_its_commands() -> None:
+    """In the words of its help."""
+    for group in ("client", "queue"):
+        done = penstock(group)
+        assert done.status == 2
+        assert done.out + done.err == penstock(group, "--help").out
