@@ -263,7 +263,10 @@ class Console:
         if status == http.HTTPStatus.NOT_FOUND and told.startswith(_NAMES):
             raise UnknownError(told)
         if status == http.HTTPStatus.UNAUTHORIZED and self._token is None:
-            told = "read no token; allowed: --token-file FILE, or a --context that names one"
+            told = (
+                "read no token; allowed: --token-file FILE, with a token that the console's "
+                "token_file has, or a --context that names such a file"
+            )
         raise ConsoleError(f"{self.url}: {status}: {told}")
 
     def other(self) -> ConsoleError:
