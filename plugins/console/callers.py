@@ -43,7 +43,7 @@ DETAIL: Final[web.RequestKey[str]] = web.RequestKey("detail")
 CSRF_HEADER: Final = "X-CSRF-Token"
 
 IDLE_SECONDS: Final = 3_600.0
-"""A session without a request ends: somebody has left the page open on a machine of others."""
+"""A session without a request ends. A page that is hidden asks for nothing."""
 
 LONGEST_SECONDS: Final = 12 * 3_600.0
 """No session is longer than a working day."""
