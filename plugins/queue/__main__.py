@@ -21,6 +21,7 @@ from penstock.broker.process.program import (
 from penstock.plugins.queue.client import QueueError
 from penstock.plugins.queue.commands import app
 from penstock.plugins.queue.standalone_server import load_server, read_config
+from penstock.plugins.queue.wire.refusals import NoAnswerError
 from penstock.plugins.web.terminal_escape import printable
 
 PROGRAM = "penstock queue"
@@ -69,7 +70,10 @@ def main(argv: list[str] | None = None) -> int:
     try:
         return exit_status(app, PROGRAM, given)
     except QueueError as error:
-        typer.echo(f"{PROGRAM}: {printable(str(error))}", err=True)
+        told = str(error)
+        if isinstance(error, NoAnswerError):
+            told += "; allowed: a program with the plugin queue, at this address"
+        typer.echo(f"{PROGRAM}: {printable(told)}", err=True)
         return 1
 
 

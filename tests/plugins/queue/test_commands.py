@@ -214,10 +214,11 @@ def test_the_address_of_a_policy_file_is_asked_first(run: Run, tmp_path: Path) -
 
 
 def test_a_server_that_does_not_answer_is_one_line_and_status_1(run: Run) -> None:
-    """The line names the address."""
+    """The line names the address, and what would answer."""
     with reserved_port() as port:
         told = run("stats", "--url", f"http://127.0.0.1:{port}", status=1)
     assert told.startswith(f"penstock queue: no answer from http://127.0.0.1:{port}: ")
+    assert "; allowed: a program with the plugin queue" in told
     assert told.count("\n") == 1
 
 
