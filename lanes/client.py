@@ -204,7 +204,8 @@ class Client(mqtt.Client):
 
     def wake(self) -> None:
         """Make the loop serve the large lane soon."""
-        with contextlib.suppress(AttributeError, BlockingIOError):  # there is no loop
+        # There is no loop, it has been woken often enough, or it has just ended.
+        with contextlib.suppress(AttributeError, OSError):
             self._sockpairW.send(mqtt.sockpair_data)  # type: ignore[union-attr]
 
     # -- publishing ----------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, chdir, contextmanager, suppress
 from dataclasses import asdict, replace
@@ -462,7 +463,9 @@ def _stop(session: SparkSession) -> None:
     """Stop Spark, unless its Java has ended by itself, which another error reports."""
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # noqa: PLC0415
 
-    with suppress(Py4JError, OSError):
+    with suppress(Py4JError, OSError), warnings.catch_warnings():
+        # PySpark warns where Java ends between its look and its call.
+        warnings.filterwarnings("ignore", "Unable to cleanly shutdown Spark JVM", RuntimeWarning)
         session.stop()
 
 

@@ -136,10 +136,14 @@ def shape(text: str) -> str:
 
 
 def test_the_first_commands_of_the_readme_start_a_broker(machine: Host, folder: Path) -> None:
-    """Two commands, and a stock client is served."""
+    """Two commands, and a stock client is served that has the password which was shown."""
     start = blocks(ROOT / "README.md")[0]
-    Terminal(machine, start, folder).wait_for("listening on 127.0.0.1:1883")
-    machine.run(["mosquitto_pub", "-q", "1", "-t", "telemetry/1", "-m", "7"])
+    printed = Terminal(machine, start, folder).wait_for("listening on 127.0.0.1:1883")
+    user, password = re.findall(r"^(?:User|Password) +(\S+)$", printed, re.MULTILINE)
+    login = ["-u", user, "-P", password]
+    machine.run(["mosquitto_pub", *login, "-q", "1", "-t", "telemetry/1", "-m", "7"])
+    with pytest.raises(NetemError, match="not authorised"):
+        machine.run(["mosquitto_pub", "-t", "telemetry/1", "-m", "7"])
 
 
 def test_the_tutorial_shows_what_it_says(machine: Host, folder: Path) -> None:
