@@ -5,7 +5,8 @@ waits for what only the commit can tell it, or when nothing is left to write. Ot
 `commit_wait_seconds` after the first change: acknowledgements may still make it smaller. An empty
 batch needs no disk. Changes that no client waits for are put off for `UNAWAITED_SECONDS`, and most
 go with those that one waits for. A batch that the disk refuses is tried again every
-`RETRY_SECONDS`. Where the disk had no room for a message, the driver looks for room as often.
+`RETRY_SECONDS`. Where the disk had no room for a message, the driver looks for room as often, and
+nothing is put off: what a commit deletes makes room.
 
 Deadlines are kept by the database's own clock. It is stored every `CLOCK_SECONDS`, and when the
 wall clock was set, which a restart of the machine needs to know.
@@ -201,9 +202,9 @@ class PersistentState:
             self._timer = self._loop.call_later(wait, self._waited)
 
     def _waited(self) -> None:
-        """Commit, or put that off where no client waits for it."""
+        """Commit, or put that off where no client waits for it and the disk has room."""
         self._timer = None
-        if self.journal.is_awaited:
+        if self.journal.is_awaited or self.journal.is_full:
             self._commit()
         elif self._unawaited_timer is None:
             self._unawaited_timer = self._loop.call_later(UNAWAITED_SECONDS, self._commit)

@@ -160,7 +160,7 @@ async def test_what_no_client_waits_for_is_committed_by_itself(tmp_path: Path) -
 async def test_a_disk_without_room_is_said_and_looked_at_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing has to be committed for that."""
+    """Nothing has to be committed for that, and no client waits for it."""
     monkeypatch.setattr(persistence_module, "RETRY_SECONDS", 0.01)
     keys = {"persistence": persistence(tmp_path)}
     async with serving(**keys) as server, await connected(port_of(server)) as publisher:
@@ -172,6 +172,7 @@ async def test_a_disk_without_room_is_said_and_looked_at_again(
         session = server.core.sessions.get("s")
         assert session is not None
         await until(lambda: not session.is_connected and journal.is_settled)
+        monkeypatch.setattr(persistence_module, "UNAWAITED_SECONDS", 3600.0)
         database.room_bytes = 0
         journal.measured(0)
         assert (await publisher.publish("t/1", b"refused")).reason_code == 0x97
