@@ -32,16 +32,14 @@ import math
 from bisect import insort
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from penstock.broker.link import Link
+from penstock.broker.message import ARRIVAL_SECONDS, Message
 from penstock.broker.outbox.delivery import Delivery, DeliveryWatcher, by_sequence
 from penstock.broker.outbox.inflight import Inflight
 from penstock.broker.outbox.message_counts import Ledger
 from penstock.broker.outbox.outbox import Outbox
-
-if TYPE_CHECKING:
-    from penstock.broker.message import Message
 
 SLICE_MESSAGES: Final = 1000
 """Messages that move to another lane in one turn."""
@@ -411,11 +409,14 @@ def join_lanes(one: LaneOrder, other: LaneOrder) -> None:
     }
 
     def came(delivery: Delivery) -> tuple[float, float, float, int]:
-        """Return what sorts by coming: what has no row yet is later than what has one."""
+        """Return what sorts by coming: what has no row yet is later than what has one.
+
+        A large message has a time of its own, and a small one after it may have an earlier time.
+        """
         return (
             delivery.row or math.inf,
             unstored.get(delivery, math.inf),
-            delivery.message.arrived_at,
+            delivery.message.arrived_at // ARRIVAL_SECONDS,
             delivery.sequence,
         )
 

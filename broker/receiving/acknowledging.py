@@ -10,11 +10,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from penstock.broker.errors import ProtocolError
+from penstock.broker.message import ARRIVAL_SECONDS
 from penstock.broker.mqtt.enums import ProtocolVersion
 from penstock.broker.mqtt.packets import PubComp, PubRel
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.sessions import redelivery
-from penstock.broker.sessions.broker_state import ARRIVAL_SECONDS
 from penstock.broker.sessions.deduplication_release import DeduplicationRelease
 from penstock.broker.sessions.source_subscriptions import acknowledged_by_consumer
 

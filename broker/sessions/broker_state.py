@@ -27,6 +27,7 @@ from penstock.broker.extensions import (
     MessageSource,
     PayloadStore,
 )
+from penstock.broker.message import ARRIVAL_SECONDS, Message
 from penstock.broker.mqtt.topics import validate_topic_filter
 from penstock.broker.outbox.inflight import Inflight
 from penstock.broker.outbox.last_clients import LastClients
@@ -46,18 +47,12 @@ from penstock.broker.sessions.source_subscriptions import Consuming
 if TYPE_CHECKING:
     from penstock.broker.config.limits import Limits
     from penstock.broker.config.mqtt_options import MqttOptions
-    from penstock.broker.message import Message, SizeClass
+    from penstock.broker.message import SizeClass
     from penstock.broker.routing.topic_tree import Plan
     from penstock.broker.sessions.journal import Journal
 
 TakePublish: TypeAlias = "Callable[[Any, Plan, Message, int, int, float], None]"
 """Takes a message: its client, plan, message, Packet Identifier, first byte, now."""
-
-ARRIVAL_SECONDS: Final = 0.125
-"""Messages that arrive in the same eighth of a second share one float object. With a float for each
-chunk, a backlog of 100,000 messages had 2,000, and each page that held one kept a MiB from being
-returned to the system. An eighth is exact as a binary number."""
-
 
 SORTED_AT_ONCE: Final = 250
 """So many outboxes are looked at before others are served: a millisecond's work."""

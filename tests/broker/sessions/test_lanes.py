@@ -14,6 +14,7 @@ from penstock.broker.mqtt.packets import (
     SubscriptionRequest,
 )
 from tests.helpers.durable import DurableBroker
+from tests.helpers.gates import SwitchGate
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
 LARGE = b"L".ljust(20_000, b".")
@@ -340,6 +341,25 @@ def test_large_messages_await_a_lane_that_is_announced() -> None:
     assert large.acknowledge() == [LARGE, LARGE]
     broker.advance(0.1)
     assert small.acknowledge() == [b"after"]
+
+
+def test_what_comes_before_a_lane_that_is_announced_keeps_its_order() -> None:
+    """Though the arrival of small messages is remembered to the eighth of a second."""
+    broker = VirtualBroker(gate=SwitchGate(is_open=True))
+    small = connect(broker, "s", "l", told=AWAITS)
+    small.subscribe("#", 1)
+    broker.advance(0.1)  # the next eighth begins in 25 ms
+    sender = publisher(broker)
+    for payload in (b"before", LARGE, b"after"):
+        sender.publish("cam", payload, qos=1)
+    large = connect(broker, "l", "s", told=TAKES)
+    broker.settle()
+    assert small.acknowledge() == [b"before"]
+    broker.settle()
+    assert small.payloads() == []
+    assert large.acknowledge() == [LARGE]
+    broker.settle()
+    assert small.payloads() == [b"after"]
 
 
 @pytest.mark.parametrize("has_been_there", [True, False])
