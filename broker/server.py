@@ -459,7 +459,7 @@ class Server:
         self.core.logins.forget_wrong()
         for one in self._listeners:
             one.abort_handshakes()
-        for _ in self.core.look_at_outboxes():
+        for _ in self.core.look_at_sessions():
             await asyncio.sleep(0)
         for number, protocol in enumerate(list(self._driver.protocols), 1):
             self._look_at(protocol)

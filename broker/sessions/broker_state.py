@@ -58,7 +58,7 @@ SORTED_AT_ONCE: Final = 250
 """So many outboxes are looked at before others are served: a millisecond's work."""
 
 _UNSORTED: Final = "changed limits"
-"""Is in `OutboxLimits.over_half` until `Core.look_at_outboxes` has ended."""
+"""Is in `OutboxLimits.over_half` until `Core.look_at_sessions` has ended."""
 
 
 class Core(CoreContext):
@@ -208,7 +208,7 @@ class Core(CoreContext):
         """Have other limits and options from now on; arguments are as at the beginning.
 
         What a client was told in its CONNACK holds for as long as it is connected.
-        `look_at_outboxes` is to follow.
+        `look_at_sessions` is to follow.
         """
         rules = self.outbox_rules
         self.limits, self.options = limits, options
@@ -241,13 +241,19 @@ class Core(CoreContext):
         self.outbox_rules.gate_changed()
         self.tree.void_plans()
 
-    def look_at_outboxes(self) -> Iterator[None]:
+    def look_at_sessions(self) -> Iterator[None]:
         """Find out anew which outboxes are more than half full, and ask anew for what is held.
 
-        It yields between slices of sessions. Until it has ended, the room for each message is
-        computed.
+        Sessions are counted anew, too, as a limit for each user or address may be new. It yields
+        between slices of sessions. Until it has ended, the room for each message is computed.
         """
+        quota = self.sessions.quota
         for number, session in enumerate(list(self.sessions), 1):
+            client = session.client
+            is_there = self.sessions.get(session.client_id) is session  # since the last slice
+            if quota.is_limited and is_there and not (client is not None and client.is_local):
+                address = None if client is None else client.remote_address
+                quota.count(session, session.username, address)
             if not session.is_unused:
                 session.outbox.rules.follow()
                 session.outbox.rules = session.outbox.rules

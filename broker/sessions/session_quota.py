@@ -50,7 +50,7 @@ class SessionQuota:
         self.of_address: dict[str, int] = {}
 
     def change(self, limits: Limits) -> None:
-        """Have other limits; one for each user or address counts sessions from its first on."""
+        """Have other limits; the caller has all sessions counted anew."""
         self._limits = limits
         self.is_limited = (
             limits.sessions_per_user is not None or limits.sessions_per_address is not None
@@ -75,13 +75,13 @@ class SessionQuota:
             return "address_sessions", f"allowed: {most} sessions from an address"
         return "", ""
 
-    def count(self, session: Counted, username: str | None, address: str) -> None:
+    def count(self, session: Counted, username: str | None, address: str | None) -> None:
         """Count a session for the user and the address of its newest connection.
 
         Args:
             session: new, or counted for others before.
             username: None for none.
-            address: of the client; "" where it is not known.
+            address: of the client; "" where it is not known; None to leave it, as of one away.
         """
         limits = self._limits
         if limits.sessions_per_user is not None:
@@ -89,7 +89,7 @@ class SessionQuota:
             if user != session.counted_user:
                 move(self.of_user, session.counted_user, user)
                 session.counted_user = user
-        if limits.sessions_per_address is not None:
+        if limits.sessions_per_address is not None and address is not None:
             key = sys.intern(address_key(address)) if address else ""
             if key != session.counted_address:
                 move(self.of_address, session.counted_address, key)

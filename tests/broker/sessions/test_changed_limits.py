@@ -13,6 +13,7 @@ from penstock.broker.config.mqtt_options import MqttOptions
 from penstock.broker.mqtt.packets import PubAck
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.sessions.broker_state import Core
+from tests.broker.sessions.test_session_quota import connect, leave
 from tests.helpers.virtual import VirtualBroker
 
 LIMITS = st.builds(
@@ -40,7 +41,7 @@ def change(core: Core, limits: Limits, options: MqttOptions | None = None) -> No
         keep_alive_grace=0.0,
         sizes_by_listener={},
     )
-    for _ in core.look_at_outboxes():
+    for _ in core.look_at_sessions():
         pass
 
 
@@ -111,3 +112,21 @@ def test_a_lower_limit_refuses_until_it_is_high_again() -> None:
     change(broker.core, Limits(total_queued_bytes=1 << 30))
     assert code() == 0
     session.outbox.check_invariants()
+
+
+def test_sessions_that_are_there_count_for_a_new_limit() -> None:
+    """Connected or away, for their user and for the address of those that are connected."""
+    broker = VirtualBroker(Limits(sessions_per_user=None, sessions_per_address=None))
+    connect(broker, "1", username="ada", address="10.0.0.1")
+    leave(broker, "2", username="ada", address="10.0.0.2")
+    change(broker.core, Limits(sessions_per_user=2, sessions_per_address=1))
+    answers = [
+        connect(broker, client_id, username=username, address=address)[1].reason_code
+        for client_id, username, address in (
+            ("3", "ada", "10.0.0.3"),
+            ("4", "bob", "10.0.0.1"),
+            ("5", "bob", "10.0.0.2"),
+            ("1", "ada", "10.0.0.1"),
+        )
+    ]
+    assert answers == [ReasonCode.QUOTA_EXCEEDED, ReasonCode.QUOTA_EXCEEDED, 0, 0]
