@@ -221,9 +221,6 @@ def subscribe(
         int | None, typer.Option("-n", min=1, metavar="N", help="End after so many messages.")
     ] = None,
     *,
-    no_local: Annotated[
-        bool, typer.Option("--no-local", help="Not what this client publishes; MQTT 5.")
-    ] = False,
     no_retained: Annotated[
         bool, typer.Option("--no-retained", help="No retained messages; MQTT 5.")
     ] = False,
@@ -242,15 +239,12 @@ def subscribe(
         except MalformedPacketError as error:
             raise MqttError(f"FILTER: read {name!r}: {error.args[0]}") from error
     properties = _properties(options, "SUBSCRIBE", UserProperty=_pairs(user_property))
-    if properties is None and (no_local or no_retained):
-        raise MqttError(f"--no-local, --no-retained: read --mqtt {options.mqtt}; allowed: --mqtt 5")
-    wanted: list[tuple[str, Any]] = [(name, qos) for name in filters]
+    if properties is None and no_retained:
+        raise MqttError(f"--no-retained: read --mqtt {options.mqtt}; allowed: --mqtt 5")
+    each: Any = qos
     if properties is not None:
-        handling = 2 if no_retained else 0
-        wanted = [
-            (name, SubscribeOptions(qos, noLocal=no_local, retainHandling=handling))
-            for name in filters
-        ]
+        each = SubscribeOptions(qos, retainHandling=2 if no_retained else 0)
+    wanted = [(name, each) for name in filters]
     Subscriber(options, wanted, properties, limit, as_json=as_json).run()
 
 
@@ -371,7 +365,7 @@ def _seen(message: MQTTMessage, lane: str) -> dict[str, Any]:
 def _line(seen: dict[str, Any]) -> str:
     """Return the same as a line of text."""
     words = [*_columns(seen["at"], seen["latency_seconds"], seen["bytes"], seen["qos"])]
-    words += [one for one in (seen.get("lane", "").ljust(5),) if one.strip()]
+    words += [seen["lane"]] if "lane" in seen else []
     words += ["retained"] if seen["retain"] else []
     words.append(printable(seen["topic"]))
     shown = seen["text"] if "text" in seen else f"base64 {seen['base64']}"
@@ -404,7 +398,6 @@ def publish(
     qos: QosOption = 0,
     count: Annotated[int, typer.Option("-n", min=1, metavar="N", help="Publish it so often.")] = 1,
     content_type: Annotated[str | None, typer.Option(help="Of MQTT 5.")] = None,
-    response_topic: Annotated[str | None, typer.Option(help="Of MQTT 5.")] = None,
     expiry: Annotated[
         int | None, typer.Option(min=0, metavar="SECONDS", help="Message expiry, of MQTT 5.")
     ] = None,
@@ -424,7 +417,6 @@ def publish(
         options,
         "PUBLISH",
         ContentType=content_type,
-        ResponseTopic=response_topic,
         MessageExpiryInterval=expiry,
         UserProperty=_pairs(user_property),
     )
@@ -473,18 +465,15 @@ class Publisher:
         self._open: dict[int, tuple[float, float, str, int, int]] = {}
         client = self._client = options.client(reconnect_on_failure=False)
 
-        def on_connect(_c: Any, _u: Any, _f: Any, code: Any, _p: Any) -> None:
-            self._happened.put(("connected", None, code, time.monotonic()))
+        def note(kind: str) -> Any:
+            def put(_c: Any, _u: Any, mid: Any, code: Any, _p: Any) -> None:
+                self._happened.put((kind, mid, code, time.monotonic()))
 
-        def on_publish(_c: Any, _u: Any, mid: int, code: Any, _p: Any) -> None:
-            self._happened.put(("published", mid, code, time.monotonic()))
+            return put
 
-        def on_disconnect(_c: Any, _u: Any, _f: Any, code: Any, _p: Any) -> None:
-            self._happened.put(("lost", None, code, time.monotonic()))
-
-        client.on_connect = on_connect
-        client.on_publish = on_publish
-        client.on_disconnect = on_disconnect
+        client.on_connect = note("connected")
+        client.on_publish = note("published")
+        client.on_disconnect = note("lost")
 
     def run(
         self,

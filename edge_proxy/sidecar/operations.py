@@ -81,6 +81,14 @@ class ProxyTotals:
             self.rtt.observe(proxied.link.rtt_latest)
 
 
+def totals_of(shared: ProxyState) -> ProxyTotals:
+    """Return where the messages of all clients are, at once; past clients are in the ledger."""
+    totals = ProxyTotals(shared.ended)
+    for proxied in shared.running:
+        totals.add(proxied)
+    return totals
+
+
 class ProxyOperations(LogLevels):
     """The `Operations` of a proxy: its clients are those that their broker has accepted.
 
@@ -403,16 +411,14 @@ def _n_up(upstreams: Upstreams) -> int:
 
 def _messages(shared: ProxyState) -> dict[str, Any]:
     """Return where the messages of all clients are."""
-    ledger = shared.ledger()
-    clients = [proxied.client for proxied in shared.running]
-    inflight = sum(client.acks.n_inflight for client in clients)
-    withheld = sum(client.outbox.n_withheld for client in clients)
+    totals = totals_of(shared)
+    ledger = totals.ledger
     return {
         "matched": ledger.matched,
         "delivered": ledger.delivered,
-        "inflight": inflight,
-        "withheld": withheld,
-        "queued": sum(client.n_waiting for client in clients) - withheld,
+        "inflight": totals.inflight,
+        "withheld": totals.withheld,
+        "queued": totals.queued,
         "expired": ledger.expired,
         "moved": ledger.moved,
         "dropped": ledger.dropped,

@@ -107,14 +107,6 @@ class ProxyState:
         self.outbox_rules.gate_changed()
         self.topics.known.clear()
 
-    def ledger(self) -> Ledger:
-        """Return the sum of the ledgers of all clients, past and present."""
-        total = Ledger()
-        total.add(self.ended)
-        for proxied in self.running:
-            total.add(proxied.client.ledger)
-        return total
-
     def threshold_l(self, link: Link) -> float | None:
         """Return the RTT above which the gate takes a path for congested; None if it has none."""
         return self.guard.call(self.gate, self.gate.threshold_l, link, otherwise=None)

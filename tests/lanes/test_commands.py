@@ -178,7 +178,7 @@ def test_passwords_and_tls(tmp_path: Path) -> None:
         (["pub", "a", "x", "--file", "y"], "MESSAGE: read MESSAGE and --file; allowed: one"),
         (["pub", "a", "x", "--user-property", "y"], "--user-property: read 'y'; allowed: NAME="),
         (["pub", "a", "x", "--mqtt", "3.1.1", "--expiry", "1"], "MessageExpiryInterval and --mqtt"),
-        (["sub", "a", "--mqtt", "3.1.1", "--no-local"], "--no-local, --no-retained: read --mqtt"),
+        (["sub", "a", "--mqtt", "3.1.1", "--no-retained"], "--no-retained: read --mqtt 3.1.1"),
         (["sub", "a", "--url", "127.0.0.1"], "--url: read '127.0.0.1'; allowed: mqtt://HOST:PORT"),
     ],
 )

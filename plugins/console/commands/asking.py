@@ -195,17 +195,6 @@ class Console:
         """Return the report of a client; see `get`."""
         return self.get(path_of("clients", client_id))
 
-    def change(
-        self,
-        method: str,
-        resource: str,
-        body: Mapping[str, Any] | None = None,
-        *,
-        timeout_seconds: float = TIMEOUT_SECONDS,
-    ) -> Any:
-        """Change something; see `get` for what is raised, and `ask` for the arguments."""
-        return self.done(self.ask(method, resource, body, timeout_seconds=timeout_seconds))
-
     def rows(self, name: str, limit: int, **query: object) -> dict[str, Any]:
         """Return a list of rows as the console answers it, from as many requests as it takes.
 

@@ -21,6 +21,7 @@ from penstock.plugins.console.commands.showing import (
     AsJson,
     Limit,
     Search,
+    change,
     show,
     show_list,
 )
@@ -103,9 +104,7 @@ def ls(
     as_json: AsJson = False,
 ) -> None:
     """List clients, and what waits for them."""
-    show_list(
-        options.console(), "clients", COLUMNS, limit, as_json=as_json, search=search, sort=sort
-    )
+    show_list(options, "clients", COLUMNS, limit, as_json=as_json, search=search, sort=sort)
 
 
 @client.command(name="show")
@@ -139,9 +138,9 @@ def kick(
     It may connect again, and its session stays.
     """
     body = {"reason": reason} if reason else {}
-    console = options.console()
-    answer = console.change("POST", path_of("clients", client_id, "disconnect"), body)
-    show(console, answer, lambda: [f"{printable(client_id)} is disconnected"], as_json=as_json)
+    told = f"{printable(client_id)} is disconnected"
+    resource = path_of("clients", client_id, "disconnect")
+    change(options, "POST", resource, lambda _: told, body, as_json=as_json)
 
 
 @client.command()
@@ -163,15 +162,8 @@ def ban(
     """
     seconds = _seconds(duration_text)
     body = {"kind": kind, "value": value, "seconds": seconds, "reason": reason}
-    console = options.console()
-    answer = console.change("POST", "bans", body)
-    told = f"{kind} {printable(value)} is banned for {duration(seconds)}"
-    show(
-        console,
-        answer,
-        lambda: [f"{told}; disconnected: {answer['disconnected']:,}"],
-        as_json=as_json,
-    )
+    told = f"{kind} {printable(value)} is banned for {duration(seconds)}; disconnected: "
+    change(options, "POST", "bans", lambda a: f"{told}{a['disconnected']:,}", body, as_json=as_json)
 
 
 def _seconds(text_of_it: str) -> int:
@@ -201,18 +193,22 @@ def unban(
     options: ConsoleOptions, value: Value, kind: Kind = "client_id", *, as_json: AsJson = False
 ) -> None:
     """End a ban."""
-    console = options.console()
-    answer = console.change("DELETE", path_of("bans", kind, value))
-    show(console, answer, lambda: [f"{kind} {printable(value)} may connect"], as_json=as_json)
+    told = f"{kind} {printable(value)} may connect"
+    change(options, "DELETE", path_of("bans", kind, value), lambda _: told, as_json=as_json)
 
 
 @client.command()
 @with_options(ConsoleOptions)
 def release(options: ConsoleOptions, client_id: ClientId, *, as_json: AsJson = False) -> None:
     """Send what is held for a client."""
-    console = options.console()
-    answer = console.change("POST", path_of("clients", client_id, "release"))
-    show(console, answer, lambda: [f"messages released: {answer['released']:,}"], as_json=as_json)
+    resource = path_of("clients", client_id, "release")
+    change(
+        options,
+        "POST",
+        resource,
+        lambda a: f"messages released: {a['released']:,}",
+        as_json=as_json,
+    )
 
 
 @client.command()
@@ -222,9 +218,10 @@ def drop(
 ) -> None:
     """Drop what is held for a client."""
     confirm(f"Drop the held messages of {printable(client_id)}?", yes=yes)
-    console = options.console()
-    answer = console.change("POST", path_of("clients", client_id, "drop"))
-    show(console, answer, lambda: [f"messages dropped: {answer['dropped']:,}"], as_json=as_json)
+    resource = path_of("clients", client_id, "drop")
+    change(
+        options, "POST", resource, lambda a: f"messages dropped: {a['dropped']:,}", as_json=as_json
+    )
 
 
 @client.command()
@@ -237,9 +234,8 @@ def rm(
     A client that is connected is disconnected.
     """
     confirm(f"End the session of {printable(client_id)}, with all that waits for it?", yes=yes)
-    console = options.console()
-    answer = console.change("DELETE", path_of("clients", client_id))
-    show(console, answer, lambda: [f"the session of {printable(client_id)} ended"], as_json=as_json)
+    told = f"the session of {printable(client_id)} ended"
+    change(options, "DELETE", path_of("clients", client_id), lambda _: told, as_json=as_json)
 
 
 @client.command()

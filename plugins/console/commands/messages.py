@@ -15,6 +15,7 @@ from penstock.plugins.console.commands.showing import (
     AsJson,
     Limit,
     Search,
+    change,
     show,
     show_list,
 )
@@ -67,9 +68,7 @@ def list_topics(
     as_json: AsJson = False,
 ) -> None:
     """List what waits by topic and size class, most bytes first."""
-    show_list(
-        options.console(), "topics", _TOPICS, limit, as_json=as_json, search=search, sort=sort
-    )
+    show_list(options, "topics", _TOPICS, limit, as_json=as_json, search=search, sort=sort)
 
 
 @subscription.callback()
@@ -94,7 +93,7 @@ def list_subscriptions(
 ) -> None:
     """List subscriptions: who gets what."""
     query = {"search": search, "client": client, "filter": topic_filter}
-    show_list(options.console(), "subscriptions", _SUBSCRIPTIONS, limit, as_json=as_json, **query)
+    show_list(options, "subscriptions", _SUBSCRIPTIONS, limit, as_json=as_json, **query)
 
 
 @retained.callback()
@@ -119,7 +118,7 @@ def list_retained(
 ) -> None:
     """List retained messages."""
     query = {"filter": topic_filter, "search": search, "sort": sort}
-    show_list(options.console(), "retained", _RETAINED, limit, as_json=as_json, **query)
+    show_list(options, "retained", _RETAINED, limit, as_json=as_json, **query)
 
 
 @retained.command(name="show")
@@ -155,14 +154,13 @@ def rm(
 ) -> None:
     """Clear retained messages; subscribers are sent an empty one."""
     confirm(f"Clear the retained messages of {printable(', '.join(topic_names))}?", yes=yes)
-    console = options.console()
     for name in topic_names:
-        answer = console.change("DELETE", path_of("retained", name))
-        show(console, answer, partial(_cleared, name), as_json=as_json)
+        told = partial(_cleared, name)
+        change(options, "DELETE", path_of("retained", name), told, as_json=as_json)
 
 
-def _cleared(name: str) -> list[str]:
-    return [f"{printable(name)} is cleared"]
+def _cleared(name: str, _: Any) -> str:
+    return f"{printable(name)} is cleared"
 
 
 topic_main = partial(exit_status, topic, "penstock topic")

@@ -6,7 +6,6 @@ A program without a console is told by SIGHUP.
 from __future__ import annotations
 
 import http
-import sys
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -53,7 +52,3 @@ def _lines(answer: Any) -> Iterator[str]:
 
 
 main = partial(exit_status, app, "penstock reload")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -16,7 +16,7 @@ from penstock.plugins.console.commands.asking import (
     ConsoleOptions,
     UnknownError,
 )
-from penstock.plugins.console.commands.showing import AsJson, show
+from penstock.plugins.console.commands.showing import AsJson, change, show
 from penstock.plugins.console.commands.text_table import (
     Column,
     count,
@@ -117,9 +117,8 @@ def drain_program(
     The broker goes on until it is stopped; there is no way back.
     """
     confirm("Accept no new clients, and disconnect all that are there?", yes=yes)
-    console = options.console()
-    answer = console.change("POST", "drain", {"seconds": seconds})
-    show(console, answer, lambda: [f"drains within {seconds:,} s"], as_json=as_json)
+    told, body = f"drains within {seconds:,} s", {"seconds": seconds}
+    change(options, "POST", "drain", lambda _: told, body, as_json=as_json)
 
 
 @backup.command(name="backup")
@@ -133,13 +132,14 @@ def back_up(
     as_json: AsJson = False,
 ) -> None:
     """Copy all that is durable, while the broker goes on."""
-    console = options.console()
-    answer = console.change("POST", "backup", {"path": path}, timeout_seconds=LONG_SECONDS)
-    show(
-        console,
-        answer,
-        lambda: [f"{answer['bytes']:,} bytes written to {printable(path)}"],
+    change(
+        options,
+        "POST",
+        "backup",
+        lambda answer: f"{answer['bytes']:,} bytes written to {printable(path)}",
+        {"path": path},
         as_json=as_json,
+        timeout_seconds=LONG_SECONDS,
     )
 
 
@@ -159,9 +159,8 @@ def level(
     as_json: AsJson = False,
 ) -> None:
     """Show the level of the log; or change it, until the next reload that changes log.level."""
-    console = options.console()
-    answer = console.get("log") if new is None else console.change("PUT", "log", {"level": new})
-    show(console, answer, lambda: [text(answer["level"])], as_json=as_json)
+    method, body = ("GET", None) if new is None else ("PUT", {"level": new})
+    change(options, method, "log", lambda answer: text(answer["level"]), body, as_json=as_json)
 
 
 uplink_main = partial(exit_status, uplink, "penstock uplink")

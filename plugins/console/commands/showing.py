@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, TypeAlias
 
 import typer
 
-from penstock.plugins.console.commands.asking import Console
+from penstock.plugins.console.commands.asking import TIMEOUT_SECONDS, Console, ConsoleOptions
 from penstock.plugins.console.commands.text_table import Column, lines
 
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
@@ -40,8 +40,24 @@ def show(
         typer.echo(text)
 
 
+def change(
+    options: ConsoleOptions,
+    method: str,
+    resource: str,
+    told: Callable[[Any], str],
+    body: Mapping[str, Any] | None = None,
+    *,
+    as_json: bool,
+    timeout_seconds: float = TIMEOUT_SECONDS,
+) -> None:
+    """Change something, and print the answer; `told` makes a line of it. See `Console.ask`."""
+    console = options.console()
+    answer = console.done(console.ask(method, resource, body, timeout_seconds=timeout_seconds))
+    show(console, answer, lambda: [told(answer)], as_json=as_json)
+
+
 def show_list(
-    console: Console,
+    options: ConsoleOptions,
     name: str,
     columns: Sequence[Column],
     limit: int,
@@ -52,7 +68,7 @@ def show_list(
     """Print the rows of a list, and on standard error how many others there are.
 
     Args:
-        console: that has it.
+        options: say which console has it.
         name: of the list.
         columns: of the table.
         limit: most rows.
@@ -62,6 +78,7 @@ def show_list(
     Raises:
         PenstockError: the console does not answer with a list.
     """
+    console = options.console()
     answer = console.rows(name, limit, **query)
     rows = answer[name]
     show(console, answer, lambda: lines(columns, rows), as_json=as_json)

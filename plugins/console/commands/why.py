@@ -6,7 +6,6 @@ waits.
 
 from __future__ import annotations
 
-import sys
 from functools import partial
 from typing import Annotated
 
@@ -44,7 +43,3 @@ def why(
 
 
 main = partial(exit_status, app, "penstock why")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,7 +1,7 @@
 // The clients, and one of them: why its messages are late, and what an operator can do.
 
 import { call, get, path } from "./api.js";
-import { ask, button, el, field, figures, notice, panel, replace, select, shown, title, tone } from "./dom.js";
+import { askAndDo, button, el, field, figures, panel, replace, select, shown, title, tone } from "./dom.js";
 import { bytes, clock, count, many, NONE, percent, seconds } from "./format.js";
 import { holds } from "./graphs.js";
 import { listView, name, number, Table, text } from "./table.js";
@@ -93,30 +93,23 @@ const DURATIONS = [
 
 /** Asks for the rest of a ban and orders it. */
 export async function ban(kinds, refresh) {
-  const value = el("input", {
-    name: "value",
-    required: true,
-    value: kinds[0][2],
-    maxlength: 65_535,
-    spellcheck: "false",
-  });
+  const value = el("input", { name: "value", required: true, maxlength: 65_535, spellcheck: "false" });
+  value.value = kinds[0][2];
   const kind = select("kind", kinds, kinds[0][0]);
   kind.addEventListener("change", () => (value.value = kinds.find(([name]) => name === kind.value)[2]));
-  const answer = await ask(
-    "Ban for a time",
-    "Whoever it meets is disconnected and cannot connect until the time is over.",
-    "Ban",
-    [
-      field("Whom", kind),
-      field("Which", value),
-      field("For", select("seconds", DURATIONS, "3600")),
-      field("Reason, for the log", el("input", { name: "reason", maxlength: 200 })),
-    ],
+  const fields = [
+    field("Whom", kind),
+    field("Which", value),
+    field("For", select("seconds", DURATIONS, "3600")),
+    field("Reason, for the log", el("input", { name: "reason", maxlength: 200 })),
+  ];
+  const told = "Whoever it meets is disconnected and cannot connect until the time is over.";
+  const isDone = await askAndDo(
+    ["Ban for a time", told, "Ban", fields],
+    (asked) => call("POST", "bans", { ...asked, seconds: Number(asked.seconds) }),
+    (_, asked) => `Banned ${shown(asked.value, 60)} for ${seconds(Number(asked.seconds))}.`,
   );
-  if (!answer) return;
-  await call("POST", "bans", { ...answer, seconds: Number(answer.seconds) });
-  notice(`Banned ${shown(answer.value, 60)} for ${seconds(Number(answer.seconds))}.`);
-  refresh();
+  if (isDone) refresh();
 }
 
 function clientActions(page, clientId) {
@@ -125,9 +118,7 @@ function clientActions(page, clientId) {
     button(
       words,
       page.acts(async () => {
-        if (!(await ask(question, told, verb))) return;
-        notice(done(await order()));
-        page.refresh();
+        if (await askAndDo([question, told, verb], order, done)) page.refresh();
       }),
       verb === "Release" ? "" : "danger",
     );

@@ -146,6 +146,13 @@ export function ask(question, told, verb, fields = [], kind = "danger") {
   });
 }
 
+/** Asks (see `ask`), has `order` done with the answer, and says `done` of its result; returns whether it was. */
+export async function askAndDo(asked, order, done) {
+  const answer = await ask(...asked);
+  if (answer) notice(done(await order(answer), answer));
+  return Boolean(answer);
+}
+
 /** Says what has happened, at the corner and to screen readers; it goes by itself. */
 export function notice(words, kind = "") {
   const line = el("p", { class: kind }, words);

@@ -2,7 +2,7 @@
 
 import { call, get, path } from "./api.js";
 import { clientLink } from "./clients.js";
-import { ask, button, el, figures, notice, panel, setText, shown, title } from "./dom.js";
+import { askAndDo, button, el, figures, panel, setText, shown, title } from "./dom.js";
 import { bytes, count, NONE, seconds } from "./format.js";
 import { acts, listView, name, number, Table, text } from "./table.js";
 
@@ -52,17 +52,13 @@ export function subscriptions(page) {
 
 async function clear(topic, then) {
   const which = shown(topic, 80);
-  if (
-    !(await ask(
-      `Clear the retained message of ${which}?`,
-      "New subscribers no longer get it. Those that have it keep it.",
-      "Clear",
-    ))
-  )
-    return;
-  await call("DELETE", path`retained/${topic}`);
-  notice(`Cleared the retained message of ${which}.`);
-  then();
+  const told = "New subscribers no longer get it. Those that have it keep it.";
+  const isDone = await askAndDo(
+    [`Clear the retained message of ${which}?`, told, "Clear"],
+    () => call("DELETE", path`retained/${topic}`),
+    () => `Cleared the retained message of ${which}.`,
+  );
+  if (isDone) then();
 }
 
 export function retained(page) {

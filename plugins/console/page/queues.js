@@ -1,7 +1,7 @@
 // Pull queues: how much waits, which group is behind, and what became a dead letter.
 
 import { call, get, path } from "./api.js";
-import { ask, button, el, field, figures, notice, panel, setText, shown, title } from "./dom.js";
+import { askAndDo, button, el, field, figures, notice, panel, setText, shown, title } from "./dom.js";
 import { bytes, clock, count, many, NONE, seconds } from "./format.js";
 import { payloadText } from "./lists.js";
 import { name, number, Table, text } from "./table.js";
@@ -104,40 +104,35 @@ export function queue(page, queueName) {
     peeked.update(found);
     notice(`Showing ${many(found.length, "message")}; nothing was taken.`);
   };
-  let isTarget = false;
-  const redrive = async () => {
-    const most = el("input", { name: "max_messages", type: "number", min: 1, placeholder: "all" });
-    const answer = await ask(
-      `Redrive the dead letters of ${shown(queueName)}?`,
-      "They go back to the queues they came from, and their groups receive them again.",
-      "Redrive",
-      [field("At most so many", most)],
-      "",
-    );
-    if (!answer) return;
-    const { moved } = await call(
-      "POST",
-      path`queues/${queueName}/redrive`,
-      answer.max_messages ? { max_messages: Number(answer.max_messages) } : {},
-    );
-    notice(`Redriven: ${many(moved, "message")}.`);
+  const change = async (...asked) => {
+    if (!(await askAndDo(...asked))) return;
     page.refresh();
     if (!peekPanel.hidden) await peek();
   };
-  const purge = async () => {
-    if (
-      !(await ask(
+  const redrive = async () => {
+    const most = el("input", { name: "max_messages", type: "number", min: 1, placeholder: "all" });
+    const told = "They go back to the queues they came from, and their groups receive them again.";
+    await change(
+      [`Redrive the dead letters of ${shown(queueName)}?`, told, "Redrive", [field("At most so many", most)], ""],
+      (asked) =>
+        call(
+          "POST",
+          path`queues/${queueName}/redrive`,
+          asked.max_messages ? { max_messages: Number(asked.max_messages) } : {},
+        ),
+      ({ moved }) => `Redriven: ${many(moved, "message")}.`,
+    );
+  };
+  const purge = () =>
+    change(
+      [
         `Purge ${shown(queueName)}?`,
         "All its messages are deleted, those that are leased as well. This cannot be undone.",
         "Purge",
-      ))
-    )
-      return;
-    const { removed } = await call("POST", path`queues/${queueName}/purge`);
-    notice(`Purged: ${many(removed, "message")}.`);
-    page.refresh();
-    if (!peekPanel.hidden) await peek();
-  };
+      ],
+      () => call("POST", path`queues/${queueName}/purge`),
+      ({ removed }) => `Purged: ${many(removed, "message")}.`,
+    );
   const redriveButton = button("Redrive…", page.acts(redrive));
   redriveButton.disabled = true;
   const about = el("p");
@@ -156,8 +151,7 @@ export function queue(page, queueName) {
         const all = (await get("queues", signal)).queues;
         const data = all.find((one) => one.name === queueName) ?? (await get(path`queues/${queueName}`, signal));
         const dead = deadLettersOf(all)[queueName];
-        isTarget = Boolean(dead);
-        redriveButton.disabled = !isTarget || !data.messages;
+        redriveButton.disabled = !dead || !data.messages;
         setText(about, dead ? `Holds the dead letters of ${shown(dead.join("; "), 300)}.` : "Queue");
         facts.update(data);
         groups.update(Object.entries(data.groups));

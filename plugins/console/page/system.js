@@ -2,7 +2,7 @@
 
 import { call, get, me, path } from "./api.js";
 import { ban } from "./clients.js";
-import { ask, button, el, field, figures, notice, panel, replace, select, shown, title, tone } from "./dom.js";
+import { ask, askAndDo, button, el, field, figures, notice, panel, replace, select, shown, title, tone } from "./dom.js";
 import { NONE, seconds } from "./format.js";
 import { acts, name, number, Table, text } from "./table.js";
 
@@ -32,6 +32,12 @@ function outcome(answer) {
     lines.map(([key, words]) => el("li", { class: key === "failed" ? "error" : null }, shown(words, 4000))),
   );
 }
+
+const DRAINS = [
+  ["30", "30 seconds"],
+  ["300", "5 minutes"],
+  ["1800", "half an hour"],
+];
 
 const WHOM = [
   ["client_id", "client id", ""],
@@ -92,59 +98,32 @@ export function system(page) {
     }
   };
   const drain = async () => {
-    const answer = await ask(
-      "Drain this program?",
-      "It takes no new clients, and those that it has are disconnected within this time. /readyz says that it is not ready. There is no way back but a restart.",
-      "Drain",
-      [
-        field(
-          "Within",
-          select(
-            "seconds",
-            [
-              ["30", "30 seconds"],
-              ["300", "5 minutes"],
-              ["1800", "half an hour"],
-            ],
-            "300",
-          ),
-        ),
-      ],
+    const told =
+      "It takes no new clients, and those that it has are disconnected within this time. /readyz says that it is not ready. There is no way back but a restart.";
+    const isDone = await askAndDo(
+      ["Drain this program?", told, "Drain", [field("Within", select("seconds", DRAINS, "300"))]],
+      (asked) => call("POST", "drain", { seconds: Number(asked.seconds) }),
+      (_, asked) => `Draining; clients leave within ${seconds(Number(asked.seconds))}.`,
     );
-    if (!answer) return;
-    await call("POST", "drain", { seconds: Number(answer.seconds) });
-    notice(`Draining; clients leave within ${seconds(Number(answer.seconds))}.`);
-    page.refresh();
+    if (isDone) page.refresh();
   };
   const setLevel = async () => {
-    const answer = await ask(
-      "Change the log level?",
-      "It holds until it is changed again, or until a restart.",
-      "Change",
-      [field("Level", select("level", LEVELS, level ?? "info"))],
-      "",
+    const told = "It holds until it is changed again, by a reload too, or until a restart.";
+    const isDone = await askAndDo(
+      ["Change the log level?", told, "Change", [field("Level", select("level", LEVELS, level ?? "info"))], ""],
+      (asked) => call("PUT", "log", asked),
+      (found) => `The log level is ${found.level}.`,
     );
-    if (!answer) return;
-    await call("PUT", "log", { level: answer.level });
-    notice(`The log level is ${answer.level}.`);
-    page.refresh();
+    if (isDone) page.refresh();
   };
-  const backup = async () => {
-    const answer = await ask(
-      "Back up everything?",
-      "A copy of the database is written while the broker runs, to a new file on its machine.",
-      "Back up",
-      [
-        field(
-          "File",
-          el("input", { name: "path", required: true, placeholder: "/var/backups/penstock.db", spellcheck: "false" }),
-        ),
-      ],
-      "",
+  const backup = () => {
+    const to = el("input", { name: "path", required: true, placeholder: "backup-1", spellcheck: "false" });
+    const told = "All that is durable is copied while the broker runs, to a new directory on its machine.";
+    return askAndDo(
+      ["Back up everything?", told, "Back up", [field("Directory", to)], ""],
+      (asked) => call("POST", "backup", asked),
+      ({ bytes }, asked) => `Backed up ${bytes.toLocaleString("en")} bytes to ${shown(asked.path)}.`,
     );
-    if (!answer) return;
-    const { bytes } = await call("POST", "backup", { path: answer.path });
-    notice(`Backed up ${bytes.toLocaleString("en")} bytes to ${shown(answer.path)}.`);
   };
 
   async function load(signal) {

@@ -10,7 +10,7 @@ import pytest
 from penstock.broker.errors import PenstockError
 from penstock.broker.mqtt.packets import ConnAck, Connect, Disconnect, PubAck, Publish
 from penstock.broker.mqtt.reason_codes import ReasonCode
-from penstock.edge_proxy.sidecar.operations import ProxyOperations
+from penstock.edge_proxy.sidecar.operations import ProxyOperations, totals_of
 from penstock.edge_proxy.sidecar.proxy_state import describe_large
 from penstock.edge_proxy.upstream import Upstreams
 from penstock.edge_proxy.upstream_config import UpstreamKeys
@@ -172,7 +172,7 @@ async def holding() -> AsyncIterator[tuple[ProxyOperations, Any, Any]]:
         await client.receive()
         await until(lambda: proxy.shared.by_client_id["c"].link.rtt_latest is not None)
         broker.send(publish("cam", 200, packet_id=1))
-        await until(lambda: proxy.shared.ledger().withheld_total == 1)
+        await until(lambda: totals_of(proxy.shared).ledger.withheld_total == 1)
         yield proxy._operations, client, broker
 
 

@@ -33,6 +33,7 @@ from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.network.listeners import ListenError
 from penstock.broker.process.program import HurriedService, ReloadingService
 from penstock.edge_proxy.sidecar.config import parse_proxy_config
+from penstock.edge_proxy.sidecar.operations import totals_of
 from penstock.edge_proxy.sidecar.sidecar import Sidecar
 from penstock.netem.runs.broker_process import reserved_port
 from penstock.plugins.console.api import ConsolePlugin
@@ -172,7 +173,7 @@ async def test_a_plugins_gate_withholds_and_the_account_says_so(
         assert await client.receive() == publish("small", packet_id=2)
         client.send(PubAck(2))
         assert await broker.receive() == PubAck(2)
-        ledger = proxy.shared.ledger()
+        ledger = totals_of(proxy.shared).ledger
         assert (ledger.matched, ledger.delivered, ledger.outstanding()) == (2, 1, 1)
         await proxy.stop()
         assert await client.receive() == Disconnect(ReasonCode.SERVER_SHUTTING_DOWN)
@@ -199,7 +200,7 @@ async def test_why_a_message_is_held_is_told_by_the_console(
             await client.receive()
             await until(lambda: proxy.shared.by_client_id["c"].link.rtt_latest is not None)
             broker.send(publish("cam", 200, packet_id=1))
-            await until(lambda: proxy.shared.ledger().withheld_total == 1)
+            await until(lambda: totals_of(proxy.shared).ledger.withheld_total == 1)
             assert await asyncio.to_thread(why.main, ["c", "--url", url]) == 0
             assert await asyncio.to_thread(why.main, ["--url", url]) == 0
             await client.close()
@@ -226,7 +227,7 @@ async def test_the_console_of_a_proxy_shows_its_part() -> None:
         broker = await upstream.accepted()
         await client.receive()
         broker.send(publish("cam", 200, packet_id=1))
-        await until(lambda: proxy.shared.ledger().matched == 1)
+        await until(lambda: totals_of(proxy.shared).ledger.matched == 1)
         console = next(one for one in proxy._plugins.plugins if isinstance(one, ConsolePlugin))
 
         async def ask(path: str) -> Any:
@@ -264,7 +265,7 @@ async def test_a_stop_waits_only_so_long(life: list[str], monkeypatch: pytest.Mo
         broker = await upstream.accepted()
         client.reader._transport.pause_reading()  # type: ignore[attr-defined]
         broker.send(publish("never", 30_000_000, packet_id=1))
-        await until(lambda: proxy.shared.ledger().matched == 1)
+        await until(lambda: totals_of(proxy.shared).ledger.matched == 1)
         async with asyncio.timeout(SECONDS):
             await proxy.stop()
     assert life == ["start", "close"]
@@ -635,7 +636,7 @@ async def test_withheld_messages_leave_before_the_end() -> None:
         broker = await upstream.accepted()
         assert await client.receive() == ConnAck()
         broker.send(publish("big", 200, packet_id=1))
-        await until(lambda: proxy.shared.ledger().withheld_total == 1)
+        await until(lambda: totals_of(proxy.shared).ledger.withheld_total == 1)
         stopping = asyncio.create_task(proxy.stop())
         assert await idle.receive() == Disconnect(ReasonCode.SERVER_SHUTTING_DOWN)
         with pytest.raises(OSError, match=r"."):
@@ -660,7 +661,7 @@ async def test_a_stop_can_be_hurried() -> None:
         broker = await upstream.accepted()
         await client.receive()
         broker.send(publish("big", 200, packet_id=1))
-        await until(lambda: proxy.shared.ledger().withheld_total == 1)
+        await until(lambda: totals_of(proxy.shared).ledger.withheld_total == 1)
         stopping = asyncio.create_task(proxy.stop())
         await until(lambda: proxy._clients.is_draining)
         proxy.hurry()
