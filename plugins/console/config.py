@@ -33,7 +33,7 @@ class ConsoleConfig:
             ``viewer`` where there are neither users nor tokens, else ``none``.
         names: host names by which browsers reach the console, beside ``localhost`` and addresses,
             such as that of a proxy in front of it.
-        per_object: ``/metrics/per-object`` has figures of single clients and queues.
+        per_object: ``/metrics/per-object`` has figures of single clients and topics.
         http_limits: limits for its clients.
     """
 
