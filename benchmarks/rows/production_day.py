@@ -32,8 +32,6 @@ METRICS: Final = ("/metrics", "/api/clients?limit=1000")
 
 SCRAPE_SECONDS: Final = 5.0
 LEAD_SECONDS: Final = 0.5
-LONGEST_END_SECONDS: Final = 120.0
-"""How long after the last message everything must have arrived, or be given up by the load."""
 
 
 class Scraper:

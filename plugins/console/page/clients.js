@@ -63,7 +63,6 @@ export function clients(page) {
   const view = listView(page, {
     title: "Clients",
     about: "Who has a session, worst links first. Open one to see why its messages are late.",
-    api: "clients",
     list: "clients",
     key: (r) => r.client_id,
     search: ["search", "Search", "client id, user, address or listener"],

@@ -10,7 +10,6 @@ export function topics(page) {
   return listView(page, {
     title: "Topics that fill queues",
     about: "What waits in the broker's memory, by topic and size. Most bytes first.",
-    api: "topics",
     list: "topics",
     key: (r) => `${r.size} ${r.topic}`,
     search: ["search", "Search", "a part of the topic"],
@@ -31,7 +30,6 @@ export function subscriptions(page) {
   return listView(page, {
     title: "Subscriptions",
     about: "Who gets what. A client narrows the list to its own, a topic filter to those that are written so.",
-    api: "subscriptions",
     list: "subscriptions",
     key: (r) => JSON.stringify([r.client_id, r.share_name, r.topic_filter]),
     search: ["search", "Search", "a part of a client id or topic filter"],
@@ -71,7 +69,6 @@ export function retained(page) {
   return listView(page, {
     title: "Retained messages",
     about: "What a new subscriber gets at once. Open one to see its payload.",
-    api: "retained",
     list: "retained",
     key: (r) => r.topic,
     search: ["filter", "Topic filter", "sensors/+/state, or # for all"],

@@ -122,17 +122,17 @@ const PAGE_ROWS = 100;
  * A view of a list that the server searches, sorts and gives by pages.
  *
  * @param {object} page what the view is opened with.
- * @param {object} about {title, about, api, list, columns, key, empty, search, filters, sort, more}:
- *   `api` is the resource, `list` the answer's key of the rows, `search` [parameter, label, hint],
- *   `filters` more of these, `sort` the order of a page that names none.
+ * @param {object} about {title, about, list, columns, key, empty, search, filters, sort, ascending, changed}:
+ *   `list` is the resource and the answer's key of the rows, `search` [parameter, label, hint],
+ *   `filters` more of these, `sort` the order of a page that names none, `ascending` orders that rise.
  */
 export function listView(page, about) {
   const earlier = [];
-  const inputs = (about.search ? [about.search, ...(about.filters ?? [])] : []).map(([name, label, hint], at) => {
+  const inputs = [about.search, ...(about.filters ?? [])].map(([name, label, hint], at) => {
     const input = el("input", {
       type: "search",
       name,
-      placeholder: hint ?? "",
+      placeholder: hint,
       value: page.params[name] ?? "",
       autocomplete: "off",
       spellcheck: "false",
@@ -150,23 +150,18 @@ export function listView(page, about) {
   let following = null;
   let nRows = 0;
   const start = () => Number(page.params.from) || 0;
-  const order = () => [
-    page.params.sort ?? about.sort,
-    page.params.order ?? (about.ascending?.includes(page.params.sort ?? about.sort) ? "asc" : "desc"),
-  ];
+  const firstOrder = (sort) => (about.ascending?.includes(sort) ? "asc" : "desc");
+  const order = () => {
+    const sort = page.params.sort ?? about.sort;
+    return [sort, page.params.order ?? firstOrder(sort)];
+  };
   const table = new Table(about.columns, about.key, about.empty, {
     caption: about.title,
     onSort: about.sort
       ? (name) => {
           const [sorted, direction] = order();
-          const turned =
-            sorted === name && direction === "desc"
-              ? "asc"
-              : sorted === name
-                ? "desc"
-                : about.ascending?.includes(name)
-                  ? "asc"
-                  : "desc";
+          const other = direction === "desc" ? "asc" : "desc";
+          const turned = sorted === name ? other : firstOrder(name);
           earlier.splice(0);
           page.change({ sort: name, order: turned, after: "", from: "" });
         }
@@ -185,20 +180,14 @@ export function listView(page, about) {
     "form",
     { class: "tools", role: "search", onsubmit: (event) => (event.preventDefault(), search()) },
     inputs.map(({ node }) => node),
-    about.more,
   );
   form.addEventListener("input", () => {
     clearTimeout(typing);
     typing = setTimeout(search, 300);
   });
   const node = [
-    title(about.title, about.about, ...(about.actions ?? [])),
-    el(
-      "section.panel",
-      inputs.length || about.more ? form : null,
-      table.node,
-      el("div.pages", words, el("div.buttons", first, back, next)),
-    ),
+    title(about.title, about.about),
+    el("section.panel", form, table.node, el("div.pages", words, el("div.buttons", first, back, next))),
   ];
   async function load(signal) {
     const [sort, direction] = order();
@@ -209,19 +198,14 @@ export function listView(page, about) {
       ...Object.fromEntries(inputs.map(({ name }) => [name, page.params[name]])),
       ...(about.sort ? { sort, order: direction } : {}),
     };
-    const answer = await get(`${about.api}${query(asked)}`, signal);
+    const answer = await get(`${about.list}${query(asked)}`, signal);
     const rows = answer[about.list];
     table.update(rows);
     if (about.sort) table.sorted(sort, direction);
-    following = answer.next ?? null;
+    following = answer.next;
     nRows = rows.length;
-    const total = answer.total ?? (following === null ? start() + rows.length : null);
-    setText(
-      words,
-      rows.length === 0
-        ? "Nothing to show"
-        : `${count(start() + 1)} to ${count(start() + rows.length)}${total === null ? "" : ` of ${count(total)}`}`,
-    );
+    const shownRows = `${count(start() + 1)} to ${count(start() + nRows)} of ${count(answer.total)}`;
+    setText(words, nRows ? shownRows : "Nothing to show");
     next.disabled = following === null;
     first.disabled = back.disabled = !page.params.after;
   }
