@@ -21,12 +21,16 @@ from functools import partial
 from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
-from urllib.parse import urlsplit
 
 import typer
 
 from penstock.broker.config.checked_yaml import read_text
-from penstock.broker.config.command_line import CommandLine, exit_status, with_options
+from penstock.broker.config.command_line import (
+    CommandLine,
+    exit_status,
+    url_parts,
+    with_options,
+)
 from penstock.broker.config.secret_file import warn_of_readers
 from penstock.broker.errors import MalformedPacketError, PenstockError
 from penstock.broker.mqtt.topics import validate_topic_filter
@@ -147,14 +151,10 @@ class BrokerOptions:
 
     def _address(self) -> tuple[str, str, int]:
         """Return scheme, host and port of the broker."""
-        try:
-            parts = urlsplit(self.url)
-            host, port = parts.hostname, parts.port
-        except ValueError:
-            parts, host, port = urlsplit(""), None, None
-        if parts.scheme not in PORTS or not host:
+        scheme, host, port, _ = url_parts(self.url)
+        if scheme not in PORTS or not host:
             raise MqttError(f"--url: read {self.url!r}; allowed: mqtt://HOST:PORT, mqtts://...")
-        return parts.scheme, host, port or PORTS[parts.scheme]
+        return scheme, host, port or PORTS[scheme]
 
 
 QosOption: TypeAlias = Annotated[

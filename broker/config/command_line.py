@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from functools import wraps
 from typing import Annotated, Any, Final, TypeAlias
+from urllib.parse import urlsplit
 
 import typer
 from pydantic import ValidationError
@@ -137,3 +138,13 @@ def exit_status(app: CommandLine, prog_name: str, argv: list[str] | None = None)
     except PenstockError as error:
         sys.stderr.write(f"{prog_name}: {error}\n")
         return error.exit_status
+
+
+def url_parts(url: str) -> tuple[str, str, int | None, str]:
+    """Return (scheme, host, port, path) of a URL; an empty scheme and host where it is none."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        return "", "", None, ""
+    return parts.scheme, parts.hostname or "", port, parts.path

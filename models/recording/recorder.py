@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from paho.mqtt import client as mqtt
 from paho.mqtt.enums import CallbackAPIVersion
@@ -28,6 +28,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
+from penstock.broker.config.command_line import url_parts
 from penstock.broker.errors import PeerError, PenstockError
 from penstock.broker.mqtt.topics import validate_topic_filter
 from penstock.models.recording.rows import (
@@ -330,12 +331,8 @@ class Recorder:
 
     def _make(self) -> tuple[mqtt.Client, str, int]:
         address = self._address
-        try:
-            parts = urlsplit(address.url)
-            host, port = parts.hostname, parts.port
-        except ValueError:
-            parts, host, port = urlsplit(""), None, None
-        if parts.scheme not in PORTS or not host or parts.path.strip("/"):
+        scheme, host, port, path = url_parts(address.url)
+        if scheme not in PORTS or not host or path.strip("/"):
             raise RecordError(
                 f"read {address.url!r}; allowed: mqtt://HOST:PORT, or mqtts://HOST:PORT with TLS"
             )
@@ -346,7 +343,7 @@ class Recorder:
         client.on_message = self._came
         if address.username is not None:
             client.username_pw_set(address.username, _password(address))
-        if parts.scheme == "mqtts":
+        if scheme == "mqtts":
             try:
                 context = ssl.create_default_context(
                     cafile=None if address.ca_file is None else str(address.ca_file)
@@ -356,7 +353,7 @@ class Recorder:
             except (OSError, ValueError) as error:
                 raise RecordError(f"certificates: {error}") from error
             client.tls_set_context(context)
-        return client, host, port or PORTS[parts.scheme]
+        return client, host, port or PORTS[scheme]
 
 
 def record_into(

@@ -30,7 +30,6 @@ from penstock.plugins.console.callers import (
     Callers,
     Handler,
     PasswordCheck,
-    Proof,
     Rules,
     read_tokens,
 )
@@ -223,7 +222,7 @@ class ConsolePlugin(Plugin):
 
         async def check(
             username: str, password: str, address: str, is_wanted: Callable[[], bool] | None
-        ) -> Proof | None:
+        ) -> Callable[[], bool] | None:
             attempt = ConnectAttempt(
                 client_id="",
                 username=username,
@@ -246,7 +245,7 @@ class ConsolePlugin(Plugin):
                         "login: read too many wrong ones; allowed: again in a moment", 429
                     )
                 if isinstance(answer, Accepted):
-                    return Proof(answer.holds or (lambda: True))
+                    return answer.holds or (lambda: True)
                 if answer is not None:
                     return None
             return None

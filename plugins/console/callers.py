@@ -56,20 +56,10 @@ MOST_TEXT_LOGGED: Final = 200
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 PasswordCheck: TypeAlias = Callable[
-    [str, str, str, Callable[[], bool] | None], Awaitable["Proof | None"]
+    [str, str, str, Callable[[], bool] | None], Awaitable[Callable[[], bool] | None]
 ]
-"""Checks (username, password, address, whether the answer is still wanted); None where the password
-is wrong or there is no such user."""
-
-
-class Proof(NamedTuple):
-    """A password was right.
-
-    Attributes:
-        holds: says whether it still is.
-    """
-
-    holds: Callable[[], bool]
+"""Checks (username, password, address, whether the answer is still wanted). Returns what says
+whether the password is still right; None where it is wrong or there is no such user."""
 
 
 @dataclass(slots=True)
@@ -332,15 +322,17 @@ class Callers:
             answer = error_answer(HTTPStatus.TOO_MANY_REQUESTS, told)
             answer.headers["Retry-After"] = str(math.ceil(attempt.wait))
             return answer
-        proof, user = None, name or ""
+        holds: Callable[[], bool] | None = None
+        user = name or ""
         if attempt is None or not attempt.is_known_wrong:
             if token:
                 owner = self.tokens.get(token)
-                proof, user = (None, "") if owner is None else (Proof(lambda: True), owner.name)
+                if owner is not None:
+                    holds, user = (lambda: True), owner.name
             elif self.check_password is not None:
                 is_wanted = None if attempt is None else attempt.is_wanted
-                proof = await self.check_password(user, password, address, is_wanted)
-        if proof is None:
+                holds = await self.check_password(user, password, address, is_wanted)
+        if holds is None:
             if attempt is not None:
                 self._backoff.failed(attempt, secret, self._clock())
             self._audit(name or "(token)", request, "login", "401: wrong", is_refused=True)
@@ -348,7 +340,7 @@ class Callers:
         if attempt is not None:
             self._backoff.succeeded(attempt)
         now = self._clock()
-        session = Session(user, token, proof.holds, now, now)
+        session = Session(user, token, holds, now, now)
         role = self._role(session)
         if role is None:
             self._audit(user, request, "login", "403: no role", is_refused=True)

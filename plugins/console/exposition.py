@@ -25,18 +25,6 @@ SAMPLES_AT_ONCE: Final = 200
 """So many samples are written before other tasks run: some 2 ms."""
 
 
-class Written(NamedTuple):
-    """An answer to a scrape.
-
-    Attributes:
-        body: the text.
-        content_type: its type, with the version of the format.
-    """
-
-    body: bytes
-    content_type: str
-
-
 class _Families(NamedTuple):
     """What `prometheus_client` takes for a registry."""
 
@@ -103,8 +91,8 @@ def _add_histogram(found: Family, name: str, labels: Mapping[str, str], value: H
     found.add_sample(f"{name}_sum", labels, value.total)
 
 
-async def write(families: Iterable[Family], accept: str) -> Written:
-    """Return metrics in the format that a scraper accepts.
+async def write(families: Iterable[Family], accept: str) -> tuple[bytes, str]:
+    """Return (text, content type) of metrics in the format that a scraper accepts.
 
     Args:
         families: the metrics.
@@ -120,7 +108,7 @@ async def write(families: Iterable[Family], accept: str) -> Written:
         await asyncio.sleep(0)
     if has_end:
         pieces.append(_END)
-    return Written(b"".join(pieces), content_type)
+    return b"".join(pieces), content_type
 
 
 def _together(families: Iterable[Family]) -> Iterator[list[Family]]:

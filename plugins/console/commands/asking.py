@@ -10,10 +10,11 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import quote, urlencode
 
 import typer
 
+from penstock.broker.config.command_line import url_parts
 from penstock.broker.config.secret_file import read_secret
 from penstock.broker.errors import PenstockError
 from penstock.plugins.web.contexts import Context, ContextName, chosen_context
@@ -123,20 +124,16 @@ class Console:
     """
 
     def __init__(self, url: str, token: str | None = None, ca_file: str | None = None) -> None:
-        try:
-            parts = urlsplit(url)
-            host, port = parts.hostname, parts.port
-        except ValueError:
-            parts, host, port = urlsplit(""), None, None
-        if parts.scheme not in ("http", "https") or not host:
+        scheme, host, port, path = url_parts(url)
+        if scheme not in ("http", "https") or not host:
             raise ConsoleError(
                 f"--url: read {url!r}; allowed: http://HOST:PORT or https://HOST:PORT"
             )
         self.url = url
         self._token = token
-        self._path = f"{parts.path.rstrip('/')}/api/"
+        self._path = f"{path.rstrip('/')}/api/"
         self._connect: Callable[[float], http.client.HTTPConnection]
-        if parts.scheme == "http":
+        if scheme == "http":
             self._connect = lambda timeout: http.client.HTTPConnection(host, port, timeout=timeout)
             return
         try:

@@ -64,12 +64,12 @@ def test_a_wrong_token_and_a_viewers_action_are_told(operated: Operated, tmp_pat
     wrong.write_text("a-token-of-nobody")
     url = ("--url", operated.broker.console_url)
     for token, told in (
-        (wrong, "401: Authorization: "),
-        (operated.folder / "viewer.token", "403: role: "),
+        (wrong, "401: Authorization: read another token; "),
+        (operated.folder / "viewer.token", "403: vic: read role viewer; "),
     ):
         done = penstock("client", "kick", "x", *url, "--token-file", str(token))
         assert (done.status, done.out) == (2, "")
-        assert done.err.startswith(f"penstock client: {operated.broker.console_url}: {told[:3]}")
+        assert done.err.startswith(f"penstock client: {operated.broker.console_url}: {told}")
         assert done.err.count("\n") == 1
     # Who gives none is told how to.
     assert "--token-file FILE" in penstock("client", "kick", "x", *url).err
