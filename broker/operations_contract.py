@@ -214,7 +214,7 @@ class LaneState(NamedTuple):
     Attributes:
         name: ``small`` or ``large`` of two lanes; "" of the only one.
         is_connected: whether it is connected.
-        since_seconds: since it connected, or was disconnected; None where it never was.
+        since_seconds: since it connected or was disconnected, or since the start.
         address: of the cloud's broker.
         why: why it is not connected, and when it tries again; "" where it is.
         waiting: messages that wait for it or are unacknowledged by the cloud.
@@ -225,7 +225,7 @@ class LaneState(NamedTuple):
 
     name: str
     is_connected: bool
-    since_seconds: float | None
+    since_seconds: float
     address: str
     why: str
     waiting: int

@@ -228,6 +228,8 @@ class UplinkPlugin(Plugin):
         found = []
         for name, lanes in self._lanes.items():
             states = [_state_of(lane) for lane in lanes]
+            if len(states) > 1:
+                states = [one._replace(name=one.name or "small") for one in states]
             found.append(UplinkState(name, all(one.is_connected for one in states), states))
         return found
 

@@ -321,5 +321,6 @@ def test_an_edge_broker_shows_its_uplinks(tmp_path: Path) -> None:
 
         found = eventually(told)
         assert (found["name"], found["is_connected"]) == ("cloud", False)
+        assert [lane["name"] for lane in found["lanes"]] == ["small", "large"]
         assert ask(broker, "GET", "/api/overview")["uplinks"][0]["name"] == "cloud"
         assert any('uplink="cloud"' in name for name in metrics(broker))
