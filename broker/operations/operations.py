@@ -322,41 +322,33 @@ class BrokerOperations(LogLevels):
 
     def release_held(self, client_id: str) -> int:
         """Let what the gate holds for a client leave now; return how many."""
-        session = self._used(client_id)
-        if session is None:
-            return 0
-
-        def release() -> int:
-            n_released = session.outbox.release_held()
-            if n_released:
-                self._log("client %s: %d held messages released", client_id, n_released)
-                if session.client is not None:
-                    session.outgoing.want_pump()
-            return n_released
-
-        return self._turn(release)
+        return self._end_hold(client_id, "released", lambda session: session.outbox.release_held())
 
     def drop_held(self, client_id: str) -> int:
         """Drop what the gate holds for a client, as ``operator``; return how many."""
-        session = self._used(client_id)
-        if session is None:
-            return 0
 
-        def drop() -> int:
+        def drop(session: Session) -> int:
             n_dropped = session.outbox.drop_held()
             if n_dropped:
-                self._log("client %s: %d held messages dropped", client_id, n_dropped)
                 self._core.room.made(session, self._clock())
-                if session.client is not None:
-                    session.outgoing.want_pump()
             return n_dropped
 
-        return self._turn(drop)
+        return self._end_hold(client_id, "dropped", drop)
 
-    def _used(self, client_id: str) -> Session | None:
-        """Return a client's session if anything was ever sent to it."""
+    def _end_hold(self, client_id: str, what: str, end: Callable[[Session], int]) -> int:
         session = self._core.sessions.get(client_id)
-        return None if session is None or session.is_unused else session
+        if session is None or session.is_unused:  # nothing was ever sent to it
+            return 0
+
+        def turn() -> int:
+            n_messages = end(session)
+            if n_messages:
+                self._log("client %s: %d held messages %s", client_id, n_messages, what)
+                if session.client is not None:
+                    session.outgoing.want_pump()
+            return n_messages
+
+        return self._turn(turn)
 
     def clear_retained(self, topic: str) -> bool:
         """Clear the retained message of a topic; return whether there was one."""
