@@ -51,10 +51,7 @@ class StaticPage:
 
     def __init__(self) -> None:
         self._files: dict[str, _File] = {}
-        folder = files("penstock.plugins.console") / "page"
-        if not folder.is_dir():
-            return
-        for entry in folder.iterdir():
+        for entry in (files("penstock.plugins.console") / "page").iterdir():
             if not entry.is_file() or entry.name.startswith((".", "_")):
                 continue
             body = entry.read_bytes()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import sys
@@ -91,10 +90,7 @@ def watch(
     console = options.console()
     if once or as_json or not sys.stdout.isatty():
         seen = _read_rates(console, sort, limit or ONCE_ROWS)
-        if as_json:
-            typer.echo(json.dumps(seen._asdict(), indent=1))
-        else:
-            show(console, None, lambda: _text(seen), as_json=False)
+        show(console, seen._asdict(), lambda: _text(seen), as_json=as_json)
         return
     with contextlib.suppress(KeyboardInterrupt):
         _live(console, sort, interval, limit)

@@ -26,6 +26,7 @@ export function tail(page) {
     });
     return { parameter, input, node: field(label, input, "search") };
   });
+  const asked = () => Object.fromEntries(inputs.map(({ parameter, input }) => [parameter, input.value]));
   const table = new Table(
     [
       text("When", (r) => new Date(r.at * 1000).toISOString().slice(11, 23)),
@@ -79,8 +80,7 @@ export function tail(page) {
   const start = () => {
     stop();
     missed = 0;
-    const asked = Object.fromEntries(inputs.map(({ parameter, input }) => [parameter, input.value]));
-    const target = `tail${query(asked)}`;
+    const target = `tail${query(asked())}`;
     source = new EventSource(`api/${target}`);
     source.addEventListener("record", (event) => {
       lines.unshift({ ...JSON.parse(event.data), number: ++arrived });
@@ -106,9 +106,7 @@ export function tail(page) {
       class: "tools",
       onsubmit: (event) => {
         event.preventDefault();
-        page.change(Object.fromEntries(inputs.map(({ parameter, input }) => [parameter, input.value])), {
-          replaces: true,
-        });
+        page.change(asked(), { replaces: true });
         lines = [];
         draw();
         start();
