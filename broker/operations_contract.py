@@ -4,6 +4,8 @@ Fields have the names that the HTTP API of the plugin `console` shows, and times
 age counts from the answer. None stands for what is not known, or what the program does not have.
 """
 
+# ruff: noqa: ARG002 (what a program lacks is answered without looking at the arguments)
+
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -266,7 +268,9 @@ class Reloaded(NamedTuple):
 
 
 class Operations(Protocol):
-    """What an operator may see and do, on the loop's thread. A proxy has a part of it.
+    """What an operator may see and do, on the loop's thread.
+
+    A proxy has a part of it, and inherits the answers of what it does not have.
 
     There may be very many clients: what looks at all of them is asynchronous and lets other tasks
     run in between. Let them run when you ask about each of them yourself.
@@ -279,6 +283,7 @@ class Operations(Protocol):
 
         Without a call, nothing of it is kept.
         """
+        return
 
     def client_ids(self) -> list[str]:
         """Return the Client Identifier of every session, in no promised order."""
@@ -294,6 +299,7 @@ class Operations(Protocol):
 
     def lately(self, client_id: str) -> Sequence[Lately]:
         """Return what happened to a client's last connections, newest first."""
+        return ()
 
     def proxy(self) -> Mapping[str, Any] | None:
         """Return the state of a proxy as JSON has it; None in a broker."""
@@ -312,6 +318,7 @@ class Operations(Protocol):
 
     async def subscriptions(self, client_id: str | None = None) -> Sequence[SubscriptionRow]:
         """Return the subscriptions of a client, or of all; in no promised order."""
+        return ()
 
     async def retained(self, topic_filter: str = "#") -> Sequence[RetainedRow]:
         """Return the retained messages that match a filter, in no promised order.
@@ -319,12 +326,15 @@ class Operations(Protocol):
         Raises:
             PenstockError: it is no valid topic filter.
         """
+        return ()
 
     def retained_message(self, topic: str) -> RetainedContent | None:
         """Return the retained message of a topic; None where it has none."""
+        return None
 
     def uplinks(self) -> Sequence[UplinkState]:
         """Return the state of all uplinks."""
+        return ()
 
     def tail(
         self,
@@ -349,6 +359,7 @@ class Operations(Protocol):
         Raises:
             PenstockError: the topic filter is not valid, or too many are open.
         """
+        return None
 
     # -- what is done -------------------------------------------------------------------------
 
@@ -398,6 +409,7 @@ class Operations(Protocol):
 
         Subscribers are sent its clear: an empty message.
         """
+        return False
 
     @property
     def is_draining(self) -> bool:

@@ -22,7 +22,7 @@ from penstock.broker.operations.metrics import (
     process_metrics,
     store_metrics,
 )
-from penstock.broker.operations_contract import ClientRow
+from penstock.broker.operations_contract import ClientRow, Operations
 from penstock.broker.outbox.message_counts import Ledger
 from penstock.broker.process.log_lines import LogLevels
 from penstock.broker.process.machine_memory import machine_memory_bytes
@@ -35,12 +35,8 @@ if TYPE_CHECKING:
     from penstock.broker.operations_contract import (
         Ban,
         BanKind,
-        Lately,
         Reloaded,
-        RetainedRow,
-        SubscriptionRow,
         TopicRow,
-        UplinkState,
     )
     from penstock.edge_proxy.sidecar.proxied_client import ProxiedClient
     from penstock.edge_proxy.sidecar.proxy_state import ProxyState
@@ -89,12 +85,14 @@ def totals_of(shared: ProxyState) -> ProxyTotals:
     return totals
 
 
-class ProxyOperations(LogLevels):
+class ProxyOperations(LogLevels, Operations):
     """The `Operations` of a proxy: its clients are those that their broker has accepted.
 
     Attributes:
         is_draining: no new clients are accepted, and those that are there are disconnected.
     """
+
+    is_draining = False
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -104,7 +102,6 @@ class ProxyOperations(LogLevels):
         self._reload: Callable[[], Awaitable[Reloaded]] | None = None
         self._clients: ProxiedClients | None = None
         self._listeners: Listeners | None = None
-        self.is_draining = False
 
     def attach(
         self,
@@ -134,9 +131,6 @@ class ProxyOperations(LogLevels):
         return await self._reload()
 
     # -- what is seen -------------------------------------------------------------------------
-
-    def watch(self) -> None:
-        """Keep nothing: the broker has the history of its clients."""
 
     def client_ids(self) -> list[str]:
         """Return the Client Identifier of every connected client."""
@@ -182,10 +176,6 @@ class ProxyOperations(LogLevels):
             return None
         return report(subject_of_last(last, shared.threshold_l), self._clock())
 
-    def lately(self, client_id: str) -> Sequence[Lately]:  # noqa: ARG002 (as a broker's, as below)
-        """Return nothing: the broker knows."""
-        return ()
-
     async def metrics(self) -> Sequence[Metric]:
         """Return all figures of the proxy; other tasks run in between."""
         shared, upstreams = self._shared, self._upstreams
@@ -228,30 +218,6 @@ class ProxyOperations(LogLevels):
         """Return what waits by topic and size class."""
         running = () if self._shared is None else list(self._shared.running)
         return await waiting_topics((one.client.outbox for one in running), self._clock)
-
-    async def subscriptions(self, client_id: str | None = None) -> Sequence[SubscriptionRow]:  # noqa: ARG002
-        """Return nothing: the broker knows."""
-        return ()
-
-    async def retained(self, topic_filter: str = "#") -> Sequence[RetainedRow]:  # noqa: ARG002
-        """Return nothing: the broker has them."""
-        return ()
-
-    def retained_message(self, topic: str) -> None:
-        """Return nothing: the broker has it."""
-
-    def uplinks(self) -> Sequence[UplinkState]:
-        """Return nothing: an edge broker has them."""
-        return ()
-
-    def tail(
-        self,
-        *,
-        topic_filter: str | None = None,
-        client_id: str | None = None,
-        address: str | None = None,
-    ) -> None:
-        """Return nothing: the broker has a tail."""
 
     # -- what is done -------------------------------------------------------------------------
 
@@ -336,10 +302,6 @@ class ProxyOperations(LogLevels):
         raise PenstockError(
             f"client {client_id}: a proxy drops no message; allowed: release what is held"
         )
-
-    def clear_retained(self, topic: str) -> bool:  # noqa: ARG002
-        """Return False: the broker has them."""
-        return False
 
     def drain(self, seconds: float) -> None:
         """Accept no new clients; those that are there leave when nothing waits, or at the end.
