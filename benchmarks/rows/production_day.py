@@ -32,6 +32,7 @@ METRICS: Final = ("/metrics", "/api/clients?limit=1000")
 
 SCRAPE_SECONDS: Final = 5.0
 LEAD_SECONDS: Final = 0.5
+MEMORY_MINUTES: Final = (1, 10, 30, 60)
 
 
 class Scraper:
@@ -39,7 +40,7 @@ class Scraper:
 
     Attributes:
         count: the number of answers over HTTP.
-        rss_bytes: the resident set at each look.
+        rss_bytes: the resident set at each look, by the second of the monotonic clock.
     """
 
     def __init__(self, peer: RunningPeer, stack: ExitStack) -> None:
@@ -49,11 +50,11 @@ class Scraper:
         wire.subscribe(self._sock, "$SYS/#", 0)
         self._sock.settimeout(0.01)
         self.count = 0
-        self.rss_bytes: list[int] = []
+        self.rss_bytes: dict[float, int] = {}
 
     def scrape(self) -> None:
         """Read all there is."""
-        self.rss_bytes.append(self._peer.rss_bytes())
+        self.rss_bytes[time.monotonic()] = self._peer.rss_bytes()
         with contextlib.suppress(TimeoutError):
             while self._sock.recv(1 << 16):
                 pass
@@ -93,6 +94,14 @@ def measure_day(peer: RunningPeer, scale: Scale) -> Measurement:
     elapsed = time.monotonic() - start
     late = {f"{kind}_{each}": read[f"{kind}_{each}"] for kind in KINDS for each in ("p50", "p99")}
     late |= {name: sleep[name] for name in ("connect_p50", "connect_p99")}
+    megabytes = [(moment - start, rss / MEGABYTE) for moment, rss in scraper.rss_bytes.items()]
+    by_minute = {
+        f"megabytes_after_{minute}_minutes": [size for at, size in megabytes if at <= minute * 60][
+            -1
+        ]
+        for minute in MEMORY_MINUTES
+        if minute * 60 <= day.seconds
+    }
     return Measurement(
         value=cpu / MICROSECOND / max(1, delivered),
         lost=read["expected"] + sleep["expected"] - delivered + sent["unacknowledged"],
@@ -103,9 +112,10 @@ def measure_day(peer: RunningPeer, scale: Scale) -> Measurement:
             "delivered_messages": delivered,
             "connects": sleep["connects"],
             "scrapes": scraper.count,
-            "begin_megabytes": scraper.rss_bytes[0] / MEGABYTE,
-            "end_megabytes": scraper.rss_bytes[-1] / MEGABYTE,
-            "most_megabytes": max(scraper.rss_bytes) / MEGABYTE,
+            "begin_megabytes": megabytes[0][1],
+            "end_megabytes": megabytes[-1][1],
+            "most_megabytes": max(size for _, size in megabytes),
+            **by_minute,
             "sender_p99_milliseconds": sent["sender_p99"] / MILLISECOND,
             **{f"{name}_milliseconds": value / MILLISECOND for name, value in late.items()},
         },
