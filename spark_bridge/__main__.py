@@ -48,8 +48,9 @@ from penstock.spark_bridge.sink_folder import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
+    from penstock.spark_bridge.pipelines.batch_spans import BatchSpans
     from penstock.spark_bridge.pipelines.running import Query
 
 PROGRAM: Final = "penstock spark"
@@ -85,6 +86,13 @@ LogFile: TypeAlias = Annotated[
 Metrics: TypeAlias = Annotated[
     str | None,
     typer.Option(metavar="HOST:PORT", help="Address on which Prometheus reads /metrics."),
+]
+Otlp: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help="Send a span of each micro-batch here, by OTLP over HTTP; needs the extra otel.",
+    ),
 ]
 ShortRun: TypeAlias = Annotated[
     bool,
@@ -164,6 +172,7 @@ def run_pipeline(
     master: Master = "local[2]",
     conf: Settings = None,
     metrics: Metrics = None,
+    otlp: Otlp = None,
     report: ReportFile = None,
     log: LogFile = None,
     *,
@@ -197,7 +206,7 @@ def run_pipeline(
         def build(session: SparkSession) -> tuple[Sequence[Query], Callable[[], None]]:
             from penstock.spark_bridge.pipelines.building import Built  # noqa: PLC0415 - Spark
 
-            built = Built(session, pipeline, name)
+            built = Built(session, pipeline, name, read=stream_reader(otlp))
             for note in built.notes:
                 say(note)
             return ([] if dry_run else built.queries), built.remember
@@ -214,6 +223,7 @@ def run_pipeline(
             settings=as_texts(pipeline.configuration) | settings,
             trigger_seconds=seconds,
             metrics=metrics,
+            otlp=otlp,
             short_run=short_run or is_short(seconds, n_waiting),
         )
 
@@ -250,6 +260,7 @@ def stream(
     ] = None,
     conf: Settings = None,
     metrics: Metrics = None,
+    otlp: Otlp = None,
     report: ReportFile = None,
     log: LogFile = None,
     compact: Annotated[
@@ -277,12 +288,11 @@ def stream(
     n_waiting = check_queue(source)
 
     def build(session: SparkSession) -> tuple[Sequence[Query], Callable[[], None]]:
-        from penstock.spark_bridge.pipelines.building import read_stream  # noqa: PLC0415 - Spark
-        from penstock.spark_bridge.pipelines.running import Query  # noqa: PLC0415
+        from penstock.spark_bridge.pipelines.running import Query  # noqa: PLC0415 - Spark
 
         query = Query(
             name=INGEST,
-            rows=read_stream(session, texts),
+            rows=stream_reader(otlp)(session, texts),
             source=source,
             sinks={INGEST: sink},
             checkpoint=f"{checkpoint.rstrip('/')}/{INGEST}",
@@ -301,6 +311,7 @@ def stream(
         settings=settings,
         trigger_seconds=trigger_seconds,
         metrics=metrics,
+        otlp=otlp,
         short_run=short_run or is_short(trigger_seconds, n_waiting),
     )
 
@@ -330,6 +341,21 @@ def with_wait(texts: Mapping[str, str], trigger_seconds: float | None) -> dict[s
     if is_said or trigger_seconds is None:
         return dict(texts)
     return {**texts, "waitSeconds": str(min(DEFAULT_WAIT_SECONDS, trigger_seconds / 2))}
+
+
+def stream_reader(otlp: str | None) -> Callable[[SparkSession, dict[str, str]], DataFrame]:
+    """Return the function that reads messages as a stream, with their traces where spans are made.
+
+    Raises:
+        OptionError: the extra for spans is not installed.
+    """
+    if otlp is not None:
+        from penstock.spark_bridge.pipelines.batch_spans import read_traced  # noqa: PLC0415 - Spark
+
+        return read_traced
+    from penstock.spark_bridge.pipelines.building import read_stream  # noqa: PLC0415 - Spark
+
+    return read_stream
 
 
 def is_short(trigger_seconds: float | None, n_waiting: int) -> bool:
@@ -367,6 +393,7 @@ def run(
     settings: dict[str, str],
     trigger_seconds: float | None,
     metrics: str | None,
+    otlp: str | None,
     short_run: bool,
 ) -> None:
     """Start Spark, run queries and stop Spark.
@@ -384,6 +411,7 @@ def run(
         settings: settings of Spark.
         trigger_seconds: see `running.run`.
         metrics: HOST:PORT for Prometheus, or None.
+        otlp: URL for the spans of micro-batches, or None.
         short_run: see `session.java_options`.
     """
     places = [*outputs, storage]
@@ -391,9 +419,12 @@ def run(
     check_nesting([folder for folder in map(local_folder, outputs) if folder is not None])
     for folder in folders:
         folder.mkdir(parents=True, exist_ok=True)
+    spans = None if otlp is None else _spans_to(otlp)
     signals = StopSignals()
     signals.install()
     with held_folders(folders), _naming_log(log_file), ExitStack() as stack:
+        if spans is not None:
+            stack.callback(spans.close)
         session = _start_spark(java, log_file, master, settings, short_run=short_run)
         stack.callback(_stop, session)
         if signals.count:
@@ -431,6 +462,7 @@ def run(
                 trigger_seconds,
                 stop_requests=lambda: signals.count,
                 on_progress=display.show,
+                on_batch=(lambda *_: None) if spans is None else spans.add,
                 tell=say,
             )
     for name, summary in summaries.items():
@@ -438,6 +470,12 @@ def run(
     if report is not None:
         counts = {name: asdict(summary) for name, summary in summaries.items()}
         report.write_text(json.dumps(counts, indent=1) + "\n")
+
+
+def _spans_to(otlp: str) -> BatchSpans:
+    from penstock.spark_bridge.pipelines.batch_spans import BatchSpans  # noqa: PLC0415 - Spark
+
+    return BatchSpans(otlp)
 
 
 def say(text: str) -> None:

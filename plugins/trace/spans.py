@@ -6,6 +6,7 @@ import os
 import re
 import time
 from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from opentelemetry.context import Context
@@ -15,10 +16,12 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from opentelemetry.trace import (
+    Link,
     NonRecordingSpan,
     SpanContext,
     SpanKind,
     TraceFlags,
+    get_current_span,
     set_span_in_context,
 )
 
@@ -95,6 +98,37 @@ class Spans:
         if parent is not None:
             self._span(name, parent, since, client_id, n_bytes, to)
 
+    def process(
+        self,
+        place: str,
+        values: Iterable[str],
+        since: int,
+        until: int,
+        attributes: Mapping[str, str | int | Sequence[str]],
+    ) -> None:
+        """Make the span of messages that were processed together, with a link to each one's trace.
+
+        Args:
+            place: where they come from.
+            values: the `traceparent` of each message.
+            since: Unix time in nanoseconds, as `until`.
+            until: when all were processed.
+            attributes: beside those of every span.
+        """
+        contexts = [context for value in values if (context := self.context_of(value))]
+        links = [Link(get_current_span(context).get_span_context()) for context in contexts]
+        given: dict[str, str | int | Sequence[str]] = {
+            "messaging.system": "mqtt",
+            "messaging.operation.name": "process",
+            "messaging.operation.type": "process",
+            "messaging.destination.name": place,
+            **attributes,
+        }
+        if self._provider is not None:
+            tracer = self._provider.get_tracer("penstock")
+            name, kind = f"process {place}", SpanKind.CONSUMER
+            tracer.start_span(name, None, kind, given, links, since).end(until)
+
     def context_of(self, value: str) -> Context | None:
         """Return the context that a `traceparent` names; None where no span is to be made."""
         found = _VALUE.fullmatch(value)
@@ -113,6 +147,7 @@ class Spans:
         """Make a span from `since`, Unix time in nanoseconds, until now; return its context."""
         attributes: dict[str, str | int] = {
             "messaging.system": "mqtt",
+            "messaging.operation.name": name,
             "messaging.message.body.size": n_bytes,
         }
         if client_id:

@@ -125,6 +125,7 @@ def run(
     *,
     stop_requests: Callable[[], int] = lambda: 0,
     on_progress: Callable[[Summaries], None] = lambda _: None,
+    on_batch: Callable[[Query, Mapping[str, Any]], None] = lambda *_: None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Summaries:
     """Run queries to their end.
@@ -138,6 +139,8 @@ def run(
             twice a second. After two requests the run ends at once and leaves the rest in the
             queue.
         on_progress: is called with the counts so far whenever they have changed.
+        on_batch: is called with Spark's report, as JSON values, of each micro-batch that had
+            messages, after its commit.
         tell: is called with a line for each file that is deleted.
 
     Raises:
@@ -145,7 +148,7 @@ def run(
             same run continues from there.
         SinkFolderError: a folder holds the output of another query.
     """
-    running = _Run(spark, queries, trigger_seconds, stop_requests, on_progress, tell)
+    running = _Run(spark, queries, trigger_seconds, stop_requests, on_progress, on_batch, tell)
     try:
         running.run()
     except PySparkException as error:
@@ -201,6 +204,7 @@ class _Run:
         trigger_seconds: float | None,
         stop_requests: Callable[[], int],
         on_progress: Callable[[Summaries], None],
+        on_batch: Callable[[Query, Mapping[str, Any]], None],
         tell: Callable[[str], None],
     ) -> None:
         self._spark = spark
@@ -208,6 +212,7 @@ class _Run:
         self._trigger_seconds = trigger_seconds
         self._stop_requests = stop_requests
         self._on_progress = on_progress
+        self._on_batch = on_batch
         self._tell = tell
 
     def run(self) -> None:
@@ -310,9 +315,11 @@ class _Run:
             newest = None if one.stream is None else one.stream.lastProgress
             if newest is not None and newest.batchId >= one.totals.batch_id:
                 assert one.stream is not None  # noqa: S101 - it has reported
-                for report in one.stream.recentProgress:
-                    if one.totals.add(json.loads(report.json)):
+                for progress in one.stream.recentProgress:
+                    report = json.loads(progress.json)
+                    if one.totals.add(report):
                         has_changed, one.changed_at = True, now
+                        self._on_batch(one.query, report)
             if now - one.changed_at >= _RELEASE_SECONDS:
                 one.release()
         if has_changed:

@@ -116,7 +116,7 @@ PACKAGE_ARROWS: Final = {
     ),
     # An executor of Spark needs no broker; a size, an address, a YAML file, a command line, a topic
     # filter and a message's key are read in one way. Servers of the engine `redis` are found as the
-    # engine does, and what they keep has one form.
+    # engine does, and what they keep has one form. A micro-batch's span is sent as messages' are.
     "spark_bridge": (
         "spark_bridge",
         "plugins.queue.batch_client",
@@ -125,6 +125,7 @@ PACKAGE_ARROWS: Final = {
         "plugins.queue.engines.contract",
         "plugins.queue.engines.redis",
         "plugins.queue.strategies.message_key",
+        "plugins.trace.spans",
         "plugins.web.bind",
         "broker.config.checked_yaml",
         "broker.config.key_types",

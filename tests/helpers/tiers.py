@@ -8,6 +8,7 @@ TOGETHER: Final = (
     tuple(
         f"tests/spark_bridge/{name}.py"
         for name in (
+            "pipelines/test_batch_spans",
             "pipelines/test_running",
             "pipelines/test_building",
             "pipelines/test_decoding",
