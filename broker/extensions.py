@@ -9,6 +9,7 @@ overridden, and does not call the rest. All methods are plain functions on the l
 * `PayloadStore`: where does a payload live?
 * `MessageSink`: a route target that is not a session.
 * `MessageSource`: feeds subscriptions of its own.
+* `SessionOwner`: may this broker have a client's session now?
 
 `penstock.broker.access_control` has those about clients: who may connect, and do what with which
 topic. `penstock.broker.events` has what a plugin can be told of, and
@@ -346,6 +347,23 @@ NEVER_FITS: Final = "too_large"
 """The reason of a `MessageSink` for a message that is larger than all that it may hold."""
 
 
+class SinkRun(NamedTuple):
+    """PUBLISH packets of one publisher and QoS that came together, for the same sinks.
+
+    Attributes:
+        packets: whole packets, one after the other, as they came, correct and without Topic Alias,
+            DUP and RETAIN. The Packet Identifiers of QoS 1 and 2 are the publisher's.
+        n_messages: how many.
+        version: the protocol version in whose form they are, 4 or 5.
+        qos: of all.
+    """
+
+    packets: bytes
+    n_messages: int
+    version: int
+    qos: int
+
+
 class MessageSink(ABC):
     """A route target that is not a session, such as a pull queue.
 
@@ -358,11 +376,18 @@ class MessageSink(ABC):
     all the same, and `refuse` tells the sink that it does not get them. As it is, a sink has room
     for everything.
 
+    A sink that overrides `accept_run` is given messages that came together as one `SinkRun`, where
+    all other sinks of their topic take runs, too. Every other message comes by `accept`.
+
     Attributes:
         name: unique among the broker's sinks.
-        topic_filters: MQTT topic filters; a message that matches several is offered once.
+        topic_filters: MQTT topic filters; a message that matches several is offered once. They are
+            read when the sink is added; `SinkRoutes` changes them later.
         counts: the sink's side of the ledger.
-        sizes: the size class of the messages that it is offered; None for both.
+        sizes: the size class of the messages that it is offered; None for both. A sink that has one
+            is given no runs.
+        takes_retained: it is offered every message with RETAIN, whatever its topic, except those
+            below ``$SYS``; also one without payload, which removes what is retained.
         on_room: set by the broker. A sink calls it when it has room again after `reserve` has
             refused; without the call, publishers that wait try again twice a second.
     """
@@ -371,6 +396,7 @@ class MessageSink(ABC):
     topic_filters: Sequence[str]
     counts: SinkCounts
     sizes: SizeClass | None = None
+    takes_retained: bool = False
     on_room: Callable[[], None] = staticmethod(lambda: None)
 
     def reserve(self, message: Message) -> str:  # noqa: ARG002 (a default, as those below)
@@ -400,6 +426,31 @@ class MessageSink(ABC):
             message: the message, which has QoS 0 when `receipt` is None.
             receipt: settled by the sink once the message is safe or refused.
         """
+
+    def reserve_run(self, n_messages: int, n_bytes: int) -> bool:  # noqa: ARG002
+        """Hold room for a run of QoS 1 or 2 until `accept_run` or `release_run`.
+
+        Args:
+            n_messages: how many.
+            n_bytes: of their packets.
+
+        Returns:
+            False where there is none: nothing is counted, and the messages are offered one by one.
+        """
+        return True
+
+    def release_run(self, n_messages: int, n_bytes: int) -> None:  # noqa: B027
+        """Give back the room that `reserve_run` has held: the messages are offered one by one."""
+
+    def accept_run(self, run: SinkRun, receipt: Receipt | None) -> None:
+        """Take messages, without waiting; see the class. It counts them itself.
+
+        Args:
+            run: the messages. Room is reserved for those of QoS 1 and 2; of QoS 0 the sink may drop
+                any, for a reason in its counts.
+            receipt: settled once all are safe, or refused; None for QoS 0.
+        """
+        raise NotImplementedError
 
     def forget(self, deduplication_id: bytes, done: Callable[[bool], None]) -> None:  # noqa: ARG002
         """Forget a deduplication identifier: the client may use it for another message after that.
@@ -501,8 +552,58 @@ class SinkRoutes(Protocol):
     def remove(self, sink: MessageSink) -> None:
         """Offer a sink nothing more; it may still be asked to `accept` what it has reserved.
 
-        Nothing happens where the sink is not one of the broker's.
+        Nothing happens where the sink is not one of the broker's. Each of its filters takes some
+        microseconds; of very many, remove some at a time by `remove_filter` before.
         """
+
+    def add_filter(self, sink: MessageSink, topic_filter: str) -> None:
+        """Offer a sink of the broker what matches one more topic filter.
+
+        Nothing happens where it has the filter. What that costs does not depend on the number of
+        filters.
+
+        Raises:
+            PenstockError: the topic filter is not valid, or the sink is not one of the broker's.
+        """
+
+    def remove_filter(self, sink: MessageSink, topic_filter: str) -> None:
+        """Offer a sink no more what matches a topic filter alone; it may not have the filter."""
+
+
+class SessionOwner:
+    """Says when this broker may have a client's session, where other brokers may have it, too.
+
+    As it is, the broker has every session at once. A method that returns None costs no wait. It is
+    not asked about `LocalClients`.
+    """
+
+    def claim(
+        self,
+        client_id: str,  # noqa: ARG002 (a default, as those below)
+        *,
+        clean_start: bool,  # noqa: ARG002
+        expiry_interval: float | None,  # noqa: ARG002
+    ) -> Awaitable[None] | None:
+        """Make this broker the one that has a client's session, before that is opened.
+
+        Args:
+            client_id: Client Identifier of an authenticated client.
+            clean_start: Clean Start, or Clean Session, of its CONNECT.
+            expiry_interval: seconds for which the session outlives its connection; None for ever.
+
+        Returns:
+            What is awaited before the session is opened; None where it may be opened at once.
+            Raising a `PenstockError` refuses the client (Server unavailable), any other exception
+            is logged and does so, too.
+        """
+        return None
+
+    def routed(self) -> Awaitable[None] | None:
+        """Return what is awaited before SUBACK, so that subscriptions hold on every broker then.
+
+        It is asked once they are added. A `PenstockError` from it is logged, and SUBACK is sent.
+        """
+        return None
 
 
 LOCAL_CLIENT_PREFIX: Final = "$uplink/"
@@ -520,6 +621,10 @@ clients. The relay itself publishes at QoS 2, by which a repeat after a crash is
 PUBLISHER_PROPERTY: Final = "penstock-publisher"
 """The User Property with the Client Identifier of a message's publisher, for clients that get it.
 """
+
+SHARE_PROPERTY: Final = "penstock-share"
+"""The last User Property of a message from a client that names shares (`LocalClients.connect`): the
+shared subscription whose member gets it, ``$share/{ShareName}/{filter}``."""
 
 UPLINK_PROPERTIES: Final = 16
 """Uplinks may add so many User Properties to a message, beyond those of its publisher: publisher,
@@ -554,17 +659,29 @@ class LocalClients(Protocol):
         *,
         tells_publisher: bool = False,
         is_patient: bool = False,
+        is_forwarded: bool = False,
+        names_shares: bool = False,
         extra: Mapping[str, Any] | None = None,
     ) -> asyncio.Transport:
         """Connect a client; `protocol.connection_made` is called before this returns.
 
         Flow control is asyncio's, both ways. The loop hands over later what is written.
 
+        What a client publishes with `is_forwarded` was routed by another broker: it goes to
+        sessions that have a subscription of their own, and neither to sinks nor to shared
+        subscriptions. Nothing of it is retained: RETAIN counts for Retain As Published alone. No
+        callback is told that it was received or routed.
+
         Args:
             protocol: the client's, whose CONNECT names a client id below `LOCAL_CLIENT_PREFIX`.
             tells_publisher: messages for it carry `PUBLISHER_PROPERTY`, behind all others.
             is_patient: what it publishes at QoS 1 and 2 waits for room and for the disk, and is
                 never refused: for a client that forwards what others were told is safe.
+            is_forwarded: what it publishes was routed by another broker; see above.
+            names_shares: with `is_forwarded`, and in MQTT 5: each message has `SHARE_PROPERTY` as
+                its last User Property, which is removed, and goes to one member of that shared
+                subscription and to nobody else. Where none can take it now, a message of QoS 1 or 2
+                is refused with 0x97, also with `is_patient`.
             extra: what `get_extra_info` returns on the broker's side; with ``socket``, samplers
                 look at that socket for the path to the subscriber.
         """
@@ -732,6 +849,34 @@ class LocalClients(Protocol):
     def retained(self, topic_filter: str, publisher: str) -> Sequence[tuple[str, int]]:
         """Return (topic, payload bytes) of a publisher's retained messages that match a filter."""
 
+    def set_retained(
+        self, packet: bytes, version: int, *, publisher: str = "", age: float = 0.0
+    ) -> bool:
+        """Take over a retained message, or its clear, that another broker has accepted.
+
+        Subscribers do not get it, nor do sinks; callbacks that tell of retained messages do.
+
+        Args:
+            packet: a whole PUBLISH packet, without Topic Alias; one without payload removes what
+                its topic has. It counts as retained, with RETAIN or without.
+            version: the protocol version in whose form it is, 4 or 5.
+            publisher: Client Identifier of who has published it.
+            age: seconds since it was published, of which its Message Expiry Interval is reduced.
+
+        Returns:
+            False where the topic has no retained message now for want of room.
+
+        Raises:
+            PenstockError: the packet is not correct.
+        """
+
+    def walk_retained(self) -> Iterator[Message]:
+        """Yield what is retained, except below ``$SYS``, each message once.
+
+        Between two of them the loop may do other things: messages that are set or removed
+        meanwhile may be among them or not, all others are.
+        """
+
     def show_retained(self, prefix: str, show: Callable[[Message, int], Iterator[Message]]) -> None:
         """Send new subscriptions below a prefix other forms of what is retained.
 
@@ -749,6 +894,17 @@ class LocalClients(Protocol):
 
     def subscriptions_of_others(self) -> Iterable[tuple[str, str, int]]:
         """Return (client id, topic filter, QoS) of every subscription of other clients."""
+
+    def release(self, client_id: str, reason_code: int) -> None:
+        """Let go of a client that another broker has: close its connection and end its session.
+
+        Its will is published as when another connection takes it over. Nothing happens where the
+        client has no session.
+
+        Args:
+            client_id: the Client Identifier.
+            reason_code: of the DISCONNECT that an MQTT 5 client gets, such as 0x8E.
+        """
 
     def end_sessions(self, is_wanted: Callable[[str], bool]) -> Sequence[str]:
         """End the sessions of those local clients whose ids are wanted, and return the ids."""
@@ -833,6 +989,7 @@ class Plugin:
         payload_store: a payload store; a broker has one.
         sinks: message sinks, whose names are unique in the broker.
         sources: message sources, whose prefixes are unique in the broker.
+        session_owner: a session owner; a broker has one.
         access: an access control, which is asked beside the other plugins'.
         authenticators: authenticators, whose methods are unique in the broker.
         callbacks: the callbacks of events.
@@ -849,6 +1006,7 @@ class Plugin:
     payload_store: PayloadStore | None = None
     sinks: Sequence[MessageSink] = ()
     sources: Sequence[MessageSource] = ()
+    session_owner: SessionOwner | None = None
     access: AccessControl | None = None
     authenticators: Sequence[Authenticator] = ()
     callbacks: Callbacks | None = None

@@ -215,7 +215,7 @@ class _LocalConnection(AcceptedConnection):
 class _LocalProtocol(MqttProtocol):
     """The broker's side of a client in its own process."""
 
-    __slots__ = ("_is_patient", "_tells_publisher")
+    __slots__ = ("_is_forwarded", "_is_patient", "_names_shares", "_tells_publisher")
 
     def __init__(
         self,
@@ -224,10 +224,14 @@ class _LocalProtocol(MqttProtocol):
         *,
         tells_publisher: bool,
         is_patient: bool,
+        is_forwarded: bool,
+        names_shares: bool,
     ) -> None:
         super().__init__(driver, arrival)
         self._tells_publisher = tells_publisher
         self._is_patient = is_patient
+        self._is_forwarded = is_forwarded
+        self._names_shares = names_shares
 
     def _begin(self, since: float) -> None:
         super()._begin(since)
@@ -235,6 +239,8 @@ class _LocalProtocol(MqttProtocol):
         client = self.connection.client
         client.is_local = True
         client.is_patient = self._is_patient
+        client.is_forwarded = self._is_forwarded
+        client.names_shares = self._names_shares
         if self._tells_publisher:
             client.sender = TellingSender(client.outgoing)
 
@@ -273,6 +279,8 @@ class InProcessClients:
         *,
         tells_publisher: bool = False,
         is_patient: bool = False,
+        is_forwarded: bool = False,
+        names_shares: bool = False,
         extra: Mapping[str, Any] | None = None,
     ) -> asyncio.Transport:
         """Connect a client; see `penstock.broker.extensions.LocalClients.connect`."""
@@ -282,7 +290,12 @@ class InProcessClients:
         ours.other, theirs.other = theirs, ours
         arrival = _LocalConnection(self._reception(), LISTENER, Places())
         ours.protocol = _LocalProtocol(
-            driver, arrival, tells_publisher=tells_publisher, is_patient=is_patient
+            driver,
+            arrival,
+            tells_publisher=tells_publisher,
+            is_patient=is_patient,
+            is_forwarded=is_forwarded,
+            names_shares=names_shares,
         )
         theirs.protocol = protocol
         ours.protocol.connection_made(ours)
@@ -503,6 +516,16 @@ class InProcessClients:
                 found.append((message.topic, message.payload_bytes))
         return found
 
+    def set_retained(
+        self, packet: bytes, version: int, *, publisher: str = "", age: float = 0.0
+    ) -> bool:
+        """Take over what another broker retains; see `LocalClients.set_retained`."""
+        raise NotImplementedError
+
+    def walk_retained(self) -> Iterator[Message]:
+        """Yield what is retained; see `LocalClients.walk_retained`."""
+        raise NotImplementedError
+
     def show_retained(self, prefix: str, show: Callable[[Message, int], Iterator[Message]]) -> None:
         """Send new subscriptions other forms of what is retained.
 
@@ -524,6 +547,10 @@ class InProcessClients:
             if not session.client_id.startswith(LOCAL_CLIENT_PREFIX):
                 for one in session.subscriptions.values():
                     yield session.client_id, one.topic_filter, one.qos
+
+    def release(self, client_id: str, reason_code: int) -> None:
+        """Let go of a client that another broker has; see `LocalClients.release`."""
+        raise NotImplementedError
 
     def end_sessions(self, is_wanted: Callable[[str], bool]) -> Sequence[str]:
         """End sessions of local clients, and return their ids."""

@@ -332,3 +332,11 @@ class CoreSinks:
         """Offer a sink nothing more; it may still be asked to `accept` what it has reserved."""
         core = self._core
         core.set_sinks([other for other in core.sinks if other is not sink])
+
+    def add_filter(self, sink: MessageSink, topic_filter: str) -> None:
+        """Offer a sink what matches one more topic filter; see `SinkRoutes.add_filter`."""
+        raise NotImplementedError
+
+    def remove_filter(self, sink: MessageSink, topic_filter: str) -> None:
+        """Offer a sink no more what matches a topic filter; see `SinkRoutes.remove_filter`."""
+        raise NotImplementedError

@@ -261,6 +261,8 @@ class Client:
             `penstock.broker.extensions.LocalClients`.
         is_patient: what it publishes waits for room and for the disk, and is refused for neither:
             it forwards what others were told is safe.
+        is_forwarded: what it publishes was routed by another broker; see the same.
+        names_shares: each of these messages names the shared subscription that it is for.
         is_relay: it publishes for a user; see `penstock.broker.extensions.RELAY_CLIENT_PREFIX`.
         maximum_packet_size: bytes of the largest packet that is taken from an accepted client.
         n_filters_refused: how many of its subscriptions were refused.
@@ -298,6 +300,7 @@ class Client:
         "is_bridge",
         "is_closing",
         "is_counted",
+        "is_forwarded",
         "is_heard_out",
         "is_local",
         "is_open",
@@ -308,6 +311,7 @@ class Client:
         "maximum_packet_size",
         "n_filters_refused",
         "n_owed",
+        "names_shares",
         "outgoing",
         "receipts",
         "receive_maximum",
@@ -360,6 +364,8 @@ class Client:
         self.is_local = False
         self.is_patient = False
         self.is_relay = False
+        self.is_forwarded = False
+        self.names_shares = False
         self.is_closing = False
         self.is_heard_out = False
         self.suspended: Coroutine[Any, Any, None] | None = None
