@@ -50,7 +50,7 @@ from penstock.netem.figures.figure_file import Table, begin, check_writable, wri
 from penstock.netem.runs.broker_process import RunningBroker, reserved_port
 from penstock.plugins.queue.engines.contract import GroupSpec, NewMessage, QueueSpec
 from penstock.plugins.queue.engines.redis.engine import RedisEngine
-from penstock.plugins.queue.engines.redis.server import RedisServer
+from penstock.plugins.redis.server import RedisServer
 
 PAYLOAD: Final = bytes(400)
 DEPTH: Final = 64

@@ -41,7 +41,7 @@ from penstock.plugins.queue.config import (
     PublishingConfig,
     QueueConfig,
     QueueHttpLimits,
-    RedisConfig,
+    QueueRedisConfig,
 )
 from penstock.plugins.trace.config import TraceConfig
 from penstock.plugins.web.limits import HttpLimits, HttpTls
@@ -68,7 +68,7 @@ POLICY: Final[Mapping[str, type[Any]]] = {
     "plugins.console.http_limits": HttpLimits,
     "plugins.queue": QueueConfig,
     "plugins.queue.http_limits": QueueHttpLimits,
-    "plugins.queue.redis": RedisConfig,
+    "plugins.queue.redis": QueueRedisConfig,
     "plugins.queue.publishing": PublishingConfig,
     "plugins.queue.queues.NAME": LogicalQueueConfig,
     "plugins.queue.queues.NAME.groups.NAME": GroupConfig,

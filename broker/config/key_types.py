@@ -35,6 +35,23 @@ Seconds = Annotated[float, Field(gt=0)]
 PerSecond = Annotated[float, Field(gt=0)]
 """A rate per second, above 0."""
 
+NAME_FORM: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
+"""The form of names that users give, such as those of queues."""
+NAME_ALLOWED: Final = (
+    "a name of 1 to 80 letters, digits, dots, dashes and underscores that begins with a letter or "
+    "digit"
+)
+
+
+def _checked_name(name: str) -> str:
+    if not NAME_FORM.fullmatch(name):
+        raise ValueError(NAME_ALLOWED)
+    return name
+
+
+Name = Annotated[str, AfterValidator(_checked_name)]
+"""A name that a user gives."""
+
 SIZE_ALLOWED: Final = (
     "a whole number of bytes, or a text with a unit of bytes, such as 64 KiB or 10 MB"
 )

@@ -10,20 +10,15 @@ from typing import Annotated, Final, Literal
 from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass
 
-from penstock.broker.config.key_types import STRICT, Positive, PositiveSize, Seconds, Size
+from penstock.broker.config.key_types import STRICT, Name, Positive, PositiveSize, Seconds, Size
 from penstock.broker.errors import MalformedPacketError
 from penstock.broker.message import SizeClass
 from penstock.broker.mqtt.topics import SHARE_PREFIX, validate_topic_filter
 from penstock.plugins.queue.strategies.slowdown_exclusion import DEFAULT_SLOWDOWN_DETECTION_TIME
+from penstock.plugins.redis.config import RedisConfig, Server
 from penstock.plugins.web.bind import split_bind
 from penstock.plugins.web.limits import HttpLimits, HttpTls
 
-NAME_FORM: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
-"""The form of names of queues and groups."""
-NAME_ALLOWED: Final = (
-    "a name of 1 to 80 letters, digits, dots, dashes and underscores that begins with a letter or "
-    "digit"
-)
 KEY_FORM: Final = re.compile(r"topic|topic:[0-9]{1,4}|publisher|property:.{1,256}", re.DOTALL)
 """The form of `LogicalQueueConfig.key`."""
 KEY_ALLOWED: Final = "topic, topic:LEVEL, publisher or property:NAME"
@@ -44,12 +39,6 @@ def _checked_topic_filter(topic_filter: str) -> str:
     return topic_filter
 
 
-def _checked_name(name: str) -> str:
-    if not NAME_FORM.fullmatch(name):
-        raise ValueError(NAME_ALLOWED)
-    return name
-
-
 def _checked_key(key: str) -> str:
     if not KEY_FORM.fullmatch(key):
         raise ValueError(KEY_ALLOWED)
@@ -64,17 +53,9 @@ def _checked_bind(bind: str) -> str:
     return bind
 
 
-def _checked_server(server: str) -> str:
-    if split_bind(server)[1] == 0:
-        raise ValueError("HOST:PORT, with a port of 1 to 65535")
-    return server
-
-
 TopicFilter = Annotated[str, AfterValidator(_checked_topic_filter)]
-Name = Annotated[str, AfterValidator(_checked_name)]
 _Key = Annotated[str, AfterValidator(_checked_key)]
 _Bind = Annotated[str, AfterValidator(_checked_bind)]
-_Server = Annotated[str, AfterValidator(_checked_server)]
 _Duration = Annotated[float, Field(ge=0)]
 _Path = Annotated[str, Field(min_length=1)]
 
@@ -235,108 +216,29 @@ class QueueHttpLimits(HttpLimits):
 
 
 @dataclass(frozen=True, slots=True, config=STRICT)
-class RedisTls:
-    """TLS to the Redis server; the keys under `plugins.queue.redis.tls`.
-
-    Attributes:
-        ca: PEM file of the authorities that the server's certificate is checked with.
-        certificate: PEM file of this program's certificate.
-        key: PEM file of its private key, without a passphrase.
-    """
-
-    ca: _Path
-    certificate: _Path | None = None
-    key: _Path | None = None
-
-    def __post_init__(self) -> None:
-        """Refuse a half of a certificate."""
-        if (self.certificate is None) != (self.key is None):
-            raise ValueError("certificate and key, or neither")
-
-
-@dataclass(frozen=True, slots=True, config=STRICT)
-class RedisSentinel:
-    """Sentinels, which know the master; the keys under `plugins.queue.redis.sentinel`.
-
-    Attributes:
-        servers: ``HOST:PORT`` of each sentinel.
-        master: name of the master in their files.
-        user: ACL user of the sentinels; None for `default`.
-        password_file: file whose first line is the password of the sentinels.
-        tls: certificates for the sentinels; None for a plain connection.
-    """
-
-    servers: Annotated[tuple[_Server, ...], Field(min_length=1)]
-    master: Annotated[str, Field(min_length=1)]
-    user: Annotated[str, Field(min_length=1)] | None = None
-    password_file: _Path | None = None
-    tls: RedisTls | None = None
-
-    def __post_init__(self) -> None:
-        """Refuse a user that cannot log in."""
-        _require_password(self.user, self.password_file)
-
-
-@dataclass(frozen=True, slots=True, config=STRICT)
-class RedisConfig:
+class QueueRedisConfig(RedisConfig):
     """The server of the engine `redis`; the keys under `plugins.queue.redis`.
 
     Attributes:
-        server: ``HOST:PORT`` of a standalone server; None for those of `sentinel` or `cluster`, or
-            ``127.0.0.1:6379``.
-        sentinel: the sentinels that say which server is the master.
-        cluster: ``HOST:PORT`` of some nodes of a cluster, which know the others; empty for none.
         local_nodes: `HOST:PORT` of the cluster's nodes on this machine: receives prefer physical
             queues whose master is one of them (paper 001, 3.3.1.1); empty to prefer none.
-        db: number of the database.
-        prefix: begins the name of each key, so that several installations share a server.
-        user: ACL user; None for `default`.
-        password_file: file whose first line is the password.
-        tls: certificates; None for a plain connection.
-        min_replicas: replicas that must have a message before it is acknowledged.
-        replication_seconds: how long replicas are waited for; then the message is refused.
-        timeout_seconds: how long an answer is waited for; then the server counts as lost.
-        retry_seconds: how long a call waits for a server, such as the next master; then it fails.
         slowdown_detection_time: seconds after which a physical queue that has not stored what it
             got is left out until it is quick again, and a node that has not answered is left out of
             receives (paper 001, chapter 3).
     """
 
-    server: _Server | None = None
-    sentinel: RedisSentinel | None = None
-    cluster: tuple[_Server, ...] = ()
-    local_nodes: tuple[_Server, ...] = ()
-    db: Annotated[int, Field(ge=0)] = 0
-    prefix: Name = "penstock"
-    user: Annotated[str, Field(min_length=1)] | None = None
-    password_file: _Path | None = None
-    tls: RedisTls | None = None
-    min_replicas: Annotated[int, Field(ge=0)] = 0
-    replication_seconds: Seconds = 1.0
-    timeout_seconds: Seconds = 5.0
-    retry_seconds: Seconds = 15.0
+    local_nodes: tuple[Server, ...] = ()
     slowdown_detection_time: Seconds | None = DEFAULT_SLOWDOWN_DETECTION_TIME
 
     def __post_init__(self) -> None:
-        """Refuse a user that cannot log in, and two places for one server."""
-        _require_password(self.user, self.password_file)
-        if sum((self.server is not None, self.sentinel is not None, bool(self.cluster))) > 1:
-            raise ValueError("one of server, sentinel and cluster")
-        if self.cluster and self.db:
-            raise ValueError(
-                f"read db: {self.db} beside cluster; allowed: 0, a cluster has no other"
-            )
+        """Refuse what is for a cluster alone."""
+        RedisConfig.__post_init__(self)
         if self.local_nodes and not self.cluster:
             raise ValueError("cluster beside local_nodes")
         if not self.cluster and self.slowdown_detection_time != DEFAULT_SLOWDOWN_DETECTION_TIME:
             raise ValueError(
                 "cluster with slowdown_detection_time; on one server all physical queues are slow"
             )
-
-
-def _require_password(user: str | None, password_file: str | None) -> None:
-    if user is not None and password_file is None:
-        raise ValueError("password_file beside user")
 
 
 @dataclass(frozen=True, slots=True, config=STRICT)
@@ -415,7 +317,7 @@ class QueueConfig:
     max_pending_bytes: PositiveSize = 64 * 1024 * 1024
     read_ahead_bytes: PositiveSize = 64 * 1024 * 1024
     publishing: PublishingConfig | None = None
-    redis: RedisConfig = field(default_factory=RedisConfig)
+    redis: QueueRedisConfig = field(default_factory=QueueRedisConfig)
 
     def __post_init__(self) -> None:
         """Refuse keys without an effect, and dead letters that have no queue to go to."""

@@ -27,7 +27,7 @@ from penstock.broker.extensions import (
 from penstock.broker.message import Message
 from penstock.broker.plugin_guard import note_fault
 from penstock.plugins.queue.access import QueueAccess, require_tokens
-from penstock.plugins.queue.config import LogicalQueueConfig, QueueConfig, RedisConfig
+from penstock.plugins.queue.config import LogicalQueueConfig, QueueConfig, QueueRedisConfig
 from penstock.plugins.queue.consumers import QueueConsumers
 from penstock.plugins.queue.engines.contract import Engine, StorageError
 from penstock.plugins.queue.engines.local import LocalEngine
@@ -394,7 +394,7 @@ def _engine(config: QueueConfig, context: PluginContext) -> Engine:
     )
 
 
-def _redis_engine(config: RedisConfig, context: PluginContext) -> Engine:
+def _redis_engine(config: QueueRedisConfig, context: PluginContext) -> Engine:
     """Return the engine on a Redis server.
 
     Raises:
@@ -403,7 +403,7 @@ def _redis_engine(config: RedisConfig, context: PluginContext) -> Engine:
     try:
         from penstock.plugins.queue.engines.redis.engine import (  # noqa: PLC0415 (of an extra)
             RedisEngine,
-            redis_server,
+            queue_server,
         )
     except ModuleNotFoundError as error:
         problem = ConfigProblem(
@@ -412,4 +412,4 @@ def _redis_engine(config: RedisConfig, context: PluginContext) -> Engine:
             "sqlite or memory; pip install 'penstock-mqtt[redis]' brings it",
         )
         raise ConfigError(context.policy_file, [problem]) from error
-    return RedisEngine(redis_server(config), clocks=Clocks(context.clock), logger=context.logger)
+    return RedisEngine(queue_server(config), clocks=Clocks(context.clock), logger=context.logger)

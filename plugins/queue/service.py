@@ -15,13 +15,12 @@ from logging import Logger
 from typing import Any, Final, NamedTuple
 
 from penstock.broker.config.checked_yaml import MisfitError, fit
+from penstock.broker.config.key_types import NAME_ALLOWED, NAME_FORM
 from penstock.broker.errors import PenstockError
 from penstock.plugins.queue.append_buffer import AppendBuffer, PendingBudget, StoredEvents
 from penstock.plugins.queue.client import Plan, is_same_queue
 from penstock.plugins.queue.config import (
     DEFAULT_GROUP,
-    NAME_ALLOWED,
-    NAME_FORM,
     GroupConfig,
     LogicalQueueConfig,
     QueueConfig,

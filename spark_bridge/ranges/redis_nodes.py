@@ -37,11 +37,11 @@ from redis.exceptions import (
 from penstock.broker.mqtt.topics import matches
 from penstock.plugins.queue.client import NoAnswerError, error_of
 from penstock.plugins.queue.engines.contract import EngineStartError
-from penstock.plugins.queue.engines.redis.discovery import RedisSentinels
-from penstock.plugins.queue.engines.redis.login import Address, Login, named
 from penstock.plugins.queue.engines.redis.messages import part_key
-from penstock.plugins.queue.engines.redis.pipeline import NOT_CARRIED_OUT
-from penstock.plugins.queue.engines.redis.server import RedisServer
+from penstock.plugins.redis.discovery import RedisSentinels
+from penstock.plugins.redis.login import Address, Login, named
+from penstock.plugins.redis.pipeline import NOT_CARRIED_OUT
+from penstock.plugins.redis.server import RedisServer
 from penstock.spark_bridge.errors import OptionError, QueueUnavailableError
 from penstock.spark_bridge.offsets import Range
 from penstock.spark_bridge.options import RedisOptions, SourceOptions

@@ -124,6 +124,7 @@ PACKAGE_ARROWS: Final = {
         "plugins.queue.wire",
         "plugins.queue.engines.contract",
         "plugins.queue.engines.redis",
+        "plugins.redis",
         "plugins.queue.strategies.message_key",
         "plugins.trace.spans",
         "plugins.web.bind",
@@ -241,6 +242,7 @@ MODULE_ARROWS: Final = {
         "netem",
         "models.papers.fabric.store",
         "plugins.queue.engines",
+        "plugins.redis",
         "broker.message",
     ),
 }
@@ -306,6 +308,13 @@ PLUGIN_IO: Final = PLUGIN_ADAPTERS | {
     "plugins.queue.slow_appends",
     "plugins.queue.sqs",
     "plugins.queue.wire.connection",
+    "plugins.redis.checks",
+    "plugins.redis.discovery",
+    "plugins.redis.library",
+    "plugins.redis.login",
+    "plugins.redis.pipeline",
+    "plugins.redis.routes",
+    "plugins.redis.server",
     "plugins.web.bodies",
     "plugins.web.connection_limits",
     "plugins.web.contexts",
@@ -330,7 +339,7 @@ DRIVEN_BY_MODELS: Final = {
 """The modules of plugins that are not pure and that the models may use all the same: a plugin
 reads a file at its start, its gate does not."""
 
-SHARED_BY_PLUGINS: Final = ("plugins.web",)
+SHARED_BY_PLUGINS: Final = ("plugins.redis", "plugins.web")
 """Folders of plugins/ that are no plugin, and on which several stand."""
 
 PURE_PLUGIN_IMPORTS: Final = (

@@ -57,8 +57,12 @@ from penstock.broker.errors import PenstockError
 from penstock.broker.message import Message, SizeClass
 from penstock.plugins.queue import client
 from penstock.plugins.queue.wire.frames import ReceivedMessage
+from penstock.plugins.redis import errors
 
 Action: TypeAlias = client.Action
+EngineStartError: TypeAlias = errors.EngineStartError
+StorageError: TypeAlias = errors.StorageError
+StorageFullError: TypeAlias = errors.StorageFullError
 Position: TypeAlias = client.Position
 Start: TypeAlias = Literal["earliest", "latest"] | float
 """Where a group begins: at the first message, behind the last, or at the first that arrived at or
@@ -71,18 +75,6 @@ DROP_REASONS = {
     "unreadable": "its payload store could not read it back, or its properties are no JSON",
 }
 """Every reason for which an engine does not store a message, and its meaning."""
-
-
-class EngineStartError(PenstockError):
-    """An engine that cannot be opened; the program ends with status 2."""
-
-
-class StorageError(PenstockError):
-    """The engine's storage cannot be read or written; what was acknowledged before is safe."""
-
-
-class StorageFullError(StorageError):
-    """The storage has no space left."""
 
 
 class BackupExistsError(StorageError):

@@ -15,9 +15,10 @@ from dataclasses import replace
 from logging import Logger
 from typing import Any, Final, NamedTuple
 
+from penstock.broker.config.key_types import NAME_FORM
 from penstock.plugins.queue.access import Caller, Role
 from penstock.plugins.queue.append_buffer import DROP_REASONS, Stored
-from penstock.plugins.queue.config import DEFAULT_GROUP, NAME_FORM
+from penstock.plugins.queue.config import DEFAULT_GROUP
 from penstock.plugins.queue.engines.contract import (
     Action,
     ExistsError,

@@ -25,8 +25,8 @@ from penstock.plugins.queue.client import (
 )
 from penstock.plugins.queue.engines.contract import GroupSpec, NewMessage, Position, QueueSpec
 from penstock.plugins.queue.engines.redis.engine import RedisEngine
-from penstock.plugins.queue.engines.redis.pipeline import Patience
-from penstock.plugins.queue.engines.redis.server import RedisServer
+from penstock.plugins.redis.pipeline import Patience
+from penstock.plugins.redis.server import RedisServer
 from penstock.spark_bridge.errors import OptionError, QueueChangedError, QueueUnavailableError
 from penstock.spark_bridge.offsets import Range
 from penstock.spark_bridge.options import RedisOptions, SourceOptions

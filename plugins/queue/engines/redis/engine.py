@@ -18,13 +18,14 @@ import asyncio
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from logging import Logger
 from typing import Any, Final
 
 from redis.asyncio.connection import AbstractConnection
 
 from penstock.broker.durable.storage_clock import Clocks
-from penstock.plugins.queue.config import RedisConfig, RedisSentinel, RedisTls
+from penstock.plugins.queue.config import QueueRedisConfig
 from penstock.plugins.queue.engines.contract import (
     EngineStartError,
     Position,
@@ -41,25 +42,23 @@ from penstock.plugins.queue.engines.reading import RANGE_BYTES
 from penstock.plugins.queue.engines.redis.cached_state import RedisGroup, RedisQueue
 from penstock.plugins.queue.engines.redis.catalogue import Catalogue
 from penstock.plugins.queue.engines.redis.dead_letters import DeadLetters
-from penstock.plugins.queue.engines.redis.discovery import RedisSentinels
 from penstock.plugins.queue.engines.redis.functions import (
+    LIBRARY,
     Functions,
     plain,
 )
 from penstock.plugins.queue.engines.redis.listening import Listening
-from penstock.plugins.queue.engines.redis.login import Address, Login
 from penstock.plugins.queue.engines.redis.messages import (
     Row,
     frames_of,
     rows_of,
 )
-from penstock.plugins.queue.engines.redis.pipeline import Patience
 from penstock.plugins.queue.engines.redis.probing import Prober
 from penstock.plugins.queue.engines.redis.receiving import Receiving
-from penstock.plugins.queue.engines.redis.routes import Routes
-from penstock.plugins.queue.engines.redis.server import RedisServer
 from penstock.plugins.queue.engines.redis.storing import Storing
-from penstock.plugins.web.bind import split_bind
+from penstock.plugins.redis.login import Address
+from penstock.plugins.redis.routes import Routes
+from penstock.plugins.redis.server import RedisServer, address_of, redis_server
 
 _UNKNOWN_SECONDS: Final = 60.0
 """The time after which a group that is in no entry of the catalogue is dropped. Before that,
@@ -124,7 +123,7 @@ class RedisEngine:
         Raises:
             EngineStartError: says why it cannot be used.
         """
-        connection = await self._server.connect(self._logger, address)
+        connection = await self._server.connect(self._logger, address, LIBRARY)
         try:
             await self._functions.check(connection)
             await self._functions.return_on(connection, self._catalogue.queues.values())
@@ -513,40 +512,12 @@ async def _all(calls: Sequence[asyncio.Future[Any]]) -> None:
     await asyncio.gather(*map(plain, calls))
 
 
-def redis_server(config: RedisConfig) -> RedisServer:
+def queue_server(config: QueueRedisConfig) -> RedisServer:
     """Return where the server is."""
-    host, port = _address(config.server or "127.0.0.1:6379")
-    login = _login(config.user, config.password_file, config.tls)
-    return RedisServer(
-        host,
-        port,
-        db=config.db,
-        prefix=config.prefix,
-        login=login,
-        sentinels=None if config.sentinel is None else _sentinels(config.sentinel),
-        cluster=tuple(map(_address, config.cluster)),
-        local_nodes=tuple(map(_address, config.local_nodes)),
-        patience=Patience(
-            timeout_seconds=config.timeout_seconds,
-            retry_seconds=config.retry_seconds,
-            min_replicas=config.min_replicas,
-            replication_seconds=config.replication_seconds,
-            slowdown_detection_time=config.slowdown_detection_time,
-        ),
+    server = redis_server(config)
+    detection = config.slowdown_detection_time
+    return replace(
+        server,
+        local_nodes=tuple(map(address_of, config.local_nodes)),
+        patience=server.patience._replace(slowdown_detection_time=detection),
     )
-
-
-def _sentinels(config: RedisSentinel) -> RedisSentinels:
-    login = _login(config.user, config.password_file, config.tls)
-    return RedisSentinels(tuple(map(_address, config.servers)), config.master, login)
-
-
-def _address(server: str) -> Address:
-    host, port = split_bind(server)
-    return host or "127.0.0.1", port
-
-
-def _login(user: str | None, password_file: str | None, tls: RedisTls | None) -> Login:
-    if tls is None:
-        return Login(user, password_file)
-    return Login(user, password_file, tls.ca, tls.certificate, tls.key)

@@ -27,12 +27,14 @@ from penstock.plugins.queue.engines.redis.cached_state import (
     RedisQueue,
     Told,
 )
-from penstock.plugins.queue.engines.redis.library import PREFIX, VERSION
-from penstock.plugins.queue.engines.redis.login import ask_directly
 from penstock.plugins.queue.engines.redis.messages import arrived_at, part_key, root_of
-from penstock.plugins.queue.engines.redis.routes import Routes
 from penstock.plugins.queue.engines.waiting import Arrivals
+from penstock.plugins.redis.library import Library
+from penstock.plugins.redis.login import ask_directly
+from penstock.plugins.redis.routes import Routes
 
+LIBRARY: Final = Library("penstock_queue_", 1, __package__)
+"""The functions of the engine."""
 _MANY: Final = 1 << 53
 _STORED: Final = frozenset(
     {
@@ -155,7 +157,7 @@ class Functions:
         return self._routes.call(
             keys[0],
             "FCALL",
-            PREFIX + function,
+            LIBRARY.prefix + function,
             len(keys),
             *keys,
             *args,
@@ -286,13 +288,14 @@ class Functions:
         """
         try:
             secret, found = await self.call(
-                "begin", [self._catalogue], secrets.token_hex(32), VERSION
+                "begin", [self._catalogue], secrets.token_hex(32), LIBRARY.version
             )
         except ResponseError as error:
             raise EngineStartError(f"keys {self._prefix}:*: {error}") from error
-        if int(found) != VERSION:
+        if int(found) != LIBRARY.version:
             raise EngineStartError(
-                f"format of keys {self._prefix}:*: read {found.decode()}; allowed: {VERSION}"
+                f"format of keys {self._prefix}:*: read {found.decode()}; allowed: "
+                f"{LIBRARY.version}"
             )
         try:
             read = bytes.fromhex(secret.decode())
@@ -497,7 +500,7 @@ class Functions:
 async def _ask_there(connection: AbstractConnection, function: str, *args: Any) -> Any:
     """Call a function of one key on a new connection; return None where another node has it."""
     try:
-        return await ask_directly(connection, "FCALL", f"{PREFIX}{function}", "1", *args)
+        return await ask_directly(connection, "FCALL", f"{LIBRARY.prefix}{function}", "1", *args)
     except MovedError:
         return None
 

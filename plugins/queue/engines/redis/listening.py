@@ -22,9 +22,9 @@ from redis.exceptions import NoPermissionError, RedisError, ResponseError
 from penstock.broker.errors import PenstockError
 from penstock.plugins.queue.engines.redis.cached_state import RedisPart, RedisQueue
 from penstock.plugins.queue.engines.redis.functions import Functions
-from penstock.plugins.queue.engines.redis.login import CONNECT_SECONDS, named
-from penstock.plugins.queue.engines.redis.routes import Routes
-from penstock.plugins.queue.engines.redis.server import RedisServer
+from penstock.plugins.redis.login import CONNECT_SECONDS, named
+from penstock.plugins.redis.routes import Routes
+from penstock.plugins.redis.server import RedisServer
 
 _SPARE_SECONDS: Final = 60.0
 """How long a program listens after the last request has stopped waiting, as others may follow

@@ -12,11 +12,11 @@ from penstock.broker.errors import PenstockError
 from penstock.plugins.queue.engines.contract import Health, StorageError, UnknownQueueError
 from penstock.plugins.queue.engines.redis.cached_state import RedisPart, RedisQueue
 from penstock.plugins.queue.engines.redis.catalogue import Catalogue
-from penstock.plugins.queue.engines.redis.checks import check_eviction, fields_of
 from penstock.plugins.queue.engines.redis.functions import Functions, plain
-from penstock.plugins.queue.engines.redis.login import Address, named
-from penstock.plugins.queue.engines.redis.routes import Routes
-from penstock.plugins.queue.engines.redis.server import RedisServer
+from penstock.plugins.redis.checks import check_eviction, fields_of
+from penstock.plugins.redis.login import Address, named
+from penstock.plugins.redis.routes import Routes
+from penstock.plugins.redis.server import RedisServer
 
 PROBE_SECONDS: Final = 2.0
 """The timeout of an answer, in addition to the time for replicas."""

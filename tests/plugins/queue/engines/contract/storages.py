@@ -13,9 +13,9 @@ from penstock.plugins.queue.engines.contract import Engine
 from penstock.plugins.queue.engines.local import LocalEngine
 from penstock.plugins.queue.engines.memory import MemoryStore
 from penstock.plugins.queue.engines.redis.engine import RedisEngine
-from penstock.plugins.queue.engines.redis.server import RedisServer
 from penstock.plugins.queue.engines.sqlite import SqliteStore
 from penstock.plugins.queue.engines.store import Store
+from penstock.plugins.redis.server import RedisServer
 from tests.helpers.clock import Clock
 from tests.helpers.redis_server import shared_cluster, shared_redis
 

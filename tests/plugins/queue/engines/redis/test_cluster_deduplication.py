@@ -28,9 +28,9 @@ from penstock.plugins.queue.engines.contract import (
     UnknownQueueError,
 )
 from penstock.plugins.queue.engines.redis.engine import RedisEngine
-from penstock.plugins.queue.engines.redis.login import Login
-from penstock.plugins.queue.engines.redis.pipeline import Patience
-from penstock.plugins.queue.engines.redis.server import RedisServer
+from penstock.plugins.redis.login import Login
+from penstock.plugins.redis.pipeline import Patience
+from penstock.plugins.redis.server import RedisServer
 from tests.helpers.redis_server import RedisProcess, running_cluster, shared_cluster
 from tests.plugins.queue.engines.contract.harness import until
 from tests.plugins.queue.running import LostPayload

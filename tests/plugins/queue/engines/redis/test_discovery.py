@@ -28,12 +28,12 @@ from penstock.plugins.queue.engines.contract import (
     QueueSpec,
     StorageError,
 )
-from penstock.plugins.queue.engines.redis.discovery import RedisSentinels, SentinelFinder
 from penstock.plugins.queue.engines.redis.engine import RedisEngine
-from penstock.plugins.queue.engines.redis.login import Address, Login
-from penstock.plugins.queue.engines.redis.pipeline import Patience
-from penstock.plugins.queue.engines.redis.server import RedisServer
 from penstock.plugins.queue.wire.frames import ReceivedMessage
+from penstock.plugins.redis.discovery import RedisSentinels, SentinelFinder
+from penstock.plugins.redis.login import Address, Login
+from penstock.plugins.redis.pipeline import Patience
+from penstock.plugins.redis.server import RedisServer
 from tests.helpers.clock import Clock
 from tests.helpers.redis_server import (
     RedisProcess,

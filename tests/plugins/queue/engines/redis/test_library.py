@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from redis import Redis
 
-from penstock.plugins.queue.engines.redis.library import LIBRARY, PREFIX, source
+from penstock.plugins.queue.engines.redis.functions import LIBRARY
 from tests.helpers.effort import examples
 from tests.helpers.redis_server import shared_redis
 
@@ -68,7 +68,7 @@ class Store:
 
     def call(self, function: str, *words: Any) -> Any:
         """Call a function; return its answer."""
-        name = PREFIX + function
+        name = LIBRARY.prefix + function
         return self._client.fcall(name, 2, self._base, f"{self._base}:ids", repr(self.now), *words)
 
     def _numbered(self, function: str, *words: Any) -> Any:
@@ -215,8 +215,8 @@ def _rows(flat: list[Any]) -> list[list[Any]]:
 def client() -> Iterator[Redis]:
     """Yield a client of a server with the library."""
     with Redis(port=shared_redis()) as found:
-        if not found.function_list(library=LIBRARY):
-            found.function_load(source())
+        if not found.function_list(library=LIBRARY.name):
+            found.function_load(LIBRARY.source())
         yield found
 
 
@@ -277,7 +277,7 @@ OTHERS: Final = (
 
 def test_it_is_read_once() -> None:
     """A program that runs while another version is installed still reaches its servers."""
-    assert source() is source()
+    assert LIBRARY.source() is LIBRARY.source()
 
 
 @pytest.mark.parametrize(("limit", "keeps_last"), [(None, False), (6, False), (None, True)])

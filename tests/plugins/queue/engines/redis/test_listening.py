@@ -14,8 +14,8 @@ import pytest
 from penstock.broker.message import Message
 from penstock.plugins.queue.engines.contract import GroupSpec, NewMessage, QueueSpec
 from penstock.plugins.queue.engines.redis.engine import RedisEngine
-from penstock.plugins.queue.engines.redis.login import Address, Login
-from penstock.plugins.queue.engines.redis.server import RedisServer
+from penstock.plugins.redis.login import Address, Login
+from penstock.plugins.redis.server import RedisServer
 from tests.helpers.redis_server import running_redis, shared_cluster, shared_redis
 from tests.plugins.queue.engines.contract.harness import MANY_BYTES, UNTIL_SECONDS, until
 

@@ -20,8 +20,8 @@ from penstock.plugins.queue.engines.contract import (
     StorageError,
 )
 from penstock.plugins.queue.engines.redis.engine import RedisEngine
-from penstock.plugins.queue.engines.redis.pipeline import Patience
-from penstock.plugins.queue.engines.redis.server import RedisServer
+from penstock.plugins.redis.pipeline import Patience
+from penstock.plugins.redis.server import RedisServer
 from tests.helpers.redis_server import RedisProcess, running_cluster, running_redis
 from tests.plugins.queue.engines.contract.harness import until
 

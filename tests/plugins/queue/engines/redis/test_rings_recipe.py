@@ -18,9 +18,9 @@ from penstock.models.papers.fabric.rings import Rings
 from penstock.netem.runs.broker_process import RunningBroker, reserved_port
 from penstock.plugins.queue.engines.contract import GroupSpec, NewMessage, QueueSpec, StorageError
 from penstock.plugins.queue.engines.redis.engine import RedisEngine
-from penstock.plugins.queue.engines.redis.login import Login
-from penstock.plugins.queue.engines.redis.pipeline import Patience
-from penstock.plugins.queue.engines.redis.server import RedisServer
+from penstock.plugins.redis.login import Login
+from penstock.plugins.redis.pipeline import Patience
+from penstock.plugins.redis.server import RedisServer
 from tests.plugins.queue.engines.contract.harness import MANY_BYTES, UNTIL_SECONDS
 from tests.test_docs import DOCS, blocks
 

@@ -18,12 +18,12 @@ from penstock.plugins.queue.engines.contract import (
     NewMessage,
     QueueSpec,
 )
-from penstock.plugins.queue.engines.redis.discovery import RedisSentinels
 from penstock.plugins.queue.engines.redis.engine import RedisEngine
-from penstock.plugins.queue.engines.redis.library import LIBRARY
-from penstock.plugins.queue.engines.redis.login import Login, ask_directly
-from penstock.plugins.queue.engines.redis.pipeline import Patience
-from penstock.plugins.queue.engines.redis.server import RedisServer
+from penstock.plugins.queue.engines.redis.functions import LIBRARY
+from penstock.plugins.redis.discovery import RedisSentinels
+from penstock.plugins.redis.login import Login, ask_directly
+from penstock.plugins.redis.pipeline import Patience
+from penstock.plugins.redis.server import RedisServer
 from tests.helpers.certificates import Authority
 from tests.helpers.redis_server import (
     RedisProcess,
@@ -129,9 +129,9 @@ async def test_a_real_server_says_that_it_evicts(private: RedisProcess) -> None:
     server = RedisServer(port=private.port)
     await asked(server, ("CONFIG", "SET", "maxmemory-policy", "volatile-ttl"))
     with pytest.raises(EngineStartError, match="read volatile-ttl; allowed: noeviction"):
-        await server.connect(LOGGER)
+        await server.connect(LOGGER, library=LIBRARY)
     await asked(server, ("CONFIG", "SET", "maxmemory-policy", "noeviction"))
-    await (await server.connect(LOGGER)).disconnect()
+    await (await server.connect(LOGGER, library=LIBRARY)).disconnect()
 
 
 async def test_a_library_of_another_version_is_refused(private: RedisProcess) -> None:
@@ -139,15 +139,15 @@ async def test_a_library_of_another_version_is_refused(private: RedisProcess) ->
     server = RedisServer(port=private.port)
     code = "#!lua name={}\nredis.register_function('{}', function() end)"
     for name, told in (
-        ("penstock_queue_0", f"read penstock_queue_0; allowed: {LIBRARY}"),
-        (LIBRARY, f"read {LIBRARY} with other code"),
+        ("penstock_queue_0", f"read penstock_queue_0; allowed: {LIBRARY.name}"),
+        (LIBRARY.name, f"read {LIBRARY.name} with other code"),
     ):
         await asked(server, ("FUNCTION", "FLUSH"), ("FUNCTION", "LOAD", code.format(name, "other")))
         with pytest.raises(EngineStartError, match=told):
-            await server.connect(LOGGER)
+            await server.connect(LOGGER, library=LIBRARY)
     await asked(server, ("FUNCTION", "FLUSH"))
     for _ in range(2):
-        await (await server.connect(LOGGER)).disconnect()
+        await (await server.connect(LOGGER, library=LIBRARY)).disconnect()
 
 
 async def test_what_survives_the_server_s_end_is_logged(
@@ -156,14 +156,14 @@ async def test_what_survives_the_server_s_end_is_logged(
     """Without the append-only file that is a warning."""
     caplog.set_level(logging.INFO, "penstock.queue")
     server = RedisServer(port=private.port)
-    await (await server.connect(LOGGER)).disconnect()
+    await (await server.connect(LOGGER, library=LIBRARY)).disconnect()
     (settings, warning) = caplog.records
     assert "appendonly no; save ''; maxmemory" in settings.getMessage()
     assert warning.levelname == "WARNING"
     assert f"127.0.0.1:{private.port} has appendonly no" in warning.getMessage()
     await asked(server, ("CONFIG", "SET", "appendonly", "yes"))
     caplog.clear()
-    await (await server.connect(LOGGER)).disconnect()
+    await (await server.connect(LOGGER, library=LIBRARY)).disconnect()
     await asked(server, ("CONFIG", "SET", "appendonly", "no"))
     (settings,) = caplog.records
     assert "appendonly yes, appendfsync everysec" in settings.getMessage()
@@ -180,15 +180,15 @@ async def test_a_user_logs_in_with_the_password_of_a_file(
     file = tmp_path / "password"
     file.write_text("secret\n")
     server = RedisServer(port=private.port, login=Login("broker", str(file)))
-    await (await server.connect(LOGGER)).disconnect()
+    await (await server.connect(LOGGER, library=LIBRARY)).disconnect()
     with pytest.raises(EngineStartError, match="permission"):
         await RedisServer(port=private.port, login=Login("nobody", str(file))).connect(LOGGER)
     file.write_text("other\n")
     with pytest.raises(EngineStartError, match=f"Redis server 127.0.0.1:{private.port}: "):
-        await server.connect(LOGGER)
+        await server.connect(LOGGER, library=LIBRARY)
     file.unlink()
     with pytest.raises(EngineStartError, match="password of"):
-        await server.connect(LOGGER)
+        await server.connect(LOGGER, library=LIBRARY)
 
 
 RIGHTS = (
@@ -315,7 +315,7 @@ async def test_tls_checks_the_server_s_certificate(tmp_path: Path) -> None:
                 tls_ca=authority.cafile, tls_certificate=mine.certfile, tls_key=mine.keyfile
             ),
         )
-        await (await server.connect(LOGGER)).disconnect()
+        await (await server.connect(LOGGER, library=LIBRARY)).disconnect()
         other = Authority(tmp_path, "other")
         for refused in (
             RedisServer(port=process.port, login=Login(tls_ca=other.cafile)),
@@ -330,6 +330,6 @@ async def test_two_programs_may_load_the_library_at_once() -> None:
     """The slower one finds it there."""
     server = RedisServer(port=shared_redis())
     await asked(server, ("PING",))
-    connections = await asyncio.gather(*(server.connect(LOGGER) for _ in range(4)))
+    connections = await asyncio.gather(*(server.connect(LOGGER, library=LIBRARY) for _ in range(4)))
     for connection in connections:
         await connection.disconnect()

@@ -9,9 +9,9 @@ from typing import Any, Final
 from redis.exceptions import RedisError
 
 from penstock.broker.errors import PenstockError
-from penstock.plugins.queue.engines.contract import EngineStartError
-from penstock.plugins.queue.engines.redis.login import CONNECT_SECONDS, Address, Login, named
-from penstock.plugins.queue.engines.redis.routes import N_SLOTS, Range
+from penstock.plugins.redis.errors import EngineStartError
+from penstock.plugins.redis.login import CONNECT_SECONDS, Address, Login, named
+from penstock.plugins.redis.routes import N_SLOTS, Range
 
 _ASK_SECONDS: Final = (1.0, CONNECT_SECONDS)
 """How long each server is waited for in the first and the second round: another one may be quicker,

@@ -10,8 +10,8 @@ from typing import Final
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ResponseError
 
-from penstock.plugins.queue.engines.contract import EngineStartError
-from penstock.plugins.queue.engines.redis.login import ask_directly
+from penstock.plugins.redis.errors import EngineStartError
+from penstock.plugins.redis.login import ask_directly
 
 OLDEST_REDIS: Final = (7, 0)
 OLDEST_VALKEY: Final = (8, 0)
@@ -61,7 +61,7 @@ async def check(
     ahead = float(found.get("server_time_usec", "nan")) / 1_000_000 - time.time()
     if abs(ahead) > _SKEW_SECONDS:
         logger.warning(
-            "queue: clock of server %s: %.0f s ahead of this machine's; a failover between servers "
+            "clock of server %s: %.0f s ahead of this machine's; a failover between servers "
             "whose clocks differ ends leases and delays early or late by as much",
             server,
             ahead,
@@ -74,9 +74,8 @@ async def check(
         least = await _setting(connection, "min-replicas-to-write")
         if least.isdecimal() and int(least) < min_replicas:
             logger.warning(
-                "queue: server %s has min-replicas-to-write %s, less than min_replicas: while a "
-                "failover replaces it, it gives away and settles messages that are then received "
-                "again",
+                "server %s has min-replicas-to-write %s, less than min_replicas: while a failover "
+                "replaces it, it takes and gives away what is then taken or given away again",
                 server,
                 least,
             )
@@ -106,7 +105,7 @@ async def _log_persistence(
     if found.get("aof_enabled") != "1":
         aof = "no"
     logger.info(
-        "queue: %s %s keeps the messages; appendonly %s; save %r; maxmemory %s",
+        "%s %s keeps the data; appendonly %s; save %r; maxmemory %s",
         name,
         server,
         aof,
@@ -115,8 +114,8 @@ async def _log_persistence(
     )
     if found.get("aof_enabled") != "1":
         logger.warning(
-            "queue: server %s has appendonly no: when it ends, messages are lost that came "
-            "after its newest snapshot (save %r)",
+            "server %s has appendonly no: when it ends, it loses what came after its newest "
+            "snapshot (save %r)",
             server,
             settings["save"],
         )

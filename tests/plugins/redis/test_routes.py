@@ -9,11 +9,11 @@ from collections.abc import Iterator
 import pytest
 from redis.crc import key_slot
 
-from penstock.plugins.queue.engines.redis.discovery import ClusterFinder
-from penstock.plugins.queue.engines.redis.login import Address, Login
-from penstock.plugins.queue.engines.redis.pipeline import Patience
-from penstock.plugins.queue.engines.redis.routes import Range, Routes
-from penstock.plugins.queue.engines.redis.server import RedisServer
+from penstock.plugins.redis.discovery import ClusterFinder
+from penstock.plugins.redis.login import Address, Login
+from penstock.plugins.redis.pipeline import Patience
+from penstock.plugins.redis.routes import Range, Routes
+from penstock.plugins.redis.server import RedisServer
 from tests.helpers.redis_server import running_cluster
 from tests.plugins.queue.engines.contract.harness import UNTIL_SECONDS, until
 

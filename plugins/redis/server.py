@@ -9,19 +9,21 @@ from logging import Logger
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import RedisError
 
-from penstock.plugins.queue.engines.contract import EngineStartError
-from penstock.plugins.queue.engines.redis.checks import check
-from penstock.plugins.queue.engines.redis.discovery import (
+from penstock.plugins.redis.checks import check
+from penstock.plugins.redis.config import RedisConfig, RedisSentinel, RedisTls
+from penstock.plugins.redis.discovery import (
     ClusterFinder,
     OneServer,
     RedisSentinels,
     SentinelFinder,
     listed,
 )
-from penstock.plugins.queue.engines.redis.library import load
-from penstock.plugins.queue.engines.redis.login import CONNECT_SECONDS, Address, Login, named
-from penstock.plugins.queue.engines.redis.pipeline import Patience
-from penstock.plugins.queue.engines.redis.routes import Finder
+from penstock.plugins.redis.errors import EngineStartError
+from penstock.plugins.redis.library import Library
+from penstock.plugins.redis.login import CONNECT_SECONDS, Address, Login, named
+from penstock.plugins.redis.pipeline import Patience
+from penstock.plugins.redis.routes import Finder
+from penstock.plugins.web.bind import split_bind
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +72,15 @@ class RedisServer:
         """
         return self.login.connection(address or (self.host, self.port), self.db)
 
-    async def connect(self, logger: Logger, address: Address | None = None) -> AbstractConnection:
-        """Return a connection to a server that can be used, with the library in it.
+    async def connect(
+        self, logger: Logger, address: Address | None = None, library: Library | None = None
+    ) -> AbstractConnection:
+        """Return a connection to a server that can be used.
+
+        Args:
+            logger: gets what is told of its settings.
+            address: the address of the server; None for the only one.
+            library: the functions that are loaded into it where they are missing; None for none.
 
         Raises:
             EngineStartError: says why it cannot be used.
@@ -88,7 +97,8 @@ class RedisServer:
                     is_cluster=bool(self.cluster),
                     min_replicas=0 if self.sentinels is None else self.patience.min_replicas,
                 )
-                await load(connection, named(address))
+                if library is not None:
+                    await library.load(connection, named(address))
         except (RedisError, OSError) as error:
             await connection.disconnect(nowait=True)
             why = str(error) or f"no answer for {CONNECT_SECONDS:g} s"
@@ -105,3 +115,41 @@ class RedisServer:
         if self.cluster:
             return ClusterFinder(self.cluster, self.login)
         return OneServer((self.host, self.port))
+
+
+def redis_server(config: RedisConfig) -> RedisServer:
+    """Return where the server is."""
+    host, port = address_of(config.server or "127.0.0.1:6379")
+    login = _login(config.user, config.password_file, config.tls)
+    return RedisServer(
+        host,
+        port,
+        db=config.db,
+        prefix=config.prefix,
+        login=login,
+        sentinels=None if config.sentinel is None else _sentinels(config.sentinel),
+        cluster=tuple(map(address_of, config.cluster)),
+        patience=Patience(
+            timeout_seconds=config.timeout_seconds,
+            retry_seconds=config.retry_seconds,
+            min_replicas=config.min_replicas,
+            replication_seconds=config.replication_seconds,
+        ),
+    )
+
+
+def _sentinels(config: RedisSentinel) -> RedisSentinels:
+    login = _login(config.user, config.password_file, config.tls)
+    return RedisSentinels(tuple(map(address_of, config.servers)), config.master, login)
+
+
+def address_of(server: str) -> Address:
+    """Return the address in a checked ``HOST:PORT``."""
+    host, port = split_bind(server)
+    return host or "127.0.0.1", port
+
+
+def _login(user: str | None, password_file: str | None, tls: RedisTls | None) -> Login:
+    if tls is None:
+        return Login(user, password_file)
+    return Login(user, password_file, tls.ca, tls.certificate, tls.key)

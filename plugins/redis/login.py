@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias
 from redis import connection as blocking
 from redis.asyncio.connection import AbstractConnection, Connection, SSLConnection
 
-from penstock.plugins.queue.engines.contract import EngineStartError
+from penstock.plugins.redis.errors import EngineStartError
 
 Address: TypeAlias = tuple[str, int]
 """Host and port."""

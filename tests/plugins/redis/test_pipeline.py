@@ -13,9 +13,9 @@ from redis.exceptions import ResponseError
 
 from penstock.netem.runs.broker_process import reserved_port
 from penstock.plugins.queue.engines.contract import StorageError
-from penstock.plugins.queue.engines.redis.pipeline import Call, Patience, Silence
-from penstock.plugins.queue.engines.redis.routes import Routes
-from penstock.plugins.queue.engines.redis.server import RedisServer
+from penstock.plugins.redis.pipeline import Call, Patience, Silence
+from penstock.plugins.redis.routes import Routes
+from penstock.plugins.redis.server import RedisServer
 from tests.helpers.redis_server import running_redis, shared_redis
 from tests.plugins.queue.engines.contract.harness import until
 

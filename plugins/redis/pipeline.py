@@ -42,8 +42,8 @@ from redis.exceptions import (
 )
 
 from penstock.broker.errors import PenstockError
-from penstock.plugins.queue.engines.contract import StorageError
-from penstock.plugins.queue.engines.redis.login import Address, named
+from penstock.plugins.redis.errors import StorageError
+from penstock.plugins.redis.login import Address, named
 
 NOT_CARRIED_OUT: Final = (
     AskError,
@@ -289,7 +289,7 @@ class Pipeline:
 
     def start(self) -> None:
         """Begin to send calls; connect first where that is missing."""
-        self._task = asyncio.create_task(self._run(), name=f"penstock-queue-redis {self}")
+        self._task = asyncio.create_task(self._run(), name=f"penstock-redis {self}")
 
     def submit(self, call: Call) -> None:
         """Send a call, when there is a connection."""
@@ -385,7 +385,7 @@ class Pipeline:
             self._task = None
         self._take_back()
         for call in self._waiting:
-            call.fail("the queue is closed")
+            call.fail("the connection to Redis is closed")
         self._waiting.clear()
         await self._disconnect()
 
@@ -481,7 +481,7 @@ class Pipeline:
                 was_lost, self.failure = self.failure is not None, None
                 self._silence.connected()
                 if was_lost:
-                    self._logger.info("queue: connected to the Redis server %s again", self)
+                    self._logger.info("connected to the Redis server %s again", self)
                     self._on_return()
                 self._is_paused = False
                 self._wake.set()
@@ -495,7 +495,7 @@ class Pipeline:
         """Note why there is no connection."""
         was_away, was_there, self.failure = self.is_away, self.failure is None, why
         if was_there:
-            self._logger.error("queue: %s", why)
+            self._logger.error("%s", why)
         if not was_away:
             self._on_away()
 
@@ -624,7 +624,7 @@ class Pipeline:
 
     def _note_answer(self, call: _Sent) -> None:
         if self._silence.answered(call, asyncio.get_running_loop().time()):
-            self._logger.info("queue: the Redis server %s answers again", self)
+            self._logger.info("the Redis server %s answers again", self)
             self._on_return()
 
     async def _watch(self) -> None:
@@ -640,7 +640,7 @@ class Pipeline:
                 await self._has_sent.wait()
             elif self._silence.look(self._sent[0]):
                 self._logger.warning(
-                    "queue: the Redis server %s does not answer: receives leave it out", self
+                    "the Redis server %s does not answer: who can do without it does", self
                 )
                 self._on_away()
             await asyncio.sleep(self._silence.step)

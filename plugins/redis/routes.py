@@ -19,9 +19,9 @@ from redis.crc import key_slot
 from redis.exceptions import RedisError
 
 from penstock.broker.errors import PenstockError
-from penstock.plugins.queue.engines.contract import StorageError
-from penstock.plugins.queue.engines.redis.login import Address, named
-from penstock.plugins.queue.engines.redis.pipeline import Call, Patience, Pipeline
+from penstock.plugins.redis.errors import StorageError
+from penstock.plugins.redis.login import Address, named
+from penstock.plugins.redis.pipeline import Call, Patience, Pipeline
 
 Range: TypeAlias = tuple[int, int, Address]
 """The first and the last slot of a range, and the server that has them."""
@@ -148,7 +148,7 @@ class Routes:
             StorageError: the engine is closed.
         """
         if not self._is_open:
-            raise StorageError("the queue is closed")
+            raise StorageError("the connection to Redis is closed")
         slot = self.slot(key) if self._finder.is_cluster else 0
         self._n_calls += 1
         loop = asyncio.get_running_loop()
@@ -209,7 +209,7 @@ class Routes:
     async def find_again(self) -> None:
         """Find the servers again, and send waiting calls where they belong."""
         if self._finding is None or self._finding.done():
-            self._finding = asyncio.create_task(self._find(), name="penstock-queue-redis routes")
+            self._finding = asyncio.create_task(self._find(), name="penstock-redis routes")
         await asyncio.shield(self._finding)
 
     async def _find(self) -> None:
@@ -217,7 +217,7 @@ class Routes:
             ranges = await self._finder.find()
         except (RedisError, OSError, PenstockError) as error:
             if self._problem != str(error):
-                self._logger.warning("queue: %s", error)
+                self._logger.warning("%s", error)
             self._problem = str(error)
             return
         self._problem = None
@@ -230,7 +230,7 @@ class Routes:
         for first, last, address in ranges:
             taker = self._pipelines.get(address)
             if taker is None:
-                self._logger.info("queue: %s is a master now", named(address))
+                self._logger.info("%s is a master now", named(address))
                 taker = self._pipelines[address] = self._pipeline(address)
                 taker.start()
             for slot in range(first, min(last + 1, len(by_slot))):

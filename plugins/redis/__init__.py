@@ -1,0 +1,1 @@
+"""How programs reach their Redis or Valkey servers, and call functions there; no plugin."""
