@@ -79,10 +79,6 @@ def started(command: list[str], folder: Path, environment: Mapping[str, str]) ->
 def run_steps(folder: Path, environment: Mapping[str, str]) -> list[float]:
     """Return the moments at which `STEPS` have ended, seconds from the first one's begin.
 
-    Args:
-        folder: a new one.
-        environment: of all programs.
-
     Raises:
         BenchmarkError: a step fails.
     """

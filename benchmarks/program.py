@@ -51,21 +51,13 @@ class Program:
     """
 
     def __init__(self, command: Callable[..., None], name: str) -> None:
-        """Make it.
-
-        Args:
-            command: the function of the benchmark, whose parameters are the options.
-            name: the words by which the benchmark is started.
-        """
+        """Make it."""
         self._name = name
         self.app = CommandLine()
         self.app.command()(command)
 
     def __call__(self, argv: list[str] | None = None) -> int:
         """Run the benchmark.
-
-        Args:
-            argv: arguments; None for those of the process.
 
         Returns:
             Exit status: 0; 1 where a broker, a link or a file failed, or where the command ended

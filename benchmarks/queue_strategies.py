@@ -224,12 +224,6 @@ def measure_point(
 ) -> Point:
     """Measure one strategy at one rate in a gateway of its own.
 
-    Args:
-        strategy: the strategy's name in the policy file.
-        rate: lambda, the requests a second of each back end.
-        seconds: the length of the measurement, seconds.
-        sleep_time: the sleep time of `rds` and `pms`, seconds.
-
     Raises:
         BenchmarkError: the gateway or the load failed.
     """

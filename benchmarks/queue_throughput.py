@@ -387,11 +387,6 @@ def _part(arguments: list[str]) -> float:
 def measure_rows(n_messages: int, repeats: int, folder: Path) -> dict[str, list[float]]:
     """Measure all rows in turn, each repetition in new files.
 
-    Args:
-        n_messages: the number of messages of each measurement.
-        repeats: the number of repetitions.
-        folder: a folder on the measured disk.
-
     Raises:
         BenchmarkError: a message was lost, or a process failed.
     """

@@ -323,12 +323,6 @@ def measure(
 ) -> dict[str, list[FollowingOutcome]]:
     """Follow the queue by each way in turn.
 
-    Args:
-        repeats: the number of repetitions.
-        folder: a folder on the measured disk, with room for some GB.
-        schedule: the schedule of the messages.
-        ways: the ways that are compared.
-
     Raises:
         BenchmarkError: a program failed.
     """

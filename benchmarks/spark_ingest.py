@@ -303,11 +303,6 @@ def read_rate(output: str) -> IngestRate:
 def measure_rows(repeats: int, folder: Path, *, quick: bool) -> dict[str, list[IngestRate]]:
     """Measure all rows in turn.
 
-    Args:
-        repeats: the number of repetitions.
-        folder: a folder on the measured disk, with room for a few GB.
-        quick: whether to measure few messages.
-
     Raises:
         BenchmarkError: a message was lost, or a program failed.
     """

@@ -58,10 +58,6 @@ def overridden(method: Method, default: Callable[..., Any]) -> Method | None:
     """Return a method of an extension; None where it is the base class's and need not be called.
 
     The broker asks this once, when it starts.
-
-    Args:
-        method: the extension's method, bound to it.
-        default: the base class's function.
     """
     return None if getattr(method, "__func__", None) is default else method
 

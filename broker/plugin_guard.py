@@ -18,12 +18,7 @@ Otherwise = TypeVar("Otherwise")
 
 
 def is_logged(number: int, *, first: int = 1) -> bool:
-    """Say whether one of many like cases is logged: the first ones, then each doubling.
-
-    Args:
-        number: the number of the case, from 1.
-        first: the number of cases that are logged one by one.
-    """
+    """Say whether one of many like cases is logged: the first ones, then each doubling."""
     return number <= first or not number & (number - 1)
 
 
@@ -34,13 +29,6 @@ def note_fault(
 
     For a refusal of the system, such as a full disk, or one of ours, the log has its text and not
     the code.
-
-    Args:
-        logger: gets the line.
-        by_name: the counters.
-        name: the name of the part that raised, in the log and the counters.
-        error: the exception.
-        kind: precedes the name in the log.
     """
     n_errors = by_name[name] = by_name.get(name, 0) + 1
     if not is_logged(n_errors):
@@ -64,12 +52,7 @@ class Guard:
     __slots__ = ("_errors", "_logger")
 
     def __init__(self, logger: Logger, errors: dict[str, int]) -> None:
-        """Begin without faults.
-
-        Args:
-            logger: gets a line for each fault, as by `note_fault`.
-            errors: counts them, by the name of the plugin.
-        """
+        """Begin without faults."""
         self._logger = logger
         self._errors = errors
 
@@ -81,14 +64,7 @@ class Guard:
     def call(
         self, plugin: object, ask: Callable[..., Answer], *args: Any, otherwise: Otherwise
     ) -> Answer | Otherwise:
-        """Ask a plugin.
-
-        Args:
-            plugin: object or name that a fault is counted by.
-            ask: the plugin's function.
-            args: the arguments of the function.
-            otherwise: the answer where it raises.
-        """
+        """Ask a plugin."""
         try:
             return ask(*args)
         except Exception as error:  # noqa: BLE001 (a plugin's fault is not its caller's)

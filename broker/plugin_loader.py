@@ -122,12 +122,7 @@ class LoadedPlugins:
             await guard.wait_for(plugin, plugin.close, otherwise=None)
 
     async def reload(self, wanted: NamesPlugins, listeners: Iterable[str]) -> PluginReload:
-        """Have every plugin read its files and its keys again; nothing changes before `apply`.
-
-        Args:
-            wanted: the file as it is now.
-            listeners: the names of its listeners.
-        """
+        """Have every plugin read its files and its keys again; nothing changes before `apply`."""
         found = PluginReload()
         for name, keys in wanted.plugins.items():
             if name not in self.names:
@@ -186,9 +181,6 @@ class PluginReload:
 
     def apply(self, guard: Guard) -> Awaitable[None]:
         """Make all of it count; what fails nevertheless is added to `failed`.
-
-        Args:
-            guard: counts and logs a plugin that raises.
 
         Returns:
             What is left that has to wait, such as for a database.
@@ -264,12 +256,6 @@ def load_plugins(
     """Make the plugins that the policy names by a short name.
 
     A plugin shows its extension points as soon as it is made. It is not started.
-
-    Args:
-        policy: a checked policy file.
-        clock: returns monotonic seconds; handed to the plugins.
-        listeners: names of the broker's listeners; handed to the plugins.
-        given: further fields of the `PluginContext` that each plugin gets.
 
     Raises:
         ConfigError: an unknown name, a wrong key or value, or two plugins for one place.

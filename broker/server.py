@@ -446,9 +446,6 @@ class Server:
         """Disconnect clients of closed listeners and those whose access was withdrawn.
 
         Others take their new limits. Some are looked at at a time.
-
-        Args:
-            closed: the connections of listeners that are closed.
         """
         now = self._driver.clock()
         for protocol in closed:

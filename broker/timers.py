@@ -80,10 +80,6 @@ class Timers:
     def run(self, now: float, most: int = sys.maxsize) -> None:
         """Call every action that is due; timers that actions set wait for the next call.
 
-        Args:
-            now: monotonic seconds.
-            most: the number of actions at most; the due ones after them run at the next call.
-
         Raises:
             Exception: an action's; the due actions after it run at the next call.
         """

@@ -44,11 +44,6 @@ class LocalClient(LocalProtocol):
     ) -> None:
         """Connect.
 
-        Args:
-            clients: connects local clients.
-            tells_publisher: see `LocalClients.connect`.
-            is_patient: see `LocalClients.connect`.
-
         Raises:
             LostError: the broker does not accept the client.
         """
@@ -109,13 +104,7 @@ class LocalClient(LocalProtocol):
 
 
 class PartPublisher:
-    """A local client that publishes, on one connection after another.
-
-    Args:
-        clients: connects local clients.
-        client_id: Client Identifier of its session.
-        is_patient: see `LocalClients.connect`.
-    """
+    """A local client that publishes, on one connection after another."""
 
     def __init__(self, clients: LocalClients, client_id: str, *, is_patient: bool = False) -> None:
         self._clients = clients

@@ -113,10 +113,6 @@ class Dialled(NamedTuple, Generic[P]):
 def new_context(keys: UpstreamTlsKeys, path: str) -> ssl.SSLContext:
     """Return the TLS context of connections to a broker, for which all files are read.
 
-    Args:
-        keys: the keys under `tls`.
-        path: path of `upstream` in the policy file, for errors.
-
     Raises:
         UpstreamError: a file cannot be used.
     """

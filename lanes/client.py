@@ -68,11 +68,7 @@ class Client(mqtt.Client):
         self.begin(may_have_lanes=protocol in (None, mqtt.MQTTv5))
 
     def begin(self, *, may_have_lanes: bool) -> None:
-        """Begin with one lane.
-
-        Args:
-            may_have_lanes: whether the application has not asked for MQTT 3.
-        """
+        """Begin with one lane."""
         self._lane: LargeLane | None = None
         self._may_have_lanes = may_have_lanes
         if may_have_lanes and not self._client_id and self._protocol != mqtt.MQTTv5:

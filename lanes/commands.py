@@ -249,15 +249,7 @@ def subscribe(
 
 
 class Subscriber:
-    """Shows messages until it is told to end.
-
-    Args:
-        options: of the connection.
-        wanted: topic filters with their options.
-        properties: of the SUBSCRIBE.
-        limit: ends after so many messages; None for never.
-        as_json: prints JSON.
-    """
+    """Shows messages until it is told to end."""
 
     def __init__(
         self,
@@ -448,10 +440,6 @@ class Publisher:
     """Publishes messages, a limited number at a time.
 
     Paho's thread hands over what happens; all else is on the thread that calls `run`.
-
-    Args:
-        options: of the connection.
-        as_json: prints JSON.
 
     Attributes:
         n_refused: messages that the broker has refused.

@@ -130,12 +130,7 @@ class LargeLane(mqtt.Client):
     """
 
     def __init__(self, first: Client, client_id: str) -> None:
-        """Prepare a lane, which `tend` connects after `be_lane_of`.
-
-        Args:
-            first: the first lane, which the application sees.
-            client_id: the Client Identifier of this lane.
-        """
+        """Prepare a lane, which `tend` connects after `be_lane_of`."""
         super().__init__(CallbackAPIVersion.VERSION2, client_id, protocol=mqtt.MQTTv5)
         self._first = weakref.ref(first)
         # Both share one lock, as callbacks of one lane publish on the other.
@@ -169,12 +164,7 @@ class LargeLane(mqtt.Client):
     # -- the connection ------------------------------------------------------------------------
 
     def be_lane_of(self, client_id: str, *, is_clean: bool) -> None:
-        """Connect as the lane of the first one, which has connected.
-
-        Args:
-            client_id: the Client Identifier of the first lane.
-            is_clean: whether the first lane has asked for a new session.
-        """
+        """Connect as the lane of the first one, which has connected."""
         if client_id != self._first_id:
             self._clean_start = is_clean
         is_same = client_id == self._first_id and self.first.protocol == mqtt.MQTTv5

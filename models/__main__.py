@@ -358,9 +358,6 @@ _add_papers()
 def main(argv: list[str] | None = None) -> int:
     """Run the command.
 
-    Args:
-        argv: arguments; None for those of the process.
-
     Returns:
         0, or 2 for wrong arguments and files.
     """

@@ -25,11 +25,6 @@ class Output:
     It is created before a simulation of several minutes begins, so that a file that cannot be
     written is reported at once.
 
-    Args:
-        context: the command's context.
-        figures: the file for the tables; None for none.
-        plot: the file for the picture; None for none.
-
     Raises:
         typer.BadParameter: one of the files cannot be written.
     """
@@ -52,14 +47,7 @@ class Output:
         draw_into: Callable[[Path], None] | None = None,
         doubts: Sequence[str] = (),
     ) -> None:
-        """Print the tables, and write the files.
-
-        Args:
-            heading: the title of the tables.
-            tables: the tables by name.
-            draw_into: a function that draws the picture; required where `plot` may be given.
-            doubts: reasons to doubt the figures, which are written into the file.
-        """
+        """Print the tables, and write the files."""
         typer.echo("\n\n".join([heading, *map(str, tables.values())]))
         if self._figures is not None:
             origin = replace(self._origin, doubts=doubts)
@@ -98,11 +86,6 @@ def check_picture(file: Path) -> None:
 
 def write(draw_into: Callable[[Path], None], file: Path, option: str) -> None:
     """Write a file that an option names.
-
-    Args:
-        draw_into: a function that writes the file, or checks that it can be written.
-        file: the file's path.
-        option: the name of the option, for the error.
 
     Raises:
         typer.BadParameter: the file cannot be written, or matplotlib is not installed.

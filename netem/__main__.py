@@ -223,9 +223,6 @@ def _say(line: str) -> None:
 def main(argv: list[str] | None = None) -> int:
     """Run the command.
 
-    Args:
-        argv: arguments after the program's name; None for those of the process.
-
     Returns:
         Exit status. 0: success, or a signal stopped `link`. 1: an experiment failed, or missed a
         target with ``--check``. 2: a mistake in the arguments or the file, or the network cannot be

@@ -69,12 +69,7 @@ LOOK_SECONDS: Final = 0.5
 
 
 def throughput(loss: float, rtt: float) -> float:
-    """Return what TCP gets through where packets are lost, bytes per second (RFC 5348, 3.1).
-
-    Args:
-        loss: share of lost packets, above 0 and below 1.
-        rtt: the round-trip time, seconds, above 0.
-    """
+    """Return what TCP gets through where packets are lost, bytes per second (RFC 5348, 3.1)."""
     timeout = 4 * rtt
     per_packet = rtt * math.sqrt(2 * loss / 3)
     per_packet += timeout * 3 * math.sqrt(3 * loss / 8) * loss * (1 + 32 * loss**2)
@@ -84,14 +79,7 @@ def throughput(loss: float, rtt: float) -> float:
 def seconds_to_send(
     n_bytes: int, state: ToldState, congestion_control: str, sharing: int = 1
 ) -> float:
-    """Return the time for which a message would occupy a link in its present state, seconds.
-
-    Args:
-        n_bytes: the length of the message.
-        state: the state of the link.
-        congestion_control: the congestion control of the connection.
-        sharing: the number of connections that send large messages over it, this one included.
-    """
+    """Return the time for which a message would occupy a link in its present state, seconds."""
     if state.loss >= 1:
         return math.inf
     carried = math.inf if state.rate is None else state.rate * (1 - state.loss) / sharing

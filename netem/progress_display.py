@@ -16,12 +16,7 @@ BAR_LETTERS: Final = 24
 
 
 class Display:
-    """The progress of a run.
-
-    Args:
-        title: the title of the run.
-        total_seconds: the least time that it takes.
-    """
+    """The progress of a run."""
 
     def __init__(self, title: str, total_seconds: float) -> None:
         self._title = title

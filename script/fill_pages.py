@@ -21,9 +21,6 @@ PAGES: Final = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 def main(argv: list[str] | None = None) -> int:
     """Fill every page, and print the names of those that have changed.
 
-    Args:
-        argv: arguments; None for those of the process.
-
     Returns:
         0; with ``--stale`` 1 where figures may be out of date.
     """

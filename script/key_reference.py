@@ -147,10 +147,6 @@ def shown(field: Field[Any]) -> str:
 def table(cls: type[Any], known: Mapping[type[Any], str]) -> Iterator[str]:
     """Yield the lines of one section's table, without the keys of a section that it extends.
 
-    Args:
-        cls: the class that reads the section.
-        known: the classes of the sections before it, to their places.
-
     Raises:
         KeyError: a key has no line under ``Attributes``.
     """

@@ -102,10 +102,6 @@ def unfounded(origin: Origin, root: Path) -> str | None:
 def stale(files: Iterable[Path], root: Path) -> Iterator[Stale]:
     """Yield the figures whose code has changed since they were measured.
 
-    Args:
-        files: the files of runs.
-        root: the root folder of the repository.
-
     Raises:
         UnknownCommandError: nothing says what a command measures.
         NetemError: a file cannot be read.

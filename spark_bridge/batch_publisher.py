@@ -40,15 +40,7 @@ class Stage(NamedTuple):
 
 
 class BatchPublisher:
-    """Stages and publishes the rows of one writer.
-
-    Args:
-        options: checked options.
-        writer: the name of the writer, equal on the driver and in tasks.
-        client: the client of the server; None for one that is made from the options.
-        sleep: as in `Patience`.
-        clock: as in `Patience`.
-    """
+    """Stages and publishes the rows of one writer."""
 
     def __init__(
         self,
@@ -67,11 +59,6 @@ class BatchPublisher:
 
     def stage(self, partition: int, names: Sequence[str], rows: Iterable[Iterable[Any]]) -> Stage:
         """Upload the rows of a partition.
-
-        Args:
-            partition: the number of the task's partition.
-            names: the names of the columns.
-            rows: values of each row.
 
         Raises:
             RowError: a row cannot be published; nothing of the partition will be.
@@ -98,11 +85,6 @@ class BatchPublisher:
 
     def publish(self, query: str, batch: int, stages: Iterable[Stage]) -> Published | None:
         """Have the broker publish the stages as a batch, once; return when it is done.
-
-        Args:
-            query: the name of the query that makes the batches.
-            batch: the number of the batch.
-            stages: the attempts that count, which are published in the order of their partitions.
 
         Returns:
             The outcome of the batch; None where there are no rows.

@@ -9,12 +9,7 @@ if TYPE_CHECKING:
 
 
 class HadoopFolder:
-    """A folder of this machine or of another file system.
-
-    Args:
-        spark: a session that has the file system's package and settings.
-        place: the path or URI of the folder.
-    """
+    """A folder of this machine or of another file system."""
 
     def __init__(self, spark: SparkSession, place: str) -> None:
         context: Any = spark.sparkContext

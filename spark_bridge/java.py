@@ -41,9 +41,6 @@ class Java:
 def find_java(environment: Mapping[str, str]) -> Java:
     """Return the Java that Spark's start script uses.
 
-    Args:
-        environment: the environment variables; ``JAVA_HOME`` has precedence over ``PATH``.
-
     Raises:
         JavaError: there is no Java, or it is too old.
     """

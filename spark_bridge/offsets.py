@@ -208,10 +208,6 @@ class Range:
 def find_losses(start: QueuePosition, contents: QueueContents) -> list[str]:
     """Report unread messages that are gone from the queue.
 
-    Args:
-        start: the query's position in the queue.
-        contents: the contents of the queue.
-
     Returns:
         a sentence for each physical queue that lost messages, or one for a queue that was created
         again; empty if nothing is lost.
@@ -250,10 +246,6 @@ def find_losses(start: QueuePosition, contents: QueueContents) -> list[str]:
 def resume(start: QueuePosition, contents: QueueContents) -> QueuePosition:
     """Return the position from which to continue, after losses were reported.
 
-    Args:
-        start: the query's position in the queue.
-        contents: the contents of the queue.
-
     Returns:
         the offsets of ``start`` that the queue still has; the earliest offset of a physical queue
         that is new, was created again or lost messages. Physical queues that are gone are left out.
@@ -267,13 +259,7 @@ def resume(start: QueuePosition, contents: QueueContents) -> QueuePosition:
 
 
 def ranges_between(queue: str, start: QueuePosition, end: QueuePosition) -> list[Range]:
-    """Return a range for each physical queue with messages between two positions.
-
-    Args:
-        queue: the logical queue's name.
-        start: a position with every physical queue of `end`.
-        end: a position of the same incarnation.
-    """
+    """Return a range for each physical queue with messages between two positions."""
     return [
         Range(queue, number, start.following[number], past, end.incarnation)
         for number, past in sorted(end.following.items())
@@ -288,10 +274,6 @@ def split(ranges: Sequence[Range], min_partitions: int) -> list[list[Range]]:
     each range. With it, each range is cut into equal parts, their number in proportion to its share
     of all messages, so that there are enough tasks if there are enough messages. The tasks depend
     on nothing else, so a repeated micro-batch has the same tasks.
-
-    Args:
-        ranges: ranges that are not empty.
-        min_partitions: the least number of tasks; 0 for any number.
 
     Returns:
         the ranges of each task.

@@ -399,11 +399,6 @@ def read_texts(
 ) -> dict[str, Any]:
     """Turn Spark's option texts into the values of attributes.
 
-    Args:
-        texts: the text of each option, by its name in upper or lower case.
-        readers: the attribute and the reader of each option.
-        needed: the options that are required.
-
     Raises:
         OptionError: an option is missing, unknown or out of range; the text names it.
     """

@@ -104,9 +104,6 @@ def observed_counts(report: Mapping[str, Any]) -> dict[str, int]:
 def lag_of(report: Mapping[str, Any]) -> dict[str, int]:
     """Return the number of messages that wait behind a micro-batch.
 
-    Args:
-        report: the report of the micro-batch.
-
     Returns:
         The number for each physical queue, by ``QUEUE/NUMBER``; {} where the source does not report
         it.

@@ -102,14 +102,7 @@ def _range_reader(options: SourceOptions, client: QueueClient) -> GatewayRanges 
 
 
 class QueueReader:
-    """Reads the queues of one query.
-
-    Args:
-        options: the checked options.
-        client: the client for the queues; None for one that is made from the options.
-        sleep: a function that waits for a number of seconds between two attempts.
-        clock: a function that returns monotonic seconds.
-    """
+    """Reads the queues of one query."""
 
     def __init__(
         self,
@@ -394,10 +387,6 @@ class QueueReader:
     def read(self, wanted: Range, settings: ReadSettings | None = None) -> Iterator[pa.RecordBatch]:
         """Yield the messages of a range, a record batch for each answer.
 
-        Args:
-            wanted: the range.
-            settings: the result of `read_settings` for its queue.
-
         Raises:
             QueueUnavailableError: no answer for ``retrySeconds``.
             QueueChangedError: a message of the range is gone, and the options do not allow that.
@@ -523,11 +512,6 @@ class QueueReader:
 
     def _patiently(self, queue: str, ask: Callable[[], _T], *passed: type[QueueError]) -> _T:
         """Repeat a request until it is answered, for ``retrySeconds`` at most.
-
-        Args:
-            queue: the queue of the request; "" for all queues of the query.
-            ask: makes the request.
-            passed: the errors that the caller handles.
 
         Raises:
             QueueError: one of `passed`.

@@ -86,14 +86,7 @@ def make_client(options: ServerOptions, kind: type[_C]) -> _C:
 
 
 class Patience:
-    """The repetition of requests to a server that does not answer or has no room.
-
-    Args:
-        retry_seconds: the seconds for which a request is repeated.
-        log: the logger, which gets a warning when a request is repeated for the first time.
-        sleep: waits between two attempts, for a number of seconds.
-        clock: a function that returns monotonic seconds.
-    """
+    """The repetition of requests to a server that does not answer or has no room."""
 
     def __init__(
         self,

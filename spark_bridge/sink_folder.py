@@ -73,9 +73,6 @@ def local_folder(place: str) -> Path | None:
 def held_folders(folders: Iterable[Path]) -> Iterator[None]:
     """Lock folders against other runs.
 
-    Args:
-        folders: existing folders of outputs and checkpoints.
-
     Raises:
         FolderInUseError: another run holds one of them.
         OSError: a folder cannot be written.
@@ -126,10 +123,6 @@ def held_places(spark: SparkSession, places: Iterable[str]) -> Iterator[None]:
     Spark's file system creates a lock file with the run's name if there is none. A killed run
     leaves the file. The next run on the same machine replaces it; on another machine, the user has
     to delete it, because only the user knows that the run has ended.
-
-    Args:
-        spark: the session with the file systems.
-        places: URIs of outputs and checkpoints.
 
     Raises:
         FolderInUseError: another run holds one of them.
@@ -183,9 +176,6 @@ def _has_ended(owner: str) -> bool:
 def check_nesting(outputs: Iterable[Path]) -> None:
     """Check that no output is inside the output of another query.
 
-    Args:
-        outputs: the folders of all sinks of the run, which may be inside each other.
-
     Raises:
         SinkFolderError: one of them is inside a folder that another query writes to, or contains
             such a folder.
@@ -211,11 +201,6 @@ def _nested(inner: Path, outer: Path) -> SinkFolderError:
 
 def prepare_folder(folder: Path, checkpoint: Path, partition_by: Sequence[str] = ()) -> list[Path]:
     """Prepare a folder for its query, which must not be running.
-
-    Args:
-        folder: the query's output folder.
-        checkpoint: the query's checkpoint.
-        partition_by: the columns whose values are subfolders.
 
     Returns:
         the files of a killed run that were deleted, as their messages will be written again.
@@ -297,11 +282,6 @@ def _finish_joining(folder: Path) -> list[Path]:
 def check_place(spark: SparkSession, place: str, checkpoint: str) -> None:
     """Check through Spark's file systems that a place belongs to its query; delete nothing.
 
-    Args:
-        spark: the session with the file systems.
-        place: the path or URI of the query's output.
-        checkpoint: the path or URI of the query's checkpoint.
-
     Raises:
         SinkFolderError: the place holds the output of another query.
     """
@@ -343,9 +323,6 @@ def prepare_checkpoint(checkpoint: Path) -> list[Path]:
 
     Spark writes a plan to a file whose name begins with a dot, and renames it. It refuses to start
     a query whose checkpoint has such a file and no plan. The query must not be running.
-
-    Args:
-        checkpoint: the checkpoint of the query.
 
     Returns:
         The files that were deleted.

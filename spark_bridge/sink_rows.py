@@ -68,12 +68,6 @@ def to_row(
 ) -> tuple[dict[str, Any], int]:
     """Return (a row as the API takes it, bytes of its payload).
 
-    Args:
-        names: the names of the columns.
-        values: the values of the row.
-        defaults: the values in place of null, by column.
-        place: the place of the row, for errors.
-
     Raises:
         RowError: a value is missing or of a wrong kind.
     """

@@ -155,13 +155,7 @@ class BatchReader(DataSourceReader):
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A reader that follows the queues; Spark stores the position.
-
-    Args:
-        options: options of the source.
-        queue: the reader of the queues; None makes one.
-        siblings: the other sources of the query; None for those of this driver.
-    """
+    """A reader that follows the queues; Spark stores the position."""
 
     def __init__(
         self,

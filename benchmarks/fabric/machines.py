@@ -35,11 +35,7 @@ _numbers: Final = itertools.count()
 
 
 class Machines:
-    """The machines, which exist within the ``with`` block.
-
-    Args:
-        names: their names, of letters and digits.
-    """
+    """The machines, which exist within the ``with`` block."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = tuple(names)

@@ -25,11 +25,7 @@ class RequestCounter:
     """
 
     def __init__(self, port: int) -> None:
-        """Make it.
-
-        Args:
-            port: the port of the server on this machine.
-        """
+        """Make it."""
         self.url = ""
         self.requests = 0
         self._port = port

@@ -135,13 +135,7 @@ class Publisher:
         return self._finish() - begin
 
     def pace(self, messages: int, rate: float, first: int = 0) -> float:
-        """Publish messages at a rate; return the seconds until the last PUBACK.
-
-        Args:
-            messages: the number of messages.
-            rate: the messages a second.
-            first: the number of the first message.
-        """
+        """Publish messages at a rate; return the seconds until the last PUBACK."""
         begin = time.monotonic()
         for index in range(messages):
             due = begin + index / rate

@@ -120,11 +120,7 @@ def _wait(broker: RunningBroker, port: int) -> None:
 
 
 def _penstock(protocol: str) -> Callable[[Path], Any]:
-    """Return what runs the broker with one queue in SQLite, durable before each PUBACK.
-
-    Args:
-        protocol: the protocol of the consumers, `http` or `mqtt`.
-    """
+    """Return what runs the broker with one queue in SQLite, durable before each PUBACK."""
 
     @contextmanager
     def run(folder: Path) -> Iterator[QueueServer]:
@@ -350,10 +346,6 @@ QUEUE_PEERS: Final = {
 @contextmanager
 def running_queue(peer: QueuePeer, folder: Path) -> Iterator[QueueServer]:
     """Start a server in an empty folder of its own and end it afterwards.
-
-    Args:
-        peer: the peer to start.
-        folder: a folder on the measured disk.
 
     Raises:
         BenchmarkError: it does not start.

@@ -18,13 +18,7 @@ PATIENCE_SECONDS: Final = 600.0
 
 
 class RedisServer:
-    """A server that is started, and may be killed and started again.
-
-    Args:
-        folder: the folder of its files.
-        port: the reserved TCP port on loopback.
-        settings: further arguments of its command.
-    """
+    """A server that is started, and may be killed and started again."""
 
     def __init__(self, folder: Path, port: int, *settings: str) -> None:
         self.port = port
@@ -85,9 +79,6 @@ class RedisServer:
 @contextmanager
 def running_redis(folder: Path) -> Iterator[RedisServer]:
     """Run a server that writes to the disk only when it is told to.
-
-    Args:
-        folder: the folder of its snapshot.
 
     Raises:
         BenchmarkError: it did not start.

@@ -27,15 +27,7 @@ class Member(Subscriber):
         payloads: list[bytes],
         group: Counter[int],
     ) -> None:
-        """Connect and subscribe.
-
-        Args:
-            access: the broker, and how its clients come in.
-            plan: the plan of the messages, of one length.
-            number: the number of the member.
-            payloads: the payloads of the block.
-            group: how often the group got each message of the block.
-        """
+        """Connect and subscribe."""
         super().__init__(access, plan, number)
         self._group = group
         packets = [plan.packet(0, payload, 0) for payload in payloads]

@@ -135,12 +135,7 @@ class Expectation:
 
 
 def wildcard_filters(filters: int, name: str = "plant") -> list[str]:
-    """Return topic filters with wildcards, three in a row for each topic, of two kinds.
-
-    Args:
-        filters: the number of topic filters.
-        name: the first level of all.
-    """
+    """Return topic filters with wildcards, three in a row for each topic, of two kinds."""
     forms = (f"{name}/{{0}}/{{1}}/+", f"{name}/+/{{1}}/temperature", f"{name}/{{0}}/{{1}}/#")
     return [forms[i % 3].format(i // 300, i // 3) for i in range(filters)]
 

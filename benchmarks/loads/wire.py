@@ -375,16 +375,7 @@ def open_client(
     receive_buffer_bytes: int | None = None,
     context: ssl.SSLContext | None = None,
 ) -> socket.socket:
-    """Return a blocking loopback connection on which a CONNECT was accepted.
-
-    Args:
-        port: the TCP port of the broker.
-        client_id: the Client Identifier.
-        version: the protocol level.
-        is_clean: the flag Clean Session.
-        receive_buffer_bytes: the SO_RCVBUF, as in `open_connection`.
-        context: the TLS context; None without TLS.
-    """
+    """Return a blocking loopback connection on which a CONNECT was accepted."""
     sock = open_connection(port, receive_buffer_bytes=receive_buffer_bytes, context=context)
     try:
         sock.sendall(connect_packet(client_id, version=version, is_clean=is_clean))

@@ -163,15 +163,7 @@ def flooded_subscriber(
     chunk_bytes: int = SLOW_READ_BYTES,
     chunk_seconds: float = SLOW_READ_SECONDS,
 ) -> Iterator[None]:
-    """Publish as fast as the broker reads, to a subscriber that reads slowly.
-
-    Args:
-        peer: a broker.
-        shape: the shape of the messages.
-        topic_filter: the topic filter of the subscriber.
-        chunk_bytes: the bytes that it reads at a time.
-        chunk_seconds: the time between two reads.
-    """
+    """Publish as fast as the broker reads, to a subscriber that reads slowly."""
     stop = threading.Event()
 
     def read_slowly(sock: socket.socket) -> None:

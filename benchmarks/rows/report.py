@@ -75,12 +75,7 @@ class Result:
 
 
 def results_of(row: Row, measurements: Mapping[str, Sequence[Measurement]]) -> Iterator[Result]:
-    """Yield a row's result for each peer, then those of each further figure.
-
-    Args:
-        row: the row that was measured.
-        measurements: the measurements by the name of the peer.
-    """
+    """Yield a row's result for each peer, then those of each further figure."""
     for peer, values in measurements.items():
         yield Result(row, peer, values)
     for figure in row.figures:
@@ -121,11 +116,7 @@ def is_met(result: Result, results: Sequence[Result]) -> bool | None:
 
 
 def is_undecided(results: Sequence[Result]) -> bool:
-    """Say whether single repetitions disagree on whether a target is met.
-
-    Args:
-        results: the results of one row and its figures.
-    """
+    """Say whether single repetitions disagree on whether a target is met."""
     for result in results:
         reference = next(
             (other for other in results if other.row is result.row and other.peer == REFERENCE),

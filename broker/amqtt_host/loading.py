@@ -80,10 +80,6 @@ class HostedPluginManager(manager.PluginManager[BrokerContext]):
 def load_manager(policy: Policy, broker: Any) -> HostedPluginManager:
     """Load the aMQTT plugins of a policy; the event loop must be running.
 
-    Args:
-        policy: names at least one aMQTT plugin.
-        broker: replaces aMQTT's broker.
-
     Raises:
         ConfigError: a plugin cannot be found, refuses its configuration, or fails.
     """

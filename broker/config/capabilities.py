@@ -31,11 +31,6 @@ def connack_properties(
     """Return the CONNACK properties that say what is offered (MQTT 5.0, 3.2.2.3).
 
     What is offered whole is left out, as the specification has it.
-
-    Args:
-        options: the options from the policy file.
-        client_id: the Client Identifier as sent or assigned.
-        packet: the client's CONNECT.
     """
     properties: dict[str, int | str] = {}
     if options.topic_alias_maximum:
@@ -91,10 +86,6 @@ def is_restricted(options: MqttOptions) -> bool:
 
 def check_publish(options: MqttOptions, first_byte: int) -> None:
     """Check that the broker offers what a PUBLISH needs.
-
-    Args:
-        options: the options from the policy file.
-        first_byte: the first byte of the packet.
 
     Raises:
         ProtocolError: QoS not supported [MQTT-3.2.2-11], retain not supported [MQTT-3.2.2-14].

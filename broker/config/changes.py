@@ -23,12 +23,7 @@ Values: TypeAlias = Mapping[KeyPath, Any]
 
 
 def flatten(config: Any, path: KeyPath = ()) -> dict[KeyPath, Any]:
-    """Return the values of a configuration by key path; mappings and dataclasses are gone into.
-
-    Args:
-        config: a dataclass, a mapping, or a value.
-        path: where it stands.
-    """
+    """Return the values of a configuration by key path; mappings and dataclasses are gone into."""
     if isinstance(config, Listener):
         config = listener_keys(config)
     elif is_dataclass(config):
@@ -139,23 +134,13 @@ class InForce:
     """
 
     def __init__(self, file: str, values: Values, logger: logging.Logger) -> None:
-        """Begin with the configuration of the start.
-
-        Args:
-            file: its name.
-            values: its keys.
-            logger: gets a line for each reload.
-        """
+        """Begin with the configuration of the start."""
         self.values = dict(values)
         self._file = file
         self._logger = logger
 
     def refuse(self, failed: PenstockError | Mapping[str, str]) -> Reloaded:
-        """Return the account of a reload that has changed nothing, and log it.
-
-        Args:
-            failed: key to why it cannot be used, or the error of the file.
-        """
+        """Return the account of a reload that has changed nothing, and log it."""
         if isinstance(failed, PenstockError):
             failed = failures(failed, self._file, self._file)
         self._logger.error("not reloaded: %s; nothing has changed", _listed(failed))

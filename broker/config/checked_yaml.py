@@ -132,10 +132,6 @@ def check_is_no_pipe(path: str | Path) -> None:
 def parse_mapping(text: str, file: str) -> dict[str, Any]:
     """Return the top level of a YAML text, {} where it is empty.
 
-    Args:
-        text: one YAML document.
-        file: the file's name, for errors.
-
     Raises:
         ConfigError: as `read_mapping`.
     """
@@ -176,10 +172,6 @@ def _problems_of_node(root: yaml.Node, loader: yaml.SafeLoader) -> list[ConfigPr
 
     These are keys given twice, keys that are neither text nor number, nodes that hold themselves,
     and what looks like a number or a date and is none.
-
-    Args:
-        root: the root of the document.
-        loader: makes values of its nodes.
     """
     problems: list[ConfigProblem] = []
     seen: set[int] = set()
@@ -302,11 +294,7 @@ class FileReading:
     """
 
     def __init__(self, file: str) -> None:
-        """Begin without problems.
-
-        Args:
-            file: name of the file, for errors.
-        """
+        """Begin without problems."""
         self.file = file
         self.problems: list[ConfigProblem] = []
 
@@ -342,10 +330,6 @@ def fit(cls: type[T], value: Any) -> T:
 
     Types are taken as JSON takes them: text is no number and a number no text, a list may
     become a tuple, text an enum member or a path.
-
-    Args:
-        cls: a dataclass whose pydantic configuration is `key_types.STRICT`.
-        value: the value that YAML has read.
 
     Raises:
         MisfitError: with each wrong key or value.
@@ -451,12 +435,6 @@ def suggest(read: str, known: Iterable[str]) -> str:
 
 def check_listeners(path: str, names: Iterable[str], known: Collection[str], file: str) -> None:
     """Check that the listeners exist of which a plugin's keys say something.
-
-    Args:
-        path: the path of the keys in the file.
-        names: the names of listeners, as the keys give them.
-        known: names of the listeners that there are.
-        file: the file's name, for errors.
 
     Raises:
         ConfigError: with each that does not exist.

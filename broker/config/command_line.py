@@ -62,13 +62,7 @@ class CommandLine(typer.Typer):
         return super().command(*args, **{"cls": PlainCommand, **options})
 
     def status(self, argv: list[str] | None, prog_name: str, obj: object = None) -> int:
-        """Run the command that the arguments name, and return the exit status.
-
-        Args:
-            argv: arguments after the program's name; None for those of the process.
-            prog_name: the program's name, as usage and errors show it.
-            obj: the object of the command's context.
-        """
+        """Run the command that the arguments name, and return the exit status."""
         try:
             self(args=argv, prog_name=prog_name, obj=obj)
         except SystemExit as ended:
@@ -122,11 +116,6 @@ def confirm(question: str, *, yes: bool) -> None:
 
 def exit_status(app: CommandLine, prog_name: str, argv: list[str] | None = None) -> int:
     """Run a program and return its exit status.
-
-    Args:
-        app: the program's command line.
-        prog_name: the program's name, as usage and errors show it.
-        argv: arguments after the program's name; None for those of the process.
 
     Returns:
         0 where the program has done its work or was stopped by a signal; 2 for a mistake in its

@@ -211,11 +211,7 @@ class Limits:
         return show_size(value) if name.endswith("_bytes") else str(value)
 
     def for_memory(self, memory_bytes: int) -> Limits:
-        """Return the limits with a number for each limit that is a share of the machine's memory.
-
-        Args:
-            memory_bytes: memory that the process may use.
-        """
+        """Return the limits with a number for each that is a share of the machine's memory."""
         sessions = self.sessions or max(1, memory_bytes // _MEMORY_PER_SESSION)
         shares: dict[str, Any] = {
             "sessions": sessions,

@@ -219,12 +219,7 @@ class ListenersRead(NamedTuple):
 def read_listeners(
     section: Mapping[str, Mapping[str, Any] | None], reading: FileReading
 ) -> ListenersRead:
-    """Read the section `listeners` of a file.
-
-    Args:
-        section: name of a listener to its own keys.
-        reading: takes note of each wrong place.
-    """
+    """Read the section `listeners` of a file."""
     own_keys = {
         name: reading.underscored(own or {}, join("listeners", name))
         for name, own in section.items()
@@ -436,10 +431,6 @@ def split_bind(bind: str, default_port: int = DEFAULT_PORT) -> tuple[str | None,
 
     These are an address or name with a port, ``[::1]:1883`` for IPv6, and either part alone;
     no host means all interfaces.
-
-    Args:
-        bind: the value in the file.
-        default_port: the port where it names none.
 
     Raises:
         ValueError: with what is allowed.

@@ -43,10 +43,6 @@ def local_listeners(listeners: Mapping[str, Listener], file: str) -> dict[str, L
 
     A listener that demands a certificate authenticates its clients by it, and is not changed.
 
-    Args:
-        listeners: the listeners by name, as the policy file has them.
-        file: the file's name, for errors.
-
     Raises:
         ConfigError: with each listener that cannot be restricted to this machine.
     """

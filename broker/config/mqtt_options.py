@@ -101,12 +101,7 @@ class MqttOptions:
         return reason_code
 
     def sizes_for(self, client_id: str, of_listener: SizeClass | None) -> SizeClass | None:
-        """Return the size class that a client subscribes to where its SUBSCRIBE names none.
-
-        Args:
-            client_id: the Client Identifier.
-            of_listener: `sizes` of the listener that it has connected to.
-        """
+        """Return the size class that a client subscribes to where its SUBSCRIBE names none."""
         for pattern, sizes in self.sizes_by_client.items():
             if fnmatchcase(client_id, pattern):
                 return sizes

@@ -14,12 +14,7 @@ _LOGGER: Final = logging.getLogger("penstock")
 
 
 def warn_of_readers(key: str, file: str | Path) -> None:
-    """Warn of a file that every account of the machine can read, as mosquitto does.
-
-    Args:
-        key: the key that names the file.
-        file: a file with a private key, passwords or their hashes, or a token.
-    """
+    """Warn of a file that every account of the machine can read, as mosquitto does."""
     path = Path(file).resolve()
     try:
         is_open = bool(path.stat().st_mode & stat.S_IROTH) and all(

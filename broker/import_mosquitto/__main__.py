@@ -72,10 +72,6 @@ def import_mosquitto(
 def _write(files: dict[Path, str], *, secret: Container[Path]) -> None:
     """Write new files, all or none.
 
-    Args:
-        files: the text of each file, by its path.
-        secret: those of the files that only their owner may read.
-
     Raises:
         OutputError: one of them is there, or cannot be written.
     """

@@ -50,12 +50,7 @@ class Settings(dict[str, Line]):
 
 
 def parse_lines(text: str, file: str) -> list[Line]:
-    """Return the directives of one file, in their order.
-
-    Args:
-        text: the whole file.
-        file: the file's name.
-    """
+    """Return the directives of one file, in their order."""
     lines = []
     for number, line in enumerate(text.splitlines(), 1):
         if line.startswith("#") or not line.strip():

@@ -173,12 +173,7 @@ def value_of(directive: Directive, text: str) -> str:
 
 
 def problem_of(directive: Directive, value: str) -> str:
-    """Return what a directive's value may be, if it is something else; "" if it is allowed.
-
-    Args:
-        directive: the directive of mosquitto.conf.
-        value: the value, as `value_of` returns it.
-    """
+    """Return what a directive's value may be, if it is something else; "" if it is allowed."""
     if directive.minimum is not None:
         if not is_number(value, directive.minimum, directive.maximum):
             return f"a whole number from {directive.minimum} to {directive.maximum}"

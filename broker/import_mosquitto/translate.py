@@ -178,10 +178,6 @@ class _Listener:
 def translate(lines: Iterable[Line], host: str) -> Translation:
     """Return the policy that does what a mosquitto.conf says.
 
-    Args:
-        lines: the lines of the file.
-        host: name of the machine, which is part of a bridge's client id.
-
     Raises:
         ConfigError: a directive is unknown or has a wrong value; names all such places of the first
             file that has any.

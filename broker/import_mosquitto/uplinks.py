@@ -67,9 +67,6 @@ _DIRECTIONS: Final = {"out": ("up",), "in": ("down",), "both": ("up", "down")}
 def read_topic(text: str) -> Topic:
     """Return what a line ``topic`` says.
 
-    Args:
-        text: the text behind the directive's name.
-
     Raises:
         ValueError: with what is allowed.
     """
@@ -107,9 +104,6 @@ def read_topic(text: str) -> Topic:
 def read_addresses(text: str) -> list[str]:
     """Return the addresses of a bridge, with their ports.
 
-    Args:
-        text: the text behind the directive's name.
-
     Raises:
         ValueError: with what is allowed.
     """
@@ -127,9 +121,6 @@ def read_addresses(text: str) -> list[str]:
 
 def read_restart(text: str) -> dict[str, int]:
     """Return the keys of ``reconnect`` that ``restart_timeout`` stands for.
-
-    Args:
-        text: the text behind the directive's name.
 
     Raises:
         ValueError: with what is allowed.
@@ -192,12 +183,7 @@ class Bridge:
         return bool(loosening(self.set, Loosens.BRIDGE))
 
     def keys(self, host: str, password_file: str) -> dict[str, Any] | None:
-        """Return the keys of its uplink; None where nothing passes it.
-
-        Args:
-            host: name of the machine.
-            password_file: the file that will hold its password, if it has one.
-        """
+        """Return the keys of its uplink; None where nothing passes it."""
         if not self.topics:
             self.notes.append((self.line, "it has no topic, so nothing passes; it is left out"))
             return None

@@ -15,10 +15,6 @@ _ALMOST_A_SECOND: Final = 0.999
 def expiry_time(properties: Mapping[str, Any], now: float) -> float | None:
     """Return when a message expires that is received or published at a time.
 
-    Args:
-        properties: the properties of the message.
-        now: monotonic seconds.
-
     Returns:
         Monotonic seconds; None where it never expires.
     """
@@ -38,10 +34,6 @@ def interval_left(expires_at: float, now: float) -> int:
 
     A message that has not expired has one second left at least, as 0 says that it has. 0 is what a
     message has that is sent again after it has expired [MQTT-4.3.3-7].
-
-    Args:
-        expires_at: monotonic seconds.
-        now: monotonic seconds.
     """
     seconds = expires_at - now
     return max(1, int(seconds + _ALMOST_A_SECOND)) if seconds > 0 else 0

@@ -225,13 +225,6 @@ def _read_user_properties(
 ) -> int:
     """Read successive User Properties, of which a packet may hold very many.
 
-    Args:
-        data: bytes of the packet.
-        start: position of the first identifier.
-        end: position after the properties.
-        pairs: the list to which (name, value) of each is appended.
-        most: reading stops once `pairs` has more.
-
     Returns:
         The position after the last one that was read.
 
@@ -285,10 +278,6 @@ def read_publish_properties(
 
 def write_properties(properties: Properties, carrier: int) -> bytes:
     """Write properties after their Property Length.
-
-    Args:
-        properties: the properties as `read_properties` returns them.
-        carrier: packet type, or `WILL`.
 
     Raises:
         ValueError: a name that does not exist or is not for this carrier, or a value that is

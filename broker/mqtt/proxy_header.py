@@ -74,9 +74,6 @@ class ProxyHeader(NamedTuple):
 def read_proxy_header(data: bytes) -> ProxyHeader | None:
     """Read the header at the beginning of a connection.
 
-    Args:
-        data: all bytes received so far.
-
     Returns:
         The header, or None where more bytes are needed.
 

@@ -113,9 +113,6 @@ def answer_version(connect_body: Buffer) -> int:
 
     Call it before the CONNECT is read, as an error of the reader does not tell the version.
 
-    Args:
-        connect_body: the bytes after the Remaining Length.
-
     Returns:
         5 for "MQTT" of level 5 and above; 4 otherwise, since a client of MQTT 3.1 or 3.1.1 knows no
         other CONNACK [MQTT-3.1.2-2].

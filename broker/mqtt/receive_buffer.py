@@ -50,12 +50,7 @@ class ReceiveBuffer:
     )
 
     def __init__(self, maximum_packet_size: int) -> None:
-        """Begin without bytes.
-
-        Args:
-            maximum_packet_size: bytes of the largest accepted frame, fixed header included, as
-                Maximum Packet Size of MQTT 5.0 counts (3.1.2.11.4).
-        """
+        """Begin without bytes."""
         self._maximum_packet_size = maximum_packet_size
         self._chunks: list[bytes | bytearray] = []
         self._large = _NOTHING

@@ -74,12 +74,7 @@ def n_equal_packets(
 
 
 def answers(first_byte: int, packet_ids: bytes | bytearray) -> bytearray:
-    """Return packets with any Packet Identifiers.
-
-    Args:
-        first_byte: the first byte of each.
-        packet_ids: the identifiers, two bytes each.
-    """
+    """Return packets with any Packet Identifiers."""
     packets = bytearray(bytes((first_byte, 2, 0, 0)) * (len(packet_ids) // 2))
     packets[2::PACKET_BYTES] = packet_ids[::2]
     packets[3::PACKET_BYTES] = packet_ids[1::2]

@@ -36,12 +36,6 @@ def fit_packet(packet: Packet, version: int, maximum: int, *, is_explained: bool
     [MQTT-3.1.2-29], and as far as the packet would be too large with them: [MQTT-3.2.2-19],
     [MQTT-3.2.2-20] and their like for each packet.
 
-    Args:
-        packet: any but PUBLISH.
-        version: protocol version of the client.
-        maximum: Maximum Packet Size of the client, in bytes.
-        is_explained: Request Problem Information of the client.
-
     Returns:
         Its bytes; None where it cannot be made to fit and must not be sent [MQTT-3.1.2-24].
     """

@@ -38,12 +38,7 @@ class Places:
         self.change(max_connections, waits=waits)
 
     def change(self, max_connections: int, *, waits: bool) -> None:
-        """Have more or fewer places; connections above a lower limit stay.
-
-        Args:
-            max_connections: places in all; 0 for no limit.
-            waits: as the attribute, for later connections.
-        """
+        """Have more or fewer places; connections above a lower limit stay."""
         self._most = max_connections if max_connections > 0 else math.inf
         self.waits = waits
         self._let_in()
@@ -167,13 +162,7 @@ class Admission:
     def __init__(
         self, counters: Counters, *, connections: int, connections_per_address: int | None
     ) -> None:
-        """Begin without connections.
-
-        Args:
-            counters: where refusals are counted.
-            connections: as of `change`.
-            connections_per_address: the same.
-        """
+        """Begin without connections."""
         self._counters = counters
         self.change(connections, connections_per_address)
         self._per_address: dict[str, int] = {}
@@ -194,9 +183,6 @@ class Admission:
 
     def enter(self, places: Places) -> Place | None:
         """Return a place for a connection that was just accepted.
-
-        Args:
-            places: of its listener.
 
         Returns:
             None where the connection is to be cut off at once.

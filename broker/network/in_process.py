@@ -249,12 +249,7 @@ class InProcessClients:
     """The broker's `penstock.broker.extensions.LocalClients`."""
 
     def __init__(self, driver: LoopScheduler, reception: Callable[[], Reception]) -> None:
-        """Prepare; clients can be connected once the broker listens.
-
-        Args:
-            driver: the driver of the broker.
-            reception: returns that of the broker, once there is one.
-        """
+        """Prepare; clients can be connected once the broker listens."""
         self._driver = driver
         self._reception = reception
 

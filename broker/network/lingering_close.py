@@ -30,12 +30,7 @@ _READ_BYTES: Final = 65_536
 
 
 def half_close(transport: asyncio.Transport, *, is_reading: bool) -> None:
-    """End what is sent to a peer, and go on reading what it sends.
-
-    Args:
-        transport: the transport of the connection; it is dropped where the peer has reset it.
-        is_reading: whether it is being read from.
-    """
+    """End what is sent to a peer, and go on reading what it sends."""
     try:
         transport.write_eof()
     except OSError:  # a reset, as asyncio's own loop tells

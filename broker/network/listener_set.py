@@ -80,11 +80,7 @@ class Listeners:
         self.addresses[listening.listener.name] = listening.address
 
     async def prepare(self, wanted: Mapping[str, Listener]) -> ListenerReload:
-        """Read the files of TLS and bind what is new; nothing changes before `take`.
-
-        Args:
-            wanted: the listeners by name.
-        """
+        """Read the files of TLS and bind what is new; nothing changes before `take`."""
         found = ListenerReload()
         has = {name: one.listener for name, one in self._listening.items()}
         found.gone = [name for name, one in has.items() if _is_elsewhere(one, wanted.get(name))]

@@ -288,9 +288,6 @@ class Listening:
     async def reload(self, listener: Listener) -> Callable[[], None]:
         """Read the files of TLS and take other keys; the address stays.
 
-        Args:
-            listener: this listener, as it is to be for later connections.
-
         Returns:
             What makes it count.
 
@@ -402,11 +399,6 @@ def _bound_sockets(
 
     Where the kernel chooses the port, it does so for the first address. If that port is taken for
     another address, it chooses again.
-
-    Args:
-        found: the addresses, as `socket.getaddrinfo` returns them.
-        listener: the listener of the policy file.
-        plan: options for retransmissions, or None.
 
     Raises:
         CongestionControlError: the listener's congestion control is not available.

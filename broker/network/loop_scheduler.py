@@ -123,14 +123,7 @@ class LoopScheduler:
         loop: asyncio.AbstractEventLoop | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Wait for connections.
-
-        Args:
-            limits: the limits of the policy.
-            logger: gets a line for each fault.
-            loop: the event loop; None for the one that runs.
-            clock: monotonic seconds.
-        """
+        """Wait for connections."""
         self.core: Core
         self.clock = clock
         self.limits = limits
@@ -207,11 +200,7 @@ class LoopScheduler:
         self.settle(now)
 
     def settle_soon(self, now: float) -> None:
-        """Settle when the loop has looked at all that the network has, but not late.
-
-        Args:
-            now: monotonic seconds; something was touched.
-        """
+        """Settle when the loop has looked at all that the network has, but not late."""
         if self._is_gathering:
             self._settle_gathered(now)
         else:

@@ -158,9 +158,6 @@ class AcceptedConnection:
     def accept(self, transport: asyncio.Transport) -> bool:
         """Take a place; called by the lowest protocol.
 
-        Args:
-            transport: the lowest one.
-
         Returns:
             False where the connection was cut off.
         """

@@ -113,10 +113,6 @@ class Pacing:
         To be called again when it has begun, as the path may have changed meanwhile, and as what
         was acknowledged before tells nothing of the rate.
 
-        Args:
-            info: the TCP figures of the connection.
-            now: monotonic seconds.
-
         Returns:
             Bytes per second; None for full rate.
         """
@@ -137,10 +133,6 @@ class Pacing:
 
     def look(self, info: TcpInfo, now: float) -> float | None:
         """Choose the pace from here on.
-
-        Args:
-            info: the TCP figures of the connection, which sends.
-            now: monotonic seconds.
 
         Returns:
             Bytes per second; None for full rate.
@@ -206,12 +198,7 @@ class Pacing:
         self.pace = self._rate = None
 
     def _yield(self, queue: float, seconds: float) -> None:
-        """Send less than the path delivers, unless that has not helped.
-
-        Args:
-            queue: seconds.
-            seconds: the seconds since the last acknowledgement before this one.
-        """
+        """Send less than the path delivers, unless that has not helped."""
         self._rate = max(self._rates, default=self._rate)
         if self._rate is None:
             return

@@ -116,9 +116,6 @@ def ask(fileno: int, *, is_wanted: bool) -> None:
 def unheard_seconds(fileno: int) -> float | None:
     """Return how long nothing has come by a TCP connection that is not read from.
 
-    Args:
-        fileno: descriptor of its socket, which is not changed; -1 for none.
-
     Returns:
         None where that tells nothing of the peer: half of the receive buffer is in use, so that the
         window may be closed, or the kernel has no answer.

@@ -55,10 +55,6 @@ def _read_list(data: bytes) -> RevocationList:
 def is_revoked(lists: list[RevocationList], certificate: bytes) -> bool:
     """Say whether a certificate is in a list of its issuer.
 
-    Args:
-        lists: the lists to search.
-        certificate: the certificate in DER.
-
     Raises:
         ValueError: the certificate cannot be decoded.
     """

@@ -76,11 +76,7 @@ class TcpInfo(NamedTuple):
 
 
 def parse_tcp_info(data: bytes) -> TcpInfo | None:
-    """Return the fields of a struct tcp_info, or None where it is too short.
-
-    Args:
-        data: the data from getsockopt; kernels before 4.9 return less than is needed.
-    """
+    """Return the fields of a struct tcp_info, or None where it is too short."""
     if len(data) < _LAYOUT.size:
         return None
     flags, mss, unacked, rtt, rttvar, retrans, acked, segs_in, notsent, min_rtt, segs, rate = (
@@ -105,9 +101,6 @@ def parse_tcp_info(data: bytes) -> TcpInfo | None:
 def read_tcp_info(fileno: int) -> TcpInfo | None:
     """Ask the kernel about a connection. The descriptor is not changed.
 
-    Args:
-        fileno: file descriptor of a socket.
-
     Returns:
         None where the kernel has no answer: not Linux or older than 4.9, no TCP socket, or closed.
     """
@@ -127,9 +120,6 @@ def is_near(fileno: int) -> bool:
 
 def read_congestion_control(fileno: int) -> str:
     """Return the name of a connection's congestion control, such as ``cubic``.
-
-    Args:
-        fileno: file descriptor of a socket, which is not changed.
 
     Returns:
         "" where the kernel has no answer.

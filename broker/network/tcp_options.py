@@ -64,9 +64,6 @@ def plan_retransmissions(rto_max_seconds: float) -> Retransmissions | None:
 
     Connections are given up at the same time as without these options.
 
-    Args:
-        rto_max_seconds: longest time between retransmissions, 1 to 120.
-
     Returns:
         None where the kernel does not support it.
     """
@@ -95,12 +92,7 @@ def _setting(name: str, default: int) -> int:
 
 
 def give_up_ms(n_retries: int, rto_max_ms: int) -> int:
-    """Return the time that retransmissions take, the first after Linux's minimum of 0.2 s.
-
-    Args:
-        n_retries: retransmissions of one segment.
-        rto_max_ms: longest time between two, in milliseconds.
-    """
+    """Return the time that retransmissions take, the first after Linux's minimum of 0.2 s."""
     return sum(min(_RTO_MIN_MS << n, rto_max_ms) for n in range(n_retries + 1))
 
 
@@ -118,10 +110,6 @@ def set_retransmissions(sock: socket.socket, plan: Retransmissions) -> None:
 def set_give_up(sock: socket.socket, give_up_ms: int) -> None:
     """Set when a socket's connection is lost, in place of `tcp_retries2` and its like.
 
-    Args:
-        sock: a TCP socket.
-        give_up_ms: milliseconds without an acknowledgement.
-
     Raises:
         OSError: the kernel refuses it.
     """
@@ -131,10 +119,6 @@ def set_give_up(sock: socket.socket, give_up_ms: int) -> None:
 
 def set_congestion_control(sock: socket.socket, name: str) -> None:
     """Set the congestion control of a socket's connections.
-
-    Args:
-        sock: a TCP socket that does not listen yet.
-        name: the kernel's name of it, such as `bbr`.
 
     Raises:
         CongestionControlError: it is not available; the message names those that are, and how to
@@ -173,10 +157,6 @@ _NO_PACING: Final = 0xFFFFFFFF
 
 def set_pacing_rate(fileno: int, bytes_per_second: float | None) -> bool:
     """Have the kernel send on a connection at some rate at most; what it has taken included.
-
-    Args:
-        fileno: file descriptor of a TCP socket.
-        bytes_per_second: None for no limit.
 
     Returns:
         False where the system cannot.

@@ -57,10 +57,6 @@ class TlsFilesError(PenstockError):
 def make_context(tls: Tls, protocols: tuple[str, ...]) -> ssl.SSLContext:
     """Return the context of a listener; reads all its files.
 
-    Args:
-        tls: the TLS settings from the policy file.
-        protocols: names for ALPN, where a client offers any.
-
     Raises:
         TlsFilesError: a file cannot be used; the message names it.
     """
@@ -259,13 +255,7 @@ class TlsLayer(Layer):
     def __init__(
         self, above: asyncio.Protocol, arrival: AcceptedConnection, context: ssl.SSLContext
     ) -> None:
-        """Prepare for a connection.
-
-        Args:
-            above: the protocol inside TLS.
-            arrival: the connection as it was accepted.
-            context: the context of the listener.
-        """
+        """Prepare for a connection."""
         super().__init__(above, arrival)
         self._context = context
         self._incoming: ssl.MemoryBIO
@@ -331,11 +321,7 @@ class TlsLayer(Layer):
             self.close()
 
     def _shake_hands(self, first_byte: int) -> None:
-        """Continue the handshake; once it is complete, decrypt what came with its end.
-
-        Args:
-            first_byte: of the bytes that came last.
-        """
+        """Continue the handshake; once it is complete, decrypt what came with its end."""
         try:
             self._ssl.do_handshake()
         except ssl.SSLWantReadError:

@@ -89,12 +89,7 @@ class MqttProtocol(asyncio.Protocol):
     )
 
     def __init__(self, driver: LoopScheduler, arrival: AcceptedConnection) -> None:
-        """Wait for a connection.
-
-        Args:
-            driver: the driver of the broker.
-            arrival: the connection as it was accepted.
-        """
+        """Wait for a connection."""
         self.driver = driver
         self.arrival = arrival
         self.connection: Connection | None = None

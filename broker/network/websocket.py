@@ -71,14 +71,7 @@ class WebSocketLayer(Layer):
         listener: Listener,
         max_bytes: int,
     ) -> None:
-        """Prepare for a connection.
-
-        Args:
-            above: the protocol that speaks MQTT.
-            arrival: the connection as it was accepted.
-            listener: the listener that accepted it.
-            max_bytes: bytes of the largest packet that a client may send.
-        """
+        """Prepare for a connection."""
         super().__init__(above, arrival)
         origins = listener.allowed_origins
         self._path = listener.path
@@ -131,12 +124,7 @@ class WebSocketLayer(Layer):
             connection.held_in_layer(self._n_partial)
 
     def _keep(self, rest: bytes, n_needed: int) -> None:
-        """Keep what cannot be parsed yet.
-
-        Args:
-            rest: received and not parsed.
-            n_needed: bytes that are needed before the next attempt.
-        """
+        """Keep what cannot be parsed yet."""
         self._partial = [rest] if rest else []
         self._n_partial = len(rest)
         self._n_needed = n_needed

@@ -41,12 +41,7 @@ def report_of(core: Core, client_id: str, now: float) -> ClientReport | None:
 
 
 def row_of(session: Session, now: float) -> ClientRow:
-    """Return a session's row.
-
-    Args:
-        session: of the client.
-        now: monotonic seconds.
-    """
+    """Return a session's row."""
     client = session.client
     withheld = withheld_total = queued = queued_bytes = inflight = delivered = dropped = 0
     rtt = None
@@ -88,12 +83,7 @@ def subscription_rows(session: Session) -> Iterator[SubscriptionRow]:
 async def waiting_topics(
     outboxes: Iterable[Outbox | None], clock: Callable[[], float]
 ) -> list[TopicRow]:
-    """Return what waits in outboxes by topic and size class; other tasks run in between.
-
-    Args:
-        outboxes: of all sessions; None for one that has none.
-        clock: returns monotonic seconds.
-    """
+    """Return what waits in outboxes by topic and size class; other tasks run in between."""
     found: dict[tuple[str, SizeClass], list[float]] = {}
     n_seen = 0
     for outbox in outboxes:

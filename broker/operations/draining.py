@@ -18,13 +18,7 @@ AT_ONCE: Final = 50
 
 
 async def drain_clients(program: Program, seconds: float, clock: Callable[[], float]) -> None:
-    """Disconnect all clients, but those in the broker's own process.
-
-    Args:
-        program: whose clients they are; it listens no more.
-        seconds: the time over which they are spread.
-        clock: returns monotonic seconds.
-    """
+    """Disconnect all clients, but those in the broker's own process."""
     begin = clock()
     leaving = [one for one in program.protocols if one.arrival.listener != IN_PROCESS]
     for number, protocol in enumerate(leaving, 1):

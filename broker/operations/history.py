@@ -29,9 +29,6 @@ class History:
 
     Invariant: at most `MOST_CLIENTS` clients, each with at most `KEPT_EVENTS` events, the newest
     last, and none whose name is longer than `MAX_NAME_CHARACTERS`.
-
-    Args:
-        clock: returns monotonic seconds.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -88,11 +85,7 @@ class History:
 
 
 def why_ended(reason_code: int | None) -> str:
-    """Return in words why a connection has ended.
-
-    Args:
-        reason_code: see `ClientDisconnected`.
-    """
+    """Return in words why a connection has ended."""
     if reason_code is None:
         return "the connection was lost"
     if reason_code in (ReasonCode.SUCCESS, ReasonCode.DISCONNECT_WITH_WILL):

@@ -96,14 +96,7 @@ class MessageTotals(Protocol):
 def process_metrics(
     version: str, started_at: float, memory_bytes: int, now: float
 ) -> Iterator[Metric]:
-    """Yield what any program has.
-
-    Args:
-        version: the version of Penstock.
-        started_at: monotonic seconds.
-        memory_bytes: what the process may use.
-        now: monotonic seconds.
-    """
+    """Yield what any program has."""
     labels = {"version": version, "python": python_version()}
     yield Metric("build_info", "gauge", "The version that runs; always 1.", [Sample(labels, 1)])
     yield from gauge("uptime_seconds", "Time since the start.", now - started_at)
@@ -146,12 +139,7 @@ def _clients(core: Core, totals: Totals) -> Iterator[Metric]:
 
 
 def message_metrics(totals: MessageTotals, now: float) -> Iterator[Metric]:
-    """Yield where the messages of all clients are, and how far away the clients.
-
-    Args:
-        totals: read just now.
-        now: monotonic seconds.
-    """
+    """Yield where the messages of all clients are, and how far away the clients."""
     ledger = totals.ledger
     for name, help_ in (
         ("matched", "Messages for subscribers: one for each that gets it."),

@@ -66,11 +66,7 @@ class BrokerOperations(LogLevels):
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        """Begin without a broker; `attach` adds its core.
-
-        Args:
-            clock: returns monotonic seconds, as the core's `now`.
-        """
+        """Begin without a broker; `attach` adds its core."""
         self._clock = clock
         self._core: Core
         self._program = Program()
@@ -80,12 +76,7 @@ class BrokerOperations(LogLevels):
         self.is_draining = False
 
     def attach(self, core: Core, program: Program | None = None) -> None:
-        """Show and change this core from now on.
-
-        Args:
-            core: of the broker.
-            program: what is around it; None for a core alone.
-        """
+        """Show and change this core from now on."""
         self._core = core
         self._program = program or self._program
         self._tails = Tails(core)

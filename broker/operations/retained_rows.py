@@ -23,11 +23,6 @@ async def retained_rows(
 ) -> list[RetainedRow]:
     """Return the retained messages that match a filter; other tasks run in between.
 
-    Args:
-        retained: of the broker.
-        topic_filter: a topic filter.
-        clock: returns monotonic seconds.
-
     Raises:
         PenstockError: it is no valid topic filter.
     """

@@ -109,13 +109,7 @@ class Backlog:
         return self.n_bytes + self._cost(message) > self.most_bytes
 
     def has_room(self, message: Message, n_deliveries: int, *, is_copied: bool) -> bool:
-        """Say whether some outboxes can take a message.
-
-        Args:
-            message: to be routed.
-            n_deliveries: how many outboxes.
-            is_copied: whether each gets a copy of the payload.
-        """
+        """Say whether some outboxes can take a message."""
         n_bytes = n_deliveries * (LARGE_DELIVERY_BYTES if message.is_large else DELIVERY_BYTES)
         n_bytes += message.memory_bytes * (n_deliveries if is_copied else 1)
         return (
@@ -138,10 +132,6 @@ class Backlog:
 
         Those may also wait elsewhere, as copies of one message do, so that nothing is free yet: the
         other outboxes will give theirs away for the same message.
-
-        Args:
-            message: to be taken.
-            n_bytes: memory of the messages that were given away for it.
         """
         return (
             n_bytes >= message.memory_bytes

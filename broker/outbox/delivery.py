@@ -173,13 +173,7 @@ def by_sequence(delivery: Delivery) -> int:
 def first_of(
     ready0: deque[Delivery], ready: deque[Delivery], *, has_quota: bool
 ) -> deque[Delivery] | None:
-    """Return which of two ready places yields the next message, or None.
-
-    Args:
-        ready0: of QoS 0.
-        ready: of QoS 1 and 2.
-        has_quota: whether one more QoS 1 or 2 message may be inflight.
-    """
+    """Return which of two ready places yields the next message, or None."""
     if not ready or not has_quota:
         return ready0 or None
     if not ready0 or ready[0].sequence < ready0[0].sequence:
@@ -191,11 +185,6 @@ def take_ready(
     ready: deque[Delivery], is_wanted: Callable[[Delivery], bool], n_messages: int
 ) -> dict[Delivery, Delivery | None]:
     """Take messages out of a ready place, wherever they are in it.
-
-    Args:
-        ready: the place.
-        is_wanted: says whether a message is to be taken.
-        n_messages: how many at most.
 
     Returns:
         Each message that was taken, in order of arrival, to the last remaining one before it; None

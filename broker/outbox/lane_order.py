@@ -85,15 +85,7 @@ class LaneOrder(DeliveryWatcher):
         wake: Callable[[], None],
         later: Callable[[Callable[[], None]], None],
     ) -> None:
-        """Prepare; `join` sets it to work.
-
-        Args:
-            outbox: of the lane.
-            inflight: of the same.
-            ledger: of the same.
-            wake: has the lane send what may leave.
-            later: calls a function after what is being done.
-        """
+        """Prepare; `join` sets it to work."""
         self.outbox = outbox
         self.inflight = inflight
         self.ledger = ledger

@@ -166,10 +166,6 @@ class LargeMessages:
     def mark(self, refused: Delivery, now: float) -> list[Message]:
         """Begin the sojourn of each message without one: the gate holds the first of them.
 
-        Args:
-            refused: that first one.
-            now: monotonic seconds.
-
         Returns:
             The messages whose sojourn began, without that first one.
         """
@@ -212,10 +208,6 @@ class LargeMessages:
 
         Without that limit, they are visited topic by topic, beginning with the oldest large
         message.
-
-        Args:
-            is_wanted: says whether a message is to be taken.
-            n_messages: how many at most.
 
         Returns:
             (the taken messages, the rests of chains whose first message is gone).
@@ -286,12 +278,7 @@ class WithholdingRecord:
     """
 
     def __init__(self, policy: str, logger: Logger) -> None:
-        """Begin with nothing.
-
-        Args:
-            policy: as the attribute.
-            logger: gets the lines.
-        """
+        """Begin with nothing."""
         self.policy = policy
         self.decisions: dict[tuple[Outcome, str], int] = {}
         self.sojourn = Histogram(SOJOURN_BOUNDS)
@@ -313,14 +300,7 @@ class WithholdingRecord:
     def held_behind(
         self, link: Link, first: Message, behind: Sequence[Message], now: float
     ) -> None:
-        """Count and log large messages that begin to be held behind another one.
-
-        Args:
-            link: of the subscriber.
-            first: that other one.
-            behind: those behind it, of its topic or of others.
-            now: monotonic seconds.
-        """
+        """Count and log large messages that begin to be held behind another one."""
         if not behind:
             return
         self.count("held", "behind", len(behind))

@@ -78,13 +78,7 @@ class LastClients:
     def add_unused(
         self, client_id: str, username: str | None, make: Callable[[], LastClient]
     ) -> None:
-        """Remember a client that nothing was sent to.
-
-        Args:
-            client_id: Client Identifier.
-            username: of its last connection, or None.
-            make: returns the rest, if anybody asks.
-        """
+        """Remember a client that nothing was sent to."""
         if len(client_id) + len(username or "") <= MAX_NAME_CHARACTERS:
             self._held.pop(client_id, None)
             self._others.pop(client_id, None)

@@ -37,12 +37,7 @@ class Ledger:
     released_total: int = 0
 
     def drop(self, reason: str, n_messages: int = 1) -> None:
-        """Count messages as dropped.
-
-        Args:
-            reason: one of `DROP_REASONS`.
-            n_messages: how many, at least 0.
-        """
+        """Count messages as dropped."""
         if n_messages:
             self.dropped[reason] = self.dropped.get(reason, 0) + n_messages
 

@@ -105,13 +105,7 @@ class Outbox:
     )
 
     def __init__(self, link: Link, ledger: Ledger, rules: OutboxLimits) -> None:
-        """Make an empty outbox.
-
-        Args:
-            link: the subscriber's path, passed to the gate.
-            ledger: counts expired, dropped, withheld and released messages.
-            rules: common to all outboxes.
-        """
+        """Make an empty outbox."""
         self._link = link
         self._ledger = ledger
         self._rules = rules
@@ -264,10 +258,6 @@ class Outbox:
 
         There is no limit: it has waited in this or the other lane before. It is parked until
         `unpark`, to be called when all that move at a time are here.
-
-        Args:
-            delivery: in no outbox.
-            sequence: its number among those of both lanes.
         """
         order = self.order
         assert order is not None  # noqa: S101 (there are lanes)
@@ -435,12 +425,7 @@ class Outbox:
         return self._rules.is_large_for(message, self._link)
 
     def takes(self, size_class: SizeClass | None, message: Message) -> bool:
-        """Say whether a subscription of this subscriber takes a message, by its size class.
-
-        Args:
-            size_class: of the subscription; None for both classes.
-            message: that matches its topic filter.
-        """
+        """Say whether a subscription of this subscriber takes a message, by its size class."""
         return size_class is None or self._rules.is_of(size_class, message, self._link)
 
     def _had_large(self) -> None:
@@ -481,10 +466,6 @@ class Outbox:
 
     def take(self, now: float, *, has_quota: bool = True) -> Delivery | None:
         """Return the next delivery that may be sent now, or None.
-
-        Args:
-            now: monotonic seconds.
-            has_quota: whether one more QoS 1 or 2 message may be inflight.
 
         Returns:
             A delivery that has left the outbox; the caller sends it. A large one leaves
@@ -766,12 +747,7 @@ class Outbox:
         return min((head.message.arrived_at for head in heads), default=None)
 
     def drop_older(self, arrived_before: float, now: float) -> None:
-        """Drop what has waited too long, where anything has.
-
-        Args:
-            arrived_before: monotonic seconds.
-            now: the same.
-        """
+        """Drop what has waited too long, where anything has."""
         oldest_at = self.oldest_at()
         if oldest_at is not None and oldest_at < arrived_before:
             old = self.take_where(lambda d: d.message.arrived_at < arrived_before)
@@ -783,12 +759,7 @@ class Outbox:
             self.refuse(delivery.message, "not_stored")
 
     def make_room_on_disk(self, delivery: Delivery, n_bytes: int) -> None:
-        """Drop what has waited longest, if the rules say so: half of what waits at most.
-
-        Args:
-            delivery: of QoS 1 or 2, for which the disk has no room.
-            n_bytes: what is to be dropped.
-        """
+        """Drop what has waited longest, if the rules say so: half of what waits at most."""
         n_left = (self.n_messages + 1) // 2
         while self._rules.drops_oldest and n_bytes > 0 and self.n_messages > n_left:
             oldest, source = self._oldest_for(delivery)

@@ -153,12 +153,7 @@ class OutboxLimits:
             )
 
     def is_large_for(self, message: Message, link: Link) -> bool:
-        """Say whether a message is large for one subscriber, as far as the gate has a say.
-
-        Args:
-            message: to be delivered.
-            link: of the subscriber.
-        """
+        """Say whether a message is large for one subscriber, as far as the gate has a say."""
         if self.is_of_one and self.default_threshold_s is not None:
             return message.payload_bytes > self.default_threshold_s
         is_large = self.is_large
@@ -171,11 +166,6 @@ class OutboxLimits:
 
         This is the rule for every subscription of one size class. The gate decides as it does for
         withholding; where it has no threshold, `DEFAULT_THRESHOLD_S` counts.
-
-        Args:
-            size_class: that the subscription takes.
-            message: to be delivered.
-            link: of the subscriber.
         """
         if self.default_threshold_s is not None:
             is_large = message.payload_bytes > self.default_threshold_s
@@ -217,15 +207,7 @@ class OutboxLimits:
     def drop(
         self, link: Link, ledger: Ledger, reason: str, now: float, n_messages: int = 1
     ) -> None:
-        """Count messages that are dropped for want of room, or have waited too long.
-
-        Args:
-            link: of the subscriber.
-            ledger: of the same.
-            reason: for the ledger.
-            now: approximate monotonic seconds.
-            n_messages: how many.
-        """
+        """Count messages that are dropped for want of room, or have waited too long."""
         ledger.drop(reason, n_messages)
         if self.on_dropped is not None:
             self.on_dropped(link, reason, n_messages, now)

@@ -136,9 +136,6 @@ class BoundedHandler(logging.StreamHandler[TextIO]):
     are records with an attribute `is_unlimited`: strangers must not push out what an operator did.
 
     Invariant: it counts only lines since the beginning of the window.
-
-    Args:
-        stream: the stream that lines are written to.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -191,12 +188,7 @@ def set_format(form: LogFormat) -> None:
 
 
 def take_options(options: LogOptions, changed: Collection[tuple[str, ...]]) -> None:
-    """Make those keys under `log` count that have changed.
-
-    Args:
-        options: all of them.
-        changed: paths of keys, such as ``("log", "format")``.
-    """
+    """Make those keys under `log` count that have changed."""
     if ("log", "level") in changed and options.level is not None:
         set_level(options.level)
     if ("log", "format") in changed:
@@ -224,11 +216,7 @@ class LogLevels:
 
 
 def log_to_stderr(level: str) -> None:
-    """Send the log of the whole process to standard error.
-
-    Args:
-        level: name of the least level that is logged, such as INFO.
-    """
+    """Send the log of the whole process to standard error."""
     handler = BoundedHandler(sys.stderr)
     handler.setFormatter(_FORMATTERS["text"]())
     logging.basicConfig(level=level, handlers=[handler])

@@ -123,12 +123,7 @@ class SpareMemory:
         count_blocks: Callable[[], int] = sys.getallocatedblocks,
         resident_bytes: Callable[[], int] = resident_bytes,
     ) -> None:
-        """Begin to watch.
-
-        Args:
-            count_blocks: returns the small blocks in use.
-            resident_bytes: returns the memory of the process that is not on disk.
-        """
+        """Begin to watch."""
         self._count_blocks = count_blocks
         self._malloc_trim = find_malloc_trim()
         self._reserve = reserve_blocks()

@@ -100,13 +100,7 @@ def set_up_log(log_level: str | None, *, debug: bool) -> None:
 
 
 def take_log(of_file: LogOptions, log_level: str | None, *, debug: bool) -> None:
-    """Take the form of the log that a file names, and the level where the command line names none.
-
-    Args:
-        of_file: the keys under `log`.
-        log_level: as of `set_up_log`.
-        debug: the same.
-    """
+    """Take the log's form from a file, and its level where the command line names none."""
     is_named = log_level is not None or debug
     take_options(of_file, [("log", "format"), *([] if is_named else [("log", "level")])])
 

@@ -56,13 +56,7 @@ class StartCheck:
         failed: Mapping[str, str],
         listeners: Iterable[Listener],
     ) -> None:
-        """Look at all that plugins and listeners take.
-
-        Args:
-            plugins: by their names, as they were made.
-            failed: problems of their keys and files.
-            listeners: those that a start opens.
-        """
+        """Look at all that plugins and listeners take."""
         self.fail(failed)
         for name in plugins:
             if not any(f"{key}.".startswith(f"plugins.{name}.") for key in failed):
@@ -74,13 +68,7 @@ class StartCheck:
                 self.claim(f"plugins.{name}.{key}", kind, what)
 
     def tell(self, program: str, file: str, *, as_json: bool = False) -> int:
-        """Print the account, and return the exit status.
-
-        Args:
-            program: the name of the command, for errors.
-            file: the file that was checked.
-            as_json: print it as JSON.
-        """
+        """Print the account, and return the exit status."""
         if as_json:
             found = {"file": file, "is_good": not self.problems} | asdict(self)
             sys.stdout.write(f"{json.dumps(found)}\n")
@@ -92,13 +80,7 @@ class StartCheck:
         return 2 if self.problems else 0
 
     def claim(self, key: str, kind: str, name: str) -> None:
-        """Look at something that a start takes.
-
-        Args:
-            key: the key that names it.
-            kind: ``address`` or ``database``, as `penstock.broker.extensions.Claim` has it.
-            name: ``HOST:PORT``, or a file.
-        """
+        """Look at something that a start takes."""
         try:
             if kind == "address":
                 host, _, port = name.rpartition(":")

@@ -231,13 +231,6 @@ def noted(
 ) -> Accepted | Refused:
     """Note the outcome of a login for those that follow.
 
-    Args:
-        core: the broker.
-        login: that was judged.
-        answer: what has come of it.
-        password: as sent in clear, or None.
-        now: monotonic seconds.
-
     Returns:
         The answer; a refusal with what the log is to say beside.
     """

@@ -288,14 +288,6 @@ def let_in(
 ) -> Coroutine[Any, Any, None] | None:
     """Give an authenticated client its session and its CONNACK.
 
-    Args:
-        client: not open yet.
-        packet: its CONNECT.
-        client_id: as sent or assigned.
-        accepted: the names that authentication has given it.
-        properties: of the CONNACK; those that say what the broker allows are added.
-        now: monotonic seconds.
-
     Returns:
         What is still to be awaited, where the session was another user's; None where all is done.
 
@@ -631,12 +623,7 @@ def _expiry_interval(core: Core, packet: Connect) -> float | None:
 
 
 def expiry_seconds(core: Core, interval: int) -> float | None:
-    """Return how many seconds a session outlives its connection; None: it does not expire.
-
-    Args:
-        core: whose `session_expiry_limit` is the most.
-        interval: Session Expiry Interval that the client requests.
-    """
+    """Return how many seconds a session outlives its connection; None: it does not expire."""
     asked = None if interval == SESSION_NEVER_EXPIRES else float(interval)
     limit = core.session_expiry_limit
     if limit is None:

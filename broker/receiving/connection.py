@@ -281,11 +281,7 @@ class Connection:
             client.core.sessions.peer_left(client.session, client, now)
 
     def drop_input(self, rest: bytes) -> None:
-        """Drop what has come from a peer that is gone, and count the messages in it.
-
-        Args:
-            rest: what the driver has not handed over yet.
-        """
+        """Drop what has come from a peer that is gone, and count the messages in it."""
         client = self.client
         if not (rest or client.backlog):
             return
@@ -305,10 +301,6 @@ class Connection:
         """Do all that the connection wants: move on its outbox, write, wait, read or not, close.
 
         The order of these steps decides what a client gets first, who waits, and who reads.
-
-        Args:
-            served: this connection with its transport.
-            now: monotonic seconds.
         """
         client = self.client
         outgoing = self.outgoing
@@ -479,15 +471,7 @@ def _first_bytes(client: Client, data: bytes) -> int:
 def _too_large(
     client: Client, data: bytes, start: int, n_bytes: int, maximum: int
 ) -> ProtocolError:
-    """Return the error for a packet that is too large; a CONNECT is answered where it can be.
-
-    Args:
-        client: it came from.
-        data: received bytes.
-        start: where its variable header begins, in which a CONNECT names its version.
-        n_bytes: of the whole packet.
-        maximum: what is allowed.
-    """
+    """Return the error for a packet that is too large; a CONNECT is answered where it can be."""
     head = data[start : start + _HEAD_OF_CONNECT_BYTES]
     is_connect = not client.is_open and client.authentication is None
     if is_connect and len(head) == _HEAD_OF_CONNECT_BYTES:
@@ -500,14 +484,6 @@ def receive_packet(
     client: Client, data: bytes, position: int, start: int, stop: int, now: float
 ) -> None:
     """Handle one whole packet.
-
-    Args:
-        client: it came from.
-        data: received bytes.
-        position: where the packet begins.
-        start: where its variable header begins.
-        stop: where it ends.
-        now: monotonic seconds.
 
     Raises:
         PeerError: it is malformed or not allowed.

@@ -37,12 +37,6 @@ _WITH_FILTERS: Final = (int(PacketType.SUBSCRIBE), int(PacketType.UNSUBSCRIBE))
 def receive(client: Client, first_byte: int, body: bytes, now: float) -> None:
     """Read one packet and handle it.
 
-    Args:
-        client: it came from.
-        first_byte: packet type and flags.
-        body: all that follows the Remaining Length.
-        now: monotonic seconds.
-
     Raises:
         PeerError: it is malformed or not allowed; a second CONNECT is not, whatever is in it
             [MQTT-3.1.0-2].

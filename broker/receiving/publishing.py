@@ -96,14 +96,6 @@ def receive_publish(
 ) -> None:
     """Take one PUBLISH.
 
-    Args:
-        client: it came from.
-        data: received bytes.
-        first_byte: of the packet.
-        start: where its variable header begins in `data`.
-        stop: where it ends.
-        now: monotonic seconds.
-
     Raises:
         MalformedPacketError: it cannot be parsed.
         ProtocolError: it is not allowed.
@@ -272,11 +264,6 @@ def _is_repeat(client: Client, packet_id: int, qos: int) -> bool:
 
     A QoS 1 message is known while its PUBACK was not sent: until then, nothing else can have its
     packet identifier.
-
-    Args:
-        client: it came from.
-        packet_id: of the PUBLISH.
-        qos: 2, or 1 with DUP.
     """
     session = client.session
     if qos == 1:
@@ -367,13 +354,6 @@ async def route_allowed(
     A retained message is kept before access control decides about its receivers: a client that
     subscribes meanwhile gets it as a retained message. Room for it is therefore checked before.
 
-    Args:
-        client: on which it came; the receipt's, if the client has come back.
-        receipt: of a QoS 1 or 2 message, with one answer missing.
-        plan: of its topic.
-        message: to be routed.
-        now: monotonic seconds.
-
     Returns:
         Why there is no room for it: nothing has been done. "" where it was routed.
     """
@@ -441,14 +421,6 @@ def reserve(
 ) -> str:
     """Check for room in all outboxes, and hold it in all sinks.
 
-    Args:
-        receipt: of the message.
-        message: of QoS 1 or 2.
-        plan: of its topic.
-        targets: those of the plan that may receive it.
-        chosen: the chosen members of shared subscriptions.
-        now: monotonic seconds.
-
     Returns:
         Why there is no room; "" where `Router.store` is to follow.
     """
@@ -465,13 +437,7 @@ def reserve(
 
 
 async def route_held(receipt: PublishReceipt, message: Message, now: float) -> bool:
-    """Route a message that was held for want of room, or of a disk; return False if it has to wait.
-
-    Args:
-        receipt: of the message.
-        message: authorized when it came.
-        now: monotonic seconds.
-    """
+    """Route a message that was held for want of room or disk; False if it has to wait."""
     client = receipt.client
     core = client.core
     session = client.session
@@ -596,11 +562,7 @@ def check_receive_maximum(client: Client) -> None:
 
 
 def _no_room(reason: str) -> str:
-    """Say in words why there is no room for a message.
-
-    Args:
-        reason: of `Room.lacks`, or a sink's.
-    """
+    """Say in words why there is no room for a message."""
     return f"no room for it in a queue of a subscriber or of the broker: {reason}"
 
 

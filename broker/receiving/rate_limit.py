@@ -59,12 +59,7 @@ class RateLimit:
     __slots__ = ("_bytes", "_messages", "wait_seconds")
 
     def __init__(self, limits: Limits, now: float) -> None:
-        """Start with full buckets.
-
-        Args:
-            limits: from the policy file, with one of the two rates at least.
-            now: monotonic seconds.
-        """
+        """Start with full buckets."""
         burst = limits.publish_burst_seconds
         self._messages = _Bucket(limits.publish_messages_per_second, burst, now)
         self._bytes = _Bucket(limits.publish_bytes_per_second, burst, now)
@@ -72,10 +67,6 @@ class RateLimit:
 
     def take(self, data: bytes, now: float) -> int:
         """Take the tokens of the packets that may be handled now.
-
-        Args:
-            data: begins with a packet.
-            now: monotonic seconds.
 
         Returns:
             Where the first packet begins that may not be handled yet; ``len(data)`` for none.

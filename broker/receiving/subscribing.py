@@ -261,12 +261,6 @@ async def _consume(
 ) -> tuple[ReasonCode, str] | None:
     """Make a client a consumer of a source.
 
-    Args:
-        client: that subscribes.
-        request: for a topic filter of the source.
-        source: that feeds the subscription.
-        subscription_id: Subscription Identifier, or 0 for none.
-
     Returns:
         The reason code by which it is refused, and why; None where it is granted.
     """

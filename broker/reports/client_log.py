@@ -24,9 +24,6 @@ class ClientLog:
     """Logs what happens to clients.
 
     Invariant: it remembers existing sessions only.
-
-    Args:
-        logger: the broker's.
     """
 
     def __init__(self, logger: logging.Logger) -> None:

@@ -109,12 +109,7 @@ def subject_of_last(client: LastClient, threshold_l: Callable[[Link], float | No
 
 
 def report(subject: Subject, now: float) -> ClientReport:
-    """Return a client's report.
-
-    Args:
-        subject: the client.
-        now: monotonic seconds.
-    """
+    """Return a client's report."""
     return ClientReport(
         client_id=subject.client_id,
         is_connected=subject.is_connected,

@@ -69,12 +69,7 @@ class ClientTopics:
         self._work = PeriodicWork(core.timers, self._publish_asked, self._failed)
 
     def start(self, now: float, interval: float) -> None:
-        """Start to publish.
-
-        Args:
-            now: monotonic seconds.
-            interval: seconds from one document of a client to its next.
-        """
+        """Start to publish."""
         self._interval = interval
         self._core.on_sys_subscribed = self._subscribed
         self._work.start(now + interval, interval)

@@ -28,13 +28,7 @@ class Sampling:
     """Samples all connected subscribers once in each period of one sampler."""
 
     def __init__(self, core: Core, sampler: LinkSampler, period: float) -> None:
-        """Prepare the sampling; `start` starts it.
-
-        Args:
-            core: the broker whose subscribers are sampled.
-            sampler: the sampler to be called.
-            period: seconds from one sample of a subscriber to its next.
-        """
+        """Prepare the sampling; `start` starts it."""
         self._core = core
         self._sampler = sampler
         self._period = period

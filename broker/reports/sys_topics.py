@@ -106,12 +106,7 @@ class SysTopics:
         self._work = PeriodicWork(core.timers, self._publish, failed)
 
     def start(self, now: float, interval: float) -> None:
-        """Publish now, and then once in each interval.
-
-        Args:
-            now: monotonic seconds.
-            interval: seconds from one publication to the next.
-        """
+        """Publish now, and then once in each interval."""
         self._work.begin(now, interval)
 
     def stop(self) -> None:
@@ -254,13 +249,7 @@ class SysTopics:
 
 
 def figures_of(guard: Guard, name: str, plugin: Plugin) -> Sequence[Metric]:
-    """Return a plugin's figures, for `$SYS` and the metrics; none where it fails.
-
-    Args:
-        guard: of the broker.
-        name: of the plugin, in the policy file.
-        plugin: the plugin.
-    """
+    """Return a plugin's figures, for `$SYS` and the metrics; none where it fails."""
     return guard.call(name, lambda: list(plugin.figures()), otherwise=())
 
 
@@ -281,12 +270,7 @@ def _metric(metric: Metric) -> Iterator[tuple[str, str]]:
 
 
 def topics_of(plugin: str, metric: Metric) -> Iterator[tuple[str, str]]:
-    """Yield (topic, value) of a plugin's metric: below its labels the name, then the reason.
-
-    Args:
-        plugin: name of the plugin.
-        metric: one of its `Plugin.figures`.
-    """
+    """Yield (topic, value) of a plugin's metric: below its labels the name, then the reason."""
     name = metric.name.removesuffix("_total")
     for labels, value in metric.samples:
         if isinstance(value, Histogram):

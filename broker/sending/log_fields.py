@@ -66,13 +66,7 @@ class Named(str):
 
 
 def peer_name(address: str, listener: str, client_id: str | None = None) -> Named:
-    """Return the name of a peer.
-
-    Args:
-        address: ``ADDRESS:PORT``.
-        listener: its name.
-        client_id: None for a client that is not accepted yet.
-    """
+    """Return the name of a peer."""
     text = f"{address} on listener {listener}"
     if client_id is None:
         return Named(text, address=address, listener=listener)

@@ -18,14 +18,7 @@ from penstock.broker.mqtt.properties import write_properties
 def outgoing_properties(
     message: Message, subscription_ids: tuple[int, ...], now: float, topic_alias: int = 0
 ) -> bytes:
-    """Return the properties of an outgoing PUBLISH (MQTT 5.0, 3.3.2.3) after their length.
-
-    Args:
-        message: to be sent.
-        subscription_ids: Subscription Identifiers, in order.
-        now: monotonic seconds.
-        topic_alias: 0 for none.
-    """
+    """Return the properties of an outgoing PUBLISH (MQTT 5.0, 3.3.2.3) after their length."""
     lasting = message.encoded_properties
     if not lasting:
         properties = {name: each for name, each in message.properties.items() if name != EXPIRY}

@@ -98,11 +98,7 @@ class PendingWrites:
     __slots__ = ("_wake", "congested", "is_running", "most_steps", "steps", "touched")
 
     def __init__(self, wake: Callable[[], None]) -> None:
-        """Begin with nothing.
-
-        Args:
-            wake: called when a connection is touched outside of a turn.
-        """
+        """Begin with nothing."""
         self._wake = wake
         self.is_running = False
         self.touched: list[WriteQueue] = []
@@ -255,10 +251,6 @@ class WriteQueue:
         """Return what goes until the end of a stored payload's next piece; keep the rest.
 
         A packet that has begun and cannot go on is the end of the connection.
-
-        Args:
-            out: what there is to write, a reader among it.
-            n_bytes: what it sums up to.
         """
         if self.is_paused:
             self.out, self.out_bytes = out, n_bytes

@@ -13,21 +13,12 @@ class Told:
     """The causes that the log was told of lately."""
 
     def __init__(self, seconds: float) -> None:
-        """Begin with nothing.
-
-        Args:
-            seconds: from one line about a cause to the next.
-        """
+        """Begin with nothing."""
         self._seconds = seconds
         self._told: OrderedDict[str, float] = OrderedDict()
 
     def is_due(self, cause: str, now: float) -> bool:
-        """Say whether to write a line about a cause; it is taken for written then.
-
-        Args:
-            cause: what the lines have in common, such as a client.
-            now: monotonic seconds.
-        """
+        """Say whether to write a line about a cause; it is taken for written then."""
         told = self._told
         if now - told.get(cause, -self._seconds) < self._seconds:
             return False

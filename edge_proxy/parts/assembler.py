@@ -696,13 +696,7 @@ def _marks(message: Message) -> bytes:
 
 
 def _of_whole(properties: bytes, marks: bytes, seconds: float | None) -> bytes:
-    """Return the properties with which a whole message is published.
-
-    Args:
-        properties: the properties in the last part.
-        marks: the properties of the parts themselves.
-        seconds: until the message expires; None for never.
-    """
+    """Return the properties with which a whole message is published."""
     found, _ = read_publish_properties(properties, 0)
     more, _ = read_publish_properties(marks, 0)
     own = more.get("user_property", ())

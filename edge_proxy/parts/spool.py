@@ -274,12 +274,7 @@ class Spool(LockedDatabase):
         self._execute("UPDATE message SET packet_id = ? WHERE number = ?", (packet_id, number))
 
     def end(self, number: int | None, ended: Ended) -> None:
-        """Forget a message's parts, and remember that it was delivered or dropped.
-
-        Args:
-            number: number of the message; None where it has none.
-            ended: what is to be remembered.
-        """
+        """Forget a message's parts, and remember that it was delivered or dropped."""
 
         def change(connection: sqlite3.Connection) -> None:
             connection.execute("INSERT OR REPLACE INTO ended VALUES (?, ?, ?, ?)", ended)
@@ -294,12 +289,7 @@ class Spool(LockedDatabase):
         self._execute("UPDATE ended SET packet_id = NULL WHERE id = ?", (message_id,))
 
     def forget(self, before: float, n_kept: int) -> None:
-        """Forget messages that were delivered or dropped, and give unused space back.
-
-        Args:
-            before: seconds of `attended`; older messages are forgotten.
-            n_kept: how many of the newest messages are kept.
-        """
+        """Forget messages that were delivered or dropped, and give unused space back."""
         self._execute(
             "DELETE FROM ended WHERE packet_id IS NULL"
             " AND (at < ? OR rowid <= (SELECT max(rowid) FROM ended) - ?)",

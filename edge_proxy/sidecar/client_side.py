@@ -231,12 +231,7 @@ class ClientSide:
         self._answer_pings()
 
     def _receive_other(self, packet: bytes, start: int) -> bool:
-        """Handle a packet other than PUBLISH; return whether it is passed on unchanged.
-
-        Args:
-            packet: the whole packet.
-            start: offset of its variable header.
-        """
+        """Handle a packet other than PUBLISH; return whether it is passed on unchanged."""
         if packet[0] == _PINGRESP:
             return self.pings.answered()
         if packet[0] >> 4 == PacketType.CONNACK:
@@ -341,13 +336,6 @@ class ClientSide:
         self, data: bytes, first_byte: int, start: int, stop: int, now: float
     ) -> bool | None:
         """Handle one PUBLISH.
-
-        Args:
-            data: received bytes.
-            first_byte: first byte of the packet.
-            start: offset of its variable header in `data`.
-            stop: offset of its end.
-            now: monotonic seconds.
 
         Returns:
             Whether it is passed on unchanged; None where the payload store has no room, and nothing
@@ -625,12 +613,7 @@ class ClientSide:
         return first
 
     def handle_timeout(self, fileno: int, now: float) -> None:
-        """Sample the client's path, and set `wants_pump` where the gate or the store is due.
-
-        Args:
-            fileno: file descriptor of the client's socket, or -1.
-            now: monotonic seconds.
-        """
+        """Sample the client's path, and set `wants_pump` where the gate or the store is due."""
         if self.samplers.sample(fileno, now):
             self.link_changed()
         for at in (self._look_again_at, self._retry_at):
@@ -798,14 +781,7 @@ class ClientSide:
     def _observe_latency(
         self, packet_id: int, outcome: Outcome, sent_at: float | None, now: float
     ) -> None:
-        """Record the latency of a large message, or of a small one that a sampler has timed.
-
-        Args:
-            packet_id: packet identifier of the acknowledged message.
-            outcome: effect of the acknowledgement.
-            sent_at: monotonic seconds at which a timed message was sent; None for others.
-            now: monotonic seconds.
-        """
+        """Record the latency of a large message, or of a small one that a sampler has timed."""
         arrived_at, is_large = self._arrivals.get(packet_id, (sent_at, False))
         rules, link = self._shared.outbox_rules, self._link
         if is_large and outcome is Outcome.DELIVERED and arrived_at is not None:

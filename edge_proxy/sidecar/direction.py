@@ -45,11 +45,6 @@ _VERSION_NAMES: Final = {3: "3.1", 4: "3.1.1", 5: "5.0"}
 def check_first_byte(first_byte: int, direction: Direction, version: int) -> None:
     """Check that a packet may begin with a byte.
 
-    Args:
-        first_byte: packet type and flags.
-        direction: direction of the packet.
-        version: protocol version of the client's CONNECT.
-
     Raises:
         MalformedPacketError: no packet has this type and these flags [MQTT-2.1.3-1].
         ProtocolError: such a packet is not allowed in this direction in this version.

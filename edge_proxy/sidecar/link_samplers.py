@@ -37,12 +37,7 @@ class LinkSamplers:
         self.next_at = min(self._due_at.values(), default=None)
 
     def sample(self, fileno: int, now: float) -> bool:
-        """Call the samplers whose period has passed; return whether there is a new estimate.
-
-        Args:
-            fileno: file descriptor of the client's socket, or -1.
-            now: monotonic seconds.
-        """
+        """Call the samplers whose period has passed; return whether there is a new estimate."""
         is_news = False
         for sampler, at in self._due_at.items():
             if now < at or sampler.period is None:

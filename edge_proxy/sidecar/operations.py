@@ -48,11 +48,7 @@ _METRICS: Final = ("connections_refused_total", "faults_total")
 
 
 class ProxyTotals:
-    """Where the messages of a proxy's clients are, as `MessageTotals` of a broker has it.
-
-    Args:
-        ended: the ledger of the clients that have left.
-    """
+    """Where the messages of a proxy's clients are, as `MessageTotals` of a broker has it."""
 
     def __init__(self, ended: Ledger) -> None:
         self.ledger = Ledger()
@@ -109,13 +105,7 @@ class ProxyOperations(LogLevels, Operations):
         upstreams: Upstreams | None = None,
         reload: Callable[[], Awaitable[Reloaded]] | None = None,
     ) -> None:
-        """Report on this proxy's clients and on the addresses of its broker from now on.
-
-        Args:
-            shared: the state of the proxy.
-            upstreams: the addresses of the broker.
-            reload: reads all files of the program again.
-        """
+        """Report on this proxy's clients and on the addresses of its broker from now on."""
         self._shared = shared
         self._upstreams = upstreams
         self._reload = reload

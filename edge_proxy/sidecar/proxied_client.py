@@ -222,13 +222,7 @@ class ProxiedClient:
     def close(
         self, reason_code: ReasonCode, now: float, *, server_reference: str | None = None
     ) -> None:
-        """End both connections, and send an MQTT 5 client the reason.
-
-        Args:
-            reason_code: reason code of its DISCONNECT.
-            now: monotonic seconds.
-            server_reference: Server Reference of its DISCONNECT, or None.
-        """
+        """End both connections, and send an MQTT 5 client the reason."""
         self._now = now
         if not self.is_closing:
             self._disconnect(reason_code, server_reference)
@@ -277,12 +271,7 @@ class ProxiedClient:
             self.client.resume_sending()
 
     def pump(self, unsent_bytes: int, now: float) -> None:
-        """Send the client's waiting messages, as far as its connection has room.
-
-        Args:
-            unsent_bytes: bytes that the client's transport has not sent yet.
-            now: monotonic seconds.
-        """
+        """Send the client's waiting messages, as far as its connection has room."""
         if not self._is_accepted or self.is_closing:
             return
         self._now = now

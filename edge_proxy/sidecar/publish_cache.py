@@ -96,11 +96,6 @@ class PublishProperties:
     def read(self, data: bytes, start: int, stop: int) -> dict[str, Any]:
         """Return the properties of a PUBLISH.
 
-        Args:
-            data: received bytes.
-            start: offset of the Property Length.
-            stop: offset of the payload.
-
         Raises:
             PeerError: they are malformed, not allowed, or too many (quota exceeded).
         """

@@ -451,12 +451,7 @@ class CloudConnection:
         self.close()
 
     def leave(self, why: str, *, for_good: bool = False) -> None:
-        """Disconnect on purpose.
-
-        Args:
-            why: the reason, for the log.
-            for_good: the lane does not connect again.
-        """
+        """Disconnect on purpose."""
         is_told = self.relay.disconnect(for_good=for_good)
         self._flush()
         transport = self.cloud.transport

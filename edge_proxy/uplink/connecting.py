@@ -140,12 +140,7 @@ def read_password(name: str, keys: UplinkKeys) -> bytes | None:
 
 
 def connect_cloud(settings: RelaySettings, *, forgets: bool = False) -> bytes:
-    """Return the CONNECT to the cloud's broker.
-
-    Args:
-        settings: the settings of the connection.
-        forgets: the session there ends, and no new one begins.
-    """
+    """Return the CONNECT to the cloud's broker."""
     properties: dict[str, Any] = {}
     if settings.version == MQTT_5 and not forgets:
         properties = {

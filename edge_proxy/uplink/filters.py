@@ -27,12 +27,7 @@ def canonical(topic_filter: str) -> str:
 
 
 def intersection(one: str, other: str) -> str | None:
-    """Return the filter of the topics that two filters match; None where there are none.
-
-    Args:
-        one: a valid filter without ``$share/NAME/``.
-        other: another one.
-    """
+    """Return the filter of the topics that two filters match; None where there are none."""
     ones, others = one.split("/"), other.split("/")
     if (ones[0] in _WILDCARDS and others[0].startswith("$")) or (
         others[0] in _WILDCARDS and ones[0].startswith("$")

@@ -109,9 +109,6 @@ class LanesKeys:
     def check(self, rules: Sequence[Rule]) -> None:
         """Check that each rule belongs to one lane, and that both lanes have one.
 
-        Args:
-            rules: the rules of both directions.
-
         Raises:
             ValueError: with what is allowed.
         """
@@ -245,13 +242,7 @@ class SecondConnection:
             self._again_at = 0.0
 
     def failed(self, reason: str, told: str, now: float) -> None:
-        """Note an attempt that has failed.
-
-        Args:
-            reason: the word under which it is counted.
-            told: the same in a sentence.
-            now: monotonic seconds.
-        """
+        """Note an attempt that has failed."""
         if reason in UNANSWERED:
             self._n_unanswered += 1
         if reason in REFUSALS or self._n_unanswered >= UNANSWERED_IN_A_ROW:

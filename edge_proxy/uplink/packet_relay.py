@@ -326,12 +326,7 @@ class PacketRelay:
         self.cloud.send(write_packet(Unsubscribe(packet_id, names), self.version))
 
     def record(self, added: Iterable[str], removed: Iterable[str]) -> None:
-        """Store texts in the session of *down*, as subscriptions to which nothing is published.
-
-        Args:
-            added: valid topic filters.
-            removed: topic filters that were added before.
-        """
+        """Store texts in the session of *down*, as subscriptions to which nothing is published."""
         requests = tuple(SubscriptionRequest(name, 0, False, False, 0) for name in added)
         names = tuple(removed)
         if requests:
@@ -341,9 +336,6 @@ class PacketRelay:
 
     def disconnect(self, *, for_good: bool = False) -> bool:
         """Send DISCONNECT on all connections.
-
-        Args:
-            for_good: the clients do not come again, so that no state of them is retained.
 
         Returns:
             False where it cannot be sent to the cloud, as a message is on its way. The cloud then

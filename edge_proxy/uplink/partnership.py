@@ -115,13 +115,7 @@ class Partnership:
                     one.do_without()
 
     def ended(self, reason: str, told: str, *, was_accepted: bool) -> None:
-        """Note that a connection of this lane has ended, or that an attempt has failed.
-
-        Args:
-            reason: one word why.
-            told: the same in a sentence.
-            was_accepted: whether the cloud's broker had accepted it.
-        """
+        """Note that a connection of this lane has ended, or that an attempt has failed."""
         now = self._uplink.clock()
         if was_accepted:
             self._ended_at = now

@@ -101,10 +101,6 @@ def of_parts(rules: Iterable[AnyRule], prefix: str) -> list[AnyRule]:
     """Return the rules, where those with `parts` stand for the topics of the parts.
 
     Parts pass at QoS 1 or more: at QoS 0 they would be lost, and the QoS of the message is in them.
-
-    Args:
-        rules: rules of one direction.
-        prefix: first level of the topics of parts, without a ``/``.
     """
     return [
         replace(
@@ -268,9 +264,6 @@ class Loops:
         """Return the User Properties with which a message goes up, for which `why_not_up` is "".
 
         They name this site, so that another way does not bring the message here again.
-
-        Args:
-            user_properties: the properties with which the site's broker delivers the message.
         """
         sites = [pair for pair in user_properties if pair[0] == SITE_PROPERTY]
         hops = [int(_hops(value)) for name, value in user_properties if name == HOPS_PROPERTY]

@@ -52,16 +52,7 @@ class RetainedUp:
         filters: Mapping[str, int],
         own_prefix: str,
     ) -> None:
-        """Begin after a start, when earlier changes are not known.
-
-        Args:
-            client_id: Client Identifier of *up*.
-            local_clients: access to the site's broker.
-            keys: keys of the uplink.
-            lane: the lane.
-            filters: topic filters that go up, with their QoS.
-            own_prefix: beginning of the Client Identifiers of the uplink's publishers.
-        """
+        """Begin after a start, when earlier changes are not known."""
         self.n_repeated = 0
         self._client_id = client_id
         self._clients = local_clients

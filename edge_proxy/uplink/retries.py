@@ -37,12 +37,7 @@ class Retries:
     """
 
     def __init__(self, keys: ReconnectKeys, rng: random.Random) -> None:
-        """Begin with the first wait.
-
-        Args:
-            keys: the keys under `reconnect`.
-            rng: shortens each wait by up to a half.
-        """
+        """Begin with the first wait."""
         self.n_short = 0
         self._keys = keys
         self._rng = rng
@@ -62,12 +57,7 @@ class Retries:
         self._n_failures = 0
 
     def wait_seconds(self, *, is_suspicious: bool) -> float:
-        """Return how long to wait before the next attempt, and count it.
-
-        Args:
-            is_suspicious: whether the cloud's broker may have ended connections at something that
-                was sent.
-        """
+        """Return how long to wait before the next attempt, and count it."""
         if is_suspicious:
             self._n_failures = min(self._n_failures, SUSPICIOUS_FAILURES)
         keys = self._keys
@@ -88,12 +78,7 @@ class Concessions:
     """
 
     def __init__(self, name: str, logger: Logger) -> None:
-        """Begin with none.
-
-        Args:
-            name: name of the uplink, for the log.
-            logger: logger of the plugin.
-        """
+        """Begin with none."""
         self._name = name
         self._logger = logger
         self._knows_no_bridges: set[Upstream] = set()
@@ -113,11 +98,6 @@ class Concessions:
 
     def refused(self, upstream: Upstream, reason: str, settings: RelaySettings | None) -> bool:
         """Note that a connection has ended before it was accepted.
-
-        Args:
-            upstream: the address.
-            reason: one word why it has ended.
-            settings: what its CONNECT said; None for one without a will.
 
         Returns:
             Whether the next CONNECT leaves something out for it.

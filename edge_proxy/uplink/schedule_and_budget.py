@@ -221,13 +221,7 @@ class Demand:
         return keys.when == "always"
 
     def stop_in_seconds(self, n_passed: int, n_waiting: int, now: float) -> float | None:
-        """Return in how many seconds an uplink without traffic disconnects; None for never.
-
-        Args:
-            n_passed: messages that have passed either way so far, over all connections.
-            n_waiting: messages that wait to go up, are unacknowledged, or have come down in part.
-            now: monotonic seconds.
-        """
+        """Return in how many seconds an uplink without traffic disconnects; None for never."""
         if self.keys.when == "always":
             return None
         if n_passed != self._n_passed or n_waiting:

@@ -291,12 +291,7 @@ class Subscriptions:
     """
 
     def __init__(self, rules: Iterable[DownRule], *, linger_seconds: float) -> None:
-        """Begin without clients, and with a cloud that has nothing.
-
-        Args:
-            rules: the rules of what comes down.
-            linger_seconds: how long a filter stays wanted after its last client has unsubscribed.
-        """
+        """Begin without clients, and with a cloud that has nothing."""
         self.union = Union()
         self._linger_seconds = linger_seconds
         self._rules = []
@@ -388,14 +383,7 @@ class Subscriptions:
     # -- the site ------------------------------------------------------------------------------
 
     def client_subscribed(self, client_id: str, topic_filter: str, qos: int, now: float) -> None:
-        """Note what a client was granted, also in a session that was restored.
-
-        Args:
-            client_id: Client Identifier of a client of the site, not of an uplink.
-            topic_filter: the filter as in SUBSCRIBE, shared or not.
-            qos: granted QoS.
-            now: monotonic seconds.
-        """
+        """Note what a client was granted, also in a session that was restored."""
         name = _filter_of(topic_filter)
         if not any(self._remote_filters(name)):
             return
@@ -465,11 +453,7 @@ class Subscriptions:
     # -- the cloud -----------------------------------------------------------------------------
 
     def restore(self, records: Iterable[str]) -> None:
-        """Restore what `record_changes` had stored before a restart.
-
-        Args:
-            records: texts that were added and not removed.
-        """
+        """Restore what `record_changes` had stored before a restart."""
         for record in records:
             head, _, name = record.partition("/")
             qos, letter = head[:1], head[1:]
@@ -640,14 +624,7 @@ def join_lanes(
     wake_one: Callable[[], None],
     wake_other: Callable[[], None],
 ) -> None:
-    """Join two lanes of an uplink.
-
-    Args:
-        one: subscriptions of one lane.
-        other: subscriptions of the other lane.
-        wake_one: makes the uplink call `changes` of the one soon.
-        wake_other: makes the uplink call `changes` of the other soon.
-    """
+    """Join two lanes of an uplink."""
     for mine, its, wake in ((one, other, wake_one), (other, one, wake_other)):
         mine._other = its  # noqa: SLF001 (of its kind)
         mine._wake = wake  # noqa: SLF001

@@ -104,20 +104,7 @@ class Uplink:
         clock: Callable[[], float],
         wall: Callable[[], float],
     ) -> None:
-        """Make an uplink that does nothing yet: `prepare` and `start` follow.
-
-        Args:
-            name: its name in the policy file.
-            site: name of this site.
-            keys: see the attribute.
-            lane: see the attribute.
-            local_clients: connects clients of the site's broker.
-            logger: logger of the plugin.
-            budget: see the attribute.
-            rng: varies the time between attempts.
-            clock: returns monotonic seconds.
-            wall: returns seconds of the wall clock since 1970.
-        """
+        """Make an uplink that does nothing yet: `prepare` and `start` follow."""
         self.name = lane.of(name, "/")
         self.keys = keys
         self.lane = lane
@@ -570,12 +557,7 @@ class Uplink:
         return "" if stop_in else idle, min(stop_in, opening.look_again_seconds)
 
     def _wait_seconds(self, reason: str, seconds: float) -> float:
-        """Return how long to wait before the next attempt.
-
-        Args:
-            reason: why the last connection has ended.
-            seconds: how long it stood, or was tried.
-        """
+        """Return how long to wait before the next attempt."""
         connection, retries = self._connection, self._retries
         relay = connection.relay if connection is not None and connection.is_accepted else None
         is_suspicious = not self._suspects.is_idle

@@ -144,9 +144,6 @@ class Path:
 
         Arrivals are Poisson at the first stage, and behind M/M/1 stages that pass on everything
         (Burke). With lifetimes only the first one's losses are known.
-
-        Args:
-            number: the number of the stage, from 0 on.
         """
         stage, before = self.stages[number], self.stages[:number]
         servers = [self.peers[name] for name in stage.works_with if name in self.peers]

@@ -152,13 +152,7 @@ def follow(path: Path, draws: DeliveryDraws) -> Iterator[StagePassage]:
 
 
 def simulate(path: Path, n_messages: int, rng: np.random.Generator) -> DeliveryOutcome:
-    """Run one simulation.
-
-    Args:
-        path: the path that is simulated.
-        n_messages: the number of messages that are created.
-        rng: the source of all random values, see `draw`.
-    """
+    """Run one simulation."""
     draws = draw(path, n_messages, rng)
     first_counted = int(n_messages * WARM_UP_RATIO)
     n_counted = n_messages - first_counted

@@ -120,12 +120,7 @@ class DequeueOutcome:
 
 
 def simulate(setting: DequeueSetting, rng: Random) -> DequeueOutcome:
-    """Run one simulation.
-
-    Args:
-        setting: the parameters of the simulation.
-        rng: draws the times between requests.
-    """
+    """Run one simulation."""
     return _Simulation(setting, rng).run()
 
 

@@ -122,14 +122,7 @@ def _deliveries(setting: LeaseSetting, rng: np.random.Generator) -> Iterator[tup
 def simulate(
     setting: LeaseSetting, messages: Messages, seconds: float, rng: np.random.Generator
 ) -> LeaseOutcome:
-    """Run one simulation, from an empty queue until all messages are delivered.
-
-    Args:
-        setting: the parameters of the simulation.
-        messages: the empty queue.
-        seconds: the time in which messages are created; waiting and utilisation are means over it.
-        rng: draws everything, see `draw`.
-    """
+    """Run one simulation, from an empty queue until all messages are delivered."""
     created, services, deliveries = draw(setting, seconds, rng)
     begun = _begin_in_senders(created, services, setting.sender_threads)
     sent = begun + services
@@ -293,12 +286,7 @@ class LeaseRuns:
         )
 
     def run(self, setting: LeaseSetting, make: Callable[[Order], Messages]) -> list[LeaseOutcome]:
-        """Simulate a setting; equal replications of two settings meet equal messages.
-
-        Args:
-            setting: the parameters of the simulation.
-            make: a function that returns an empty queue.
-        """
+        """Simulate a setting; equal replications of two settings meet equal messages."""
         return [
             simulate(setting, make(setting.order), self.seconds, np.random.default_rng(number))
             for number in range(self.replications)

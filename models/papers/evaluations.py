@@ -156,13 +156,6 @@ def run(
 ) -> dict[Evaluation, EvaluationResults]:
     """Run evaluations, two at a time, each in a process of its own.
 
-    Args:
-        evaluations: the evaluations in any order; those that take longest should be first.
-        tell: a function that gets a line about each finished step, and the share of all steps that
-            are done.
-        is_quick: whether to make few and short runs, which show that each row can be made but whose
-            figures do not count.
-
     Returns:
         The results of each, in the same order.
     """

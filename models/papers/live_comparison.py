@@ -32,10 +32,6 @@ class LiveResults(NamedTuple):
 def run(tell: Callable[[str], None], *, is_quick: bool) -> LiveResults:
     """Run all live comparisons, one after the other.
 
-    Args:
-        tell: a function that gets a line about each run.
-        is_quick: few and short runs, whose verdicts say little.
-
     Raises:
         NetemError: a server or a client does not run.
     """

@@ -14,12 +14,6 @@ from penstock.netem.figures.estimates import Estimate
 def panels(file: Path, rows: int, columns: int, inches: tuple[float, float]) -> Iterator[Any]:
     """Yield the axes of a picture, as an array of rows and columns, and then write its file.
 
-    Args:
-        file: overwritten; its suffix, such as ``.png``, gives the format.
-        rows: the rows of panels.
-        columns: the columns of panels.
-        inches: width and height.
-
     Raises:
         ImportError: matplotlib is not installed (the extra ``models``).
         OSError: the file cannot be written.
@@ -41,15 +35,7 @@ def panels(file: Path, rows: int, columns: int, inches: tuple[float, float]) -> 
 def draw_curve(
     axes: Any, places: Sequence[float], found: Sequence[Estimate], form: str = "", **options: Any
 ) -> None:
-    """Draw a curve with a band for its intervals.
-
-    Args:
-        axes: the axes to draw into.
-        places: the places of the figures on the horizontal axis.
-        found: the figures.
-        form: the format of the line, as matplotlib writes it.
-        options: the options of the line: label, color and others.
-    """
+    """Draw a curve with a band for its intervals."""
     (line,) = axes.plot(places, [each.value for each in found], form, **options)
     lows, highs = [each.low for each in found], [each.high for each in found]
     axes.fill_between(places, lows, highs, alpha=0.2, color=line.get_color())

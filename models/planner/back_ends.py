@@ -115,14 +115,7 @@ def counts(fleet: Fleet, name: str) -> list[int]:
 
 
 def predict(fleet: Fleet, costs: Costs, name: str, count: int) -> ReceiverResult:
-    """Simulate a back end with a number of receivers.
-
-    Args:
-        fleet: the fleet that has the back end.
-        costs: the costs of the broker that stores messages.
-        name: the name of the back end.
-        count: the number of receivers.
-    """
+    """Simulate a back end with a number of receivers."""
     back_end = fleet.back_ends[name]
     rate, service_rate = arrival_rate(fleet, back_end), 1 / back_end.seconds_per_message
     seconds = MESSAGES / rate

@@ -158,15 +158,7 @@ def _lifetime(devices: Devices) -> float:
 
 
 def predict(fleet: Fleet, costs: Costs, source: str, name: str, variant: Variant) -> Delivery:
-    """Simulate a variant.
-
-    Args:
-        fleet: the fleet, with its other traffic.
-        costs: the costs on its machine.
-        source: the name of the kind of devices.
-        name: the name of the kind of subscribers.
-        variant: the variant of both.
-    """
+    """Simulate a variant."""
     path, simulated_ratio, wire = _path(fleet, costs, source, name, variant)
     light = path.light_load()
     outcomes = [simulate(path, MESSAGES, np.random.default_rng(number)) for number in range(RUNS)]

@@ -23,10 +23,6 @@ def queue_tables(setting: LeaseSetting, outcomes: Sequence[LeaseOutcome]) -> dic
 
     The analytic network stands beside it where it describes the queue: out of order, and with
     failed deliveries that are visible again at once.
-
-    Args:
-        setting: the setting that was simulated.
-        outcomes: the outcomes of its runs.
     """
     has_network = setting.order == "any" and setting.visibility_timeout is None
     figures = analytic(setting) if has_network else None

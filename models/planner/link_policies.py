@@ -175,11 +175,6 @@ class PolicyResults:
 def make_case(fleet: Fleet, name: str, threshold_s: int | None) -> tuple[LinkCase, float] | None:
     """Return the case of one subscriber, and the share of its small messages that is simulated.
 
-    Args:
-        fleet: the fleet of the subscribers.
-        name: the name of the kind of subscribers.
-        threshold_s: the payload length above which a message is large, bytes.
-
     Returns:
         None where the link has no bad phases, or no messages of two sizes.
     """
@@ -233,15 +228,7 @@ def simulate_policies(
     probe_period: float,
     tell: Callable[[str], None],
 ) -> PolicyResults:
-    """Run every policy on the same links, and small messages on a connection of their own.
-
-    Args:
-        case: the case, from `make_case`.
-        small_ratio: the share of small messages that is simulated, from `make_case`.
-        threshold_s: the payload length above which a message is large, bytes.
-        probe_period: T_Q, seconds.
-        tell: a function that gets a line about each policy.
-    """
+    """Run every policy on the same links, and small messages on a connection of their own."""
     seconds = min(max(CYCLES * sum(case.mean_seconds), LEAST_SECONDS), MOST_SECONDS)
     bad_seconds = case.mean_seconds[1]
 

@@ -105,12 +105,6 @@ def has_links() -> bool:
 def run(scaled: ScaledFleet, seconds: float, rng: np.random.Generator) -> LiveRunResult:
     """Run a scaled fleet.
 
-    Args:
-        scaled: the fleet.
-        seconds: the time in which messages are created.
-        rng: the source of random values: all times, and the devices whose messages each subscriber
-            gets.
-
     Raises:
         NetemError: the broker, a network or clients do not run.
     """

@@ -91,10 +91,6 @@ def slow_start_seconds(n_bytes: int, link: LinkClass) -> float:
     """Return for how long TCP waits for acknowledgements while it sends a message after idling.
 
     The window doubles with each round trip, until it fills the link (RFC 5681, section 3.1).
-
-    Args:
-        n_bytes: the length of the message.
-        link: the link over which it is sent.
     """
     waits, sent, window = 0.0, 0, INITIAL_WINDOW_BYTES
     while sent + window < n_bytes:
@@ -113,13 +109,7 @@ def is_idle_after(link: LinkClass) -> float:
 
 
 def idle_ratio(rate: float, link: LinkClass) -> float:
-    """Return the share of messages that find their connection idle.
-
-    Args:
-        rate: the rate of all messages of the connection, a second; times between them are
-            exponential.
-        link: the link of the connection.
-    """
+    """Return the share of messages that find their connection idle."""
     return math.exp(-rate * is_idle_after(link))
 
 
@@ -150,12 +140,7 @@ class BrokerWork(NamedTuple):
 
 
 def broker_work(fleet: Fleet, costs: Costs) -> list[BrokerWork]:
-    """Return what the broker does, without looks at RTTs.
-
-    Args:
-        fleet: the fleet that it serves.
-        costs: the costs on its machine.
-    """
+    """Return what the broker does, without looks at RTTs."""
     found = []
     for name, each in fleet.devices.items():
         one = costs.receive_acknowledged if each.qos else costs.receive
@@ -262,12 +247,7 @@ def _overflows(found: list[LoadStage]) -> Iterator[str]:
 
 
 def memory(fleet: Fleet, costs: Costs) -> dict[str, float]:
-    """Return bytes of memory without messages that wait.
-
-    Args:
-        fleet: the fleet that is served.
-        costs: the costs of a connection and a subscription.
-    """
+    """Return bytes of memory without messages that wait."""
     n_subscriptions = sum(each.count * len(each.devices) for each in fleet.subscribers.values())
     return {
         "broker": costs.base_bytes,

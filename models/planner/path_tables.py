@@ -15,12 +15,7 @@ SHARES: Final = (0.5, 0.9, 0.99)
 
 
 def path_tables(path: Path, outcomes: Sequence[DeliveryOutcome]) -> dict[str, Table]:
-    """Return what independent runs of a path found, beside the closed forms.
-
-    Args:
-        path: the path that was simulated.
-        outcomes: the outcomes of its runs.
-    """
+    """Return what independent runs of a path found, beside the closed forms."""
     light = path.light_load()
     closed = math.nan if light is None else light.within(path.lifetime)
     rows = [

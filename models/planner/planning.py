@@ -188,10 +188,6 @@ class Plan:
 def make_plan(fleet: Fleet, tell: Callable[[str], None]) -> Plan:
     """Make the predictions for a fleet.
 
-    Args:
-        fleet: the fleet to plan for.
-        tell: a function that gets a line about each step.
-
     Raises:
         UnstableError: with a line for each stage that overflows.
     """

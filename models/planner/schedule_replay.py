@@ -66,13 +66,7 @@ class Arrivals(NamedTuple):
 def make_schedule(
     each: Devices | Subscribers, seconds: float, rng: np.random.Generator
 ) -> Schedule:
-    """Draw the times for which a client is on, and those at which a device creates messages.
-
-    Args:
-        each: the client's kind: devices or subscribers of the fleet.
-        seconds: the time in which messages are created; clients go on and off for longer.
-        rng: draws them.
-    """
+    """Draw the times for which a client is on, and those at which a device creates messages."""
     timeline = None
     if each.on_seconds is not None and each.off_seconds is not None:
         peer = OnOff(each.on_seconds, each.off_seconds)
@@ -94,12 +88,6 @@ def replay(
 
     All messages that its session keeps share its link, first come, first served, and so do all
     that it does not keep.
-
-    Args:
-        scaled: the fleet.
-        name: the name of the subscribers.
-        devices: the schedules of those devices, by the name of their kind.
-        subscriber: the subscriber's schedule.
 
     Returns:
         The arrivals of each kind.

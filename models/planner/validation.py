@@ -44,10 +44,6 @@ TOLERANCE: Final = 0.15
 def validate(fleet: Fleet, tell: Callable[[str], None]) -> dict[str, Table]:
     """Run a fleet scaled to this machine, and return the predicted and the measured figures.
 
-    Args:
-        fleet: the fleet of a plan; it has subscribers.
-        tell: a function that gets a line about each step.
-
     Raises:
         NetemError: the broker, clients or links do not run.
     """

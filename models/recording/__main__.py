@@ -119,9 +119,6 @@ def _say(text: str) -> None:
 def main(argv: list[str] | None = None) -> int:
     """Run the command.
 
-    Args:
-        argv: arguments after the program's name; None for those of the process.
-
     Returns:
         Exit status: 0, or 2 for wrong arguments and a broker that cannot be recorded.
     """

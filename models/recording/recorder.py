@@ -109,11 +109,6 @@ class Recorder:
     def __init__(self, address: Address, wanted: RecordingChoice, take: Take) -> None:
         """Prepare the connection.
 
-        Args:
-            address: the address of the broker.
-            wanted: the choice of what is recorded.
-            take: a function that gets each row; an exception from it ends the recording.
-
         Raises:
             RecordError: the address, or a file that it names, is not usable.
         """
@@ -170,10 +165,6 @@ class Recorder:
 
     def run(self, seconds: float, tell: Callable[[str], None]) -> None:
         """Record over the open connection, until an exception or the end of the time.
-
-        Args:
-            seconds: the time for which it records; infinity for no end.
-            tell: a function that gets a line of progress.
 
         Raises:
             RecordError: the broker lets nothing be read.
@@ -364,13 +355,6 @@ def record_into(
     tell: Callable[[str], None],
 ) -> None:
     """Record a broker for some time.
-
-    Args:
-        folder: a new or empty folder.
-        address: the address of the broker.
-        topics: the topic filters of the recorded messages.
-        seconds: the length of the recording; it ends earlier when the files reach `MOST_BYTES`.
-        tell: a function that gets a line of progress.
 
     Raises:
         RecordError: the broker cannot be recorded.

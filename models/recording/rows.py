@@ -116,10 +116,6 @@ class Writer:
     def __init__(self, folder: Path, max_bytes: int) -> None:
         """Make the folder and its files.
 
-        Args:
-            folder: new or empty.
-            max_bytes: the length of all files together.
-
         Raises:
             FileExistsError: there is something in the folder.
             OSError: it cannot be made or written into.

@@ -71,13 +71,7 @@ def read_in_bulk() -> None:
 
 
 def new_client(client_id: str, protocol: Protocol, *, has_lanes: bool = False) -> mqtt.Client:
-    """Return a client with a persistent session that reconnects when its connection is lost.
-
-    Args:
-        client_id: the Client Identifier.
-        protocol: the version of MQTT; ``5`` with lanes.
-        has_lanes: whether the client is that of `penstock.lanes`.
-    """
+    """Return a client with a persistent session that reconnects when its connection is lost."""
     client: mqtt.Client
     if has_lanes:
         from penstock.lanes.client import Client  # noqa: PLC0415 - others need not share it

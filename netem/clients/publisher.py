@@ -86,11 +86,6 @@ def run(plan: PublisherPlan, await_begin: Callable[[], float]) -> None:
     """Publish all messages, then receive acknowledgements until the process is ended.
 
     The runner is told ``ready`` on connection, and ``published`` after the last message.
-
-    Args:
-        plan: the messages to publish.
-        await_begin: a function that waits for the beginning and returns its time, monotonic
-            seconds.
     """
     threading.excepthook = lambda failed: give_up(f"{failed.exc_type}: {failed.exc_value}")
     lines = os.open(plan.file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)

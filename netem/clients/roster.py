@@ -179,12 +179,7 @@ class Roster:
         return found
 
     def crews(self, address: Callable[[str, str], str], directory: Path) -> dict[str, CrewPlan]:
-        """Return the clients of each host.
-
-        Args:
-            address: a function that returns the address at which one host reaches another.
-            directory: the directory for the files of clients.
-        """
+        """Return the clients of each host."""
 
         def address_from(host: str) -> str:
             return address(host, self.scenario.serving_host(self.broker, host))

@@ -77,9 +77,6 @@ def run(plan: SubscriberPlan) -> None:
     The runner is told ``ready`` when the client has subscribed, ``reached`` when a sounding of each
     expected stream has arrived, ``assured`` when all messages of QoS 1 and 2 have arrived, and
     ``complete`` when all messages have arrived.
-
-    Args:
-        plan: the subscriptions and the expected messages.
     """
     read_in_bulk()
     subscriber = _Subscriber(plan)
@@ -112,13 +109,7 @@ class Progress:
             tell("complete")
 
     def count(self, publisher: int, stream: int, number: int) -> None:
-        """Count a message; a duplicate is counted once.
-
-        Args:
-            publisher: the number of the publisher.
-            stream: the number of the stream.
-            number: the number of the message, or `SOUNDING`.
-        """
+        """Count a message; a duplicate is counted once."""
         if number == SOUNDING:
             if (publisher, stream) in self._silent:
                 self._silent.remove((publisher, stream))

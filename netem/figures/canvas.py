@@ -53,11 +53,6 @@ class Plot:
 def spread(places: Sequence[float], least: float, low: float) -> list[float]:
     """Return places for labels near those given, so far from each other that none touch.
 
-    Args:
-        places: the places, in any order.
-        least: the least distance between two places.
-        low: the lower bound of all places.
-
     Returns:
         A place for each, in the same order of height; moved up where there is no room below.
     """
@@ -104,12 +99,7 @@ class Canvas:
         return 1 - inches / self._inches
 
     def key(self, handles: Iterable[Any], *, in_colours: bool = False) -> None:
-        """Say what shapes mean, in a row below the title.
-
-        Args:
-            handles: matplotlib's handles, each with its label.
-            in_colours: whether words have the colours of what they are for.
-        """
+        """Say what shapes mean, in a row below the title."""
         self.figure.legend(
             handles=list(handles),
             labelcolor="linecolor" if in_colours else INK,
@@ -181,13 +171,6 @@ def shade(axes: Axes, measures: Measures, broker: str, seed: int, unit: str | No
     """Shade the times at which the way to a subscriber in focus was impaired.
 
     Where no such way is ever impaired, the times of any impaired link are shaded.
-
-    Args:
-        axes: the axes to draw into.
-        measures: the measures of the run.
-        broker: the name of the broker.
-        seed: the seed of the run.
-        unit: the name of the subscriber's unit; None for any.
     """
     if _is_focus_impaired(measures):
         times = measures.impaired(broker, seed, unit)

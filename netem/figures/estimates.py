@@ -67,11 +67,7 @@ class Estimate(NamedTuple):
     n_units: int
 
     def show(self, put: Callable[[float], str]) -> str:
-        """Return the value and, in brackets, its interval, if it has one; a dash for no number.
-
-        Args:
-            put: a function that formats a number with its unit.
-        """
+        """Return the value and, in brackets, its interval, if it has one; a dash for no number."""
         if math.isnan(self.value):
             return "-"
         if math.isnan(self.low):
@@ -127,11 +123,6 @@ def agrees(found: Estimate, value: float, tolerance: float = TOLERANCE) -> Stand
     """Say whether a figure agrees with the one of another source.
 
     It agrees where its interval holds the other figure, or lies within the tolerance around it.
-
-    Args:
-        found: the figure.
-        value: the other source's figure.
-        tolerance: the tolerated difference, as a share of the other figure.
     """
     if math.isnan(found.low):
         found = Estimate(found.value, found.value, found.value, found.n_units)
@@ -151,10 +142,6 @@ def bootstrap(n_units: int, statistic: Statistic) -> Estimate:
     (Hesterberg 2015, "What Teachers Should Know About the Bootstrap"): percentiles alone are too
     narrow for few units. The resamples of a number of units are always the same, so equal results
     have equal intervals, and figures of the same units are paired.
-
-    Args:
-        n_units: the number of units, at least one.
-        statistic: the function of units, which are given by their numbers.
 
     Returns:
         The estimate. It has no interval with fewer units than `LEAST_UNITS`, and where the

@@ -63,10 +63,6 @@ class Table:
     def cell(self, row: str, column: str) -> str:
         """Return a cell.
 
-        Args:
-            row: the first cell of the row.
-            column: the heading of the column.
-
         Raises:
             KeyError: there is not one such row and column; with what is allowed.
         """
@@ -170,21 +166,12 @@ def check_writable(file: Path) -> None:
 
 
 def begin(command: str) -> Origin:
-    """Return the origin of the figures of a run that begins; what is committed later is not in it.
-
-    Args:
-        command: the command that makes the figures again.
-    """
+    """Return the origin of a run that begins; what is committed later is not in it."""
     return Origin(command, commit(), machine(), python(), datetime.now(UTC).date().isoformat())
 
 
 def write_figure_file(file: Path, origin: Origin, tables: Mapping[str, Table]) -> None:
     """Write the tables and the origin of a run; overwrite the file.
-
-    Args:
-        file: the file, which pages name.
-        origin: the origin, from the begin of the run.
-        tables: the tables by name.
 
     Raises:
         OSError: the file cannot be written.

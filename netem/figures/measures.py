@@ -133,10 +133,6 @@ def quantile(latencies: Seconds, share: float) -> float:
     """Return the least latency that a share of all latencies do not exceed; nan of none.
 
     The result is one of the latencies: there is no value between two of them if one is infinite.
-
-    Args:
-        latencies: ascending, seconds.
-        share: above 0, up to 1.
     """
     if not len(latencies):
         return math.nan
@@ -194,12 +190,7 @@ class Measures:
         return {key: sorted(units, key=lambda unit: unit[1]) for key, units in found.items()}
 
     def units(self, stream: str | None = None, group: str | None = None) -> list[Unit]:
-        """Return the independent units, the same for all brokers: by seed, then as they stand.
-
-        Args:
-            stream: the stream that their subscribers get; None for any.
-            group: the group of the subscribers; None for all in focus.
-        """
+        """Return the independent units, the same for all brokers: by seed, then as they stand."""
         return self._units.get((stream, group), [])
 
     def in_unit(self, broker: str, unit: Unit) -> list[MessageOutcome]:
@@ -215,11 +206,6 @@ class Measures:
         self, broker: str, stream: str, group: str | None = None
     ) -> list[list[MessageOutcome]]:
         """Return the outcomes of a stream, a list for each of `units`.
-
-        Args:
-            broker: the name of the broker.
-            stream: the name of the stream.
-            group: the group of the subscribers; None for all in focus.
 
         Returns:
             An empty list where one of the runs has none.
@@ -279,13 +265,7 @@ class Measures:
         return sorted(known, key=lambda stream: traffic[stream].payload_bytes)
 
     def impaired(self, broker: str, seed: int, unit: str | None = None) -> list[Interval]:
-        """Return the times at which any subscriber in focus could not be reached as usual.
-
-        Args:
-            broker: the name of the broker.
-            seed: the seed of the run.
-            unit: the name of the subscribers' unit; None for all.
-        """
+        """Return the times at which any subscriber in focus could not be reached as usual."""
         groups = {
             row.group
             for row in self.tables.expected
@@ -327,11 +307,6 @@ class Measures:
 
     def estimate(self, name: str, broker: str, *, over: str | None = None) -> Estimate:
         """Return a figure with its interval.
-
-        Args:
-            name: the figure's name, one of `Scenario.figures`.
-            broker: the name of the broker.
-            over: the broker that a share compares with; only shares use it.
 
         Raises:
             NetemError: there is no such figure or broker, or a share has nothing to compare with.
@@ -475,12 +450,7 @@ class Measures:
 
 
 def latency_statistic(samples: list[list[float]], kind: str) -> Statistic:
-    """Return a figure of latencies as a statistic of units.
-
-    Args:
-        samples: the samples in seconds, a list for each unit.
-        kind: one of `LATENCIES`.
-    """
+    """Return a figure of latencies as a statistic of units."""
     if kind in QUANTILES:
         return pooled_quantile(samples, QUANTILES[kind])
     if kind == "mean":

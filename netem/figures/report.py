@@ -79,10 +79,6 @@ def read_tables(folder: Path) -> Tables:
 def join_runs(folders: Sequence[Path], out: Path) -> None:
     """Write the tables and the description of one run with the seeds of several.
 
-    Args:
-        folders: the folders of the runs, in the order in which their rows are to stand.
-        out: the folder of the result.
-
     Raises:
         NetemError: a folder holds no run, they differ in more than their seeds, or `out` holds
             something else.
@@ -100,11 +96,6 @@ def write_report(
     folder: Path, figures: Path | None = None, *, with_plots: bool = True
 ) -> list[TargetVerdict]:
     """Write ``report.md`` and its plots into the folder of a run; earlier ones are replaced.
-
-    Args:
-        folder: the folder of the run.
-        figures: the file for the tables of the report, which pages show; None for none.
-        with_plots: whether plots are drawn; without, matplotlib is not loaded.
 
     Returns:
         The verdict on each of the scenario's targets, in their order.
@@ -174,14 +165,7 @@ def to_markdown(
     plots: Sequence[Plot],
     tables: Sequence[Section],
 ) -> str:
-    """Return the report's text.
-
-    Args:
-        info: the description of the run.
-        verdicts: the verdicts on its targets.
-        plots: the plots beside it.
-        tables: the tables, as `sections` returns them.
-    """
+    """Return the report's text."""
     scenario = info.scenario
     pictures = [f"![{each.title}]({each.name})\n\n*{each.about}.*\n" for each in plots]
     parts = [

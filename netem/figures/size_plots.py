@@ -124,12 +124,6 @@ def _draw_quantiles(axes: Axes, x: float, latencies: Seconds, colour: str) -> No
 def correlate(measures: Measures, broker: str, seed: int, size: int) -> float:
     """Return the correlation between a broker's memory and the latency from it to subscribers.
 
-    Args:
-        measures: the measures of the run.
-        broker: the name of the broker.
-        seed: the seed of the run.
-        size: the payload length of the messages that count, bytes.
-
     Returns:
         Spearman's rank correlation of a message's latency and the memory in the middle of its way,
         -1 to 1; nan where one of the two is constant.

@@ -51,13 +51,6 @@ def find_impaired(
 ) -> list[Interval]:
     """Return the times at which subscribers of a group could not be reached as usual.
 
-    Args:
-        scenario: the scenario that was run.
-        tables: the tables of the run.
-        broker: the name of the broker.
-        seed: the seed of the run.
-        group: the name of the subscribers in the scenario.
-
     Returns:
         The times for which a link between them and the broker was impaired.
 
@@ -82,13 +75,6 @@ def judge_withholding(
     scenario: Scenario, tables: Tables, broker: str, seed: int, unit: str | None = None
 ) -> Accuracy:
     """Return the accuracy of withholding from the subscribers in focus.
-
-    Args:
-        scenario: the scenario that was run.
-        tables: the tables of the run.
-        broker: the name of the broker.
-        seed: the seed of the run.
-        unit: the name of the subscribers' independent unit; None for all of them.
 
     Raises:
         NetemError: a subscriber is not one of the scenario's.

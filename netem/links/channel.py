@@ -80,12 +80,7 @@ class Channel:
     )
 
     def __init__(self, direction: Direction, rng: Random) -> None:
-        """Make a channel on which nothing is under way.
-
-        Args:
-            direction: delay, rate, loss and the rest.
-            rng: source of its random numbers.
-        """
+        """Make a channel on which nothing is under way."""
         self.counts = Counts()
         self._direction = direction
         self._rng = rng
@@ -119,12 +114,7 @@ class Channel:
         return min(arrival, self._free_at + least_delay)
 
     def take(self, packet: bytes, now: float) -> None:
-        """Let a packet enter the link.
-
-        Args:
-            packet: the packet with all its headers.
-            now: the present time, monotonic seconds; never before that of an earlier call.
-        """
+        """Let a packet enter the link."""
         counts = self.counts
         counts.taken += 1
         if self._direction.rate is None and not self._queue:

@@ -35,11 +35,6 @@ def check_congestion_control(name: str) -> None:
 def set_congestion_control(name: str, run: Callable[[list[str]], str]) -> None:
     """Make a congestion control the default of a namespace.
 
-    Args:
-        name: the kernel's name of the congestion control.
-        run: a function that runs a command in the namespace; it raises NetemError if the command
-            fails.
-
     Raises:
         NetemError: the kernel does not have this congestion control.
     """

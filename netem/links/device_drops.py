@@ -29,11 +29,7 @@ class DeviceDrops(NamedTuple):
 
 
 def device_drops(run: Callable[[list[str]], str]) -> dict[str, DeviceDrops]:
-    """Return what the devices of a host's links have dropped, by the device's name.
-
-    Args:
-        run: runs a command on the host and returns its standard output; raises NetemError.
-    """
+    """Return what the devices of a host's links have dropped, by the device's name."""
     found = parse_net_dev(run(["cat", "/proc/net/dev"]))
     if shutil.which("tc") is None:
         return found

@@ -58,9 +58,6 @@ PACKETS_AT_A_TIME: Final = 64
 def open_tun(name: str) -> int:
     """Make a TUN device in this process's network namespace.
 
-    Args:
-        name: an unused name of up to 15 bytes.
-
     Returns:
         A non-blocking file descriptor; the device is removed when it is closed.
 
@@ -157,11 +154,7 @@ class Forwarder:
     """The forwarder, which serves links and requests on one thread."""
 
     def __init__(self, network: Connection) -> None:
-        """Make one without links.
-
-        Args:
-            network: brings requests and takes answers; the forwarder ends when it is closed.
-        """
+        """Make one without links."""
         self._network = network
         self._links: dict[int, ForwardedLink] = {}
         self._ways: dict[int, ForwardedDirection] = {}

@@ -94,10 +94,6 @@ def run_ip(*arguments: str, lines: str | None = None) -> str:
 def run_tool(*words: str, lines: str | None = None) -> str:
     """Run a program of iproute2.
 
-    Args:
-        words: the program's name and its arguments.
-        lines: the standard input of ``-batch -``, one command a line.
-
     Returns:
         Its standard output.
 

@@ -120,14 +120,6 @@ class Host:
         """Start a process on this host.
 
         If it still runs at the end of the network, it gets SIGTERM, and soon after SIGKILL.
-
-        Args:
-            command: the program and its arguments.
-            cwd: the working directory; None for this process's.
-            env: the environment; None for this process's.
-            stdin: the standard input, as for `subprocess.Popen`; nothing by default.
-            stdout: the standard output, as for `subprocess.Popen`.
-            stderr: the standard error, as for `subprocess.Popen`.
         """
         # `ip` becomes the command, so that the process id is the command's.
         process = subprocess.Popen(  # noqa: S603 - that is what it is for
@@ -225,12 +217,7 @@ class Network:
         seed: int = 0,
         congestion_control: str = DEFAULT_CONGESTION_CONTROL,
     ) -> None:
-        """Describe a network; entering the context makes it.
-
-        Args:
-            seed: the seed of the links' random numbers, which decide on loss and jitter.
-            congestion_control: the congestion control of hosts that name no other.
-        """
+        """Describe a network; entering the context makes it."""
         self._seed = seed
         self._congestion_control = congestion_control
         self._prefix = f"{own_prefix()}{next(_networks)}-"

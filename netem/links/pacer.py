@@ -68,12 +68,7 @@ class Pacer:
         return self.free_at + self._direction.delay
 
     def begin(self, n_bytes: int, now: float) -> None:
-        """Send a chunk; the next may be sent at `free_at`.
-
-        Args:
-            n_bytes: the length of the chunk.
-            now: the present time, monotonic seconds, not before `free_at`.
-        """
+        """Send a chunk; the next may be sent at `free_at`."""
         rate = self._direction.rate
         start = max(self.free_at, now - CATCH_UP_SECONDS)
         self.free_at = now if rate is None else start + n_bytes / rate

@@ -146,13 +146,6 @@ class Relay:
     ) -> None:
         """Make a relay that is not running.
 
-        Args:
-            target_host: the address of the server.
-            target_port: the TCP port of the target.
-            profile: the link at the beginning.
-            host: the address to listen on.
-            port: the TCP port to listen on; 0 for any free one.
-
         Raises:
             ValueError: the profile asks for more than delay and rate.
         """
@@ -348,9 +341,6 @@ def relay(
 
 def main(argv: list[str] | None = None) -> int:
     """Run the program.
-
-    Args:
-        argv: arguments after the program's name; None for those of the process.
 
     Returns:
         Exit status: 0 after a stop by signal, 2 for a mistake in the arguments.

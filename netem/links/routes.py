@@ -29,10 +29,6 @@ def first_ends(start: str, ends: Mapping[str, Sequence[End]]) -> dict[str, End]:
     """Return the first link of the path to each other host that can be reached.
 
     Paths use the fewest links; of several such paths, the one over the links made first.
-
-    Args:
-        start: the name of the host where the paths begin.
-        ends: the links of each host, in the order in which they were made.
     """
     firsts: dict[str, End] = {}
     reached = deque([start])

@@ -26,13 +26,7 @@ class Schedule:
     """
 
     def __init__(self, profile: Profile, become: Become, now: float) -> None:
-        """Make a schedule without a plan.
-
-        Args:
-            profile: the current profile of the link.
-            become: a function that changes the link.
-            now: the present time, monotonic seconds.
-        """
+        """Make a schedule without a plan."""
         self.log = [(now, profile.name)]
         self.plan = 0
         self._become = become

@@ -82,13 +82,7 @@ def queue_command(directory: Path, policy: Mapping[str, Any]) -> list[str]:
 
 
 def proxy_command(directory: Path, config: Mapping[str, Any], *options: str) -> list[str]:
-    """Write the edge proxy's file into a directory; return the command that starts it.
-
-    Args:
-        directory: the directory for the file.
-        config: the content of the file.
-        options: further options of ``penstock proxy``.
-    """
+    """Write the edge proxy's file into a directory; return the command that starts it."""
     file = _write_yaml(directory, config)
     return [sys.executable, "-m", "penstock", "proxy", *options, "-c", file]
 
@@ -156,15 +150,7 @@ class RunningBroker:
         directory: Path,
         popen: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen,
     ) -> None:
-        """Start the broker, which may not listen yet.
-
-        Args:
-            name: the name for error messages.
-            command: the command that starts it.
-            directory: its working directory, in which its log is written.
-            popen: a function that starts a process as `subprocess.Popen` does, such as
-                `Host.popen`.
-        """
+        """Start the broker, which may not listen yet."""
         self._name = name
         self._command = command
         # Mosquitto gives up its rights, and must be able to read its configuration.
@@ -182,10 +168,6 @@ class RunningBroker:
 
     def wait_until_listening(self, port: int, seconds: float | None = None) -> None:
         """Wait until it listens on a port, at any address.
-
-        Args:
-            port: the TCP port.
-            seconds: the longest wait; None for `START_SECONDS`.
 
         Raises:
             RunError: it has ended, or does not listen in time.

@@ -48,14 +48,7 @@ class Crew:
     def __init__(
         self, name: str, plans: Mapping[str, CrewPlan], host: Host, directory: Path
     ) -> None:
-        """Start the clients.
-
-        Args:
-            name: the name of their broker.
-            plans: the clients' plans by the namespace of their host.
-            host: the host of the parent process.
-            directory: the directory for its log and the plan.
-        """
+        """Start the clients."""
         clients = [each for plan in plans.values() for each in plan.clients()]
         self.told: dict[str, set[str]] = {each.client_id: set() for each in clients}
         self._logs = {each.client_id: Path(each.log) for each in clients}

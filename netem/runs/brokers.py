@@ -48,12 +48,7 @@ sockets and the number of connections are its defaults."""
 
 
 def penstock_policy(settings: Mapping[str, Any], bind: Bind = FOR_CLIENTS) -> dict[str, Any]:
-    """Return a policy for Penstock.
-
-    Args:
-        settings: the settings of the scenario, laid over the runner's own key by key.
-        bind: the address and the port that it listens on.
-    """
+    """Return a policy for Penstock."""
     policy: dict[str, Any] = {
         "listeners": {"default": {"type": "tcp", "bind": _written(bind)}},
         "limits": {"queued_messages": 1 << 30, "queued_bytes": 1 << 40},
@@ -85,11 +80,7 @@ def amqtt_policy(settings: Mapping[str, Any], bind: Bind = FOR_CLIENTS) -> dict[
 
 
 def sidecar_config(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the file of a sidecar.
-
-    Args:
-        keys: the keys of the scenario, laid over the runner's own key by key.
-    """
+    """Return the file of a sidecar."""
     config: dict[str, Any] = {
         "listeners": {"default": {"type": "tcp", "bind": _written(FOR_CLIENTS)}},
         "upstream": {"address": _written(BEHIND_SIDECAR)},
@@ -99,14 +90,7 @@ def sidecar_config(keys: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def edge_policy(settings: Mapping[str, Any], host: str, broker_address: str) -> dict[str, Any]:
-    """Return the policy of Penstock as an edge broker.
-
-    Args:
-        settings: the settings of the scenario, laid over the runner's own key by key, with
-            the marks of `Edges`.
-        host: the name of its host.
-        broker_address: the address of the broker behind it.
-    """
+    """Return the policy of Penstock as an edge broker."""
     uplink = {
         "upstream": {"address": f"{broker_address}:{PORT}"},
         "up": [{"filter": "#"}],
@@ -227,12 +211,7 @@ def prepare(broker: Broker, directory: Path) -> list[str]:
 
 
 def prepare_sidecar(keys: Mapping[str, Any], directory: Path) -> list[str]:
-    """Write a sidecar's file into an empty directory; return the command that starts it.
-
-    Args:
-        keys: `Broker.sidecar`.
-        directory: the directory for its file.
-    """
+    """Write a sidecar's file into an empty directory; return the command that starts it."""
     return proxy_command(directory, sidecar_config(keys))
 
 
@@ -249,12 +228,6 @@ def prepare_balancer(directory: Path) -> list[str]:
 
 def prepare_edge(edges: Edges, host: str, broker_address: str, directory: Path) -> list[str]:
     """Write an edge broker's configuration into an empty directory.
-
-    Args:
-        edges: the scenario's entry of the edge brokers.
-        host: the name of its host.
-        broker_address: the address of the broker behind it, as seen from its host.
-        directory: the directory for its file.
 
     Returns:
         The command that starts it.

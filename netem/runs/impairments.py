@@ -89,11 +89,6 @@ class Impairment:
     def changes(self, ways: Mapping[str, ProfilePlan], seed: int, until_seconds: float) -> Changes:
         """Return the changes of the link in the run with a seed.
 
-        Args:
-            ways: the states of links, by name.
-            seed: the seed of the run.
-            until_seconds: the end of the traffic, after which nothing changes.
-
         Raises:
             MistakesError: the plan is impossible.
         """
@@ -151,12 +146,6 @@ def make_changes(
     seed: int | str,
 ) -> Changes | None:
     """Return the changes that a plan stands for; None where there is none.
-
-    Args:
-        on_off: random times of two profiles, or None.
-        trace: changes at given times, or None; at most one of the two is given.
-        profiles: the profiles by name.
-        seed: the seed of random times.
 
     Raises:
         MistakesError: a name is unknown, or times are out of range; places begin with ``on_off``

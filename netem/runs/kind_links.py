@@ -66,11 +66,7 @@ def _check_known(place: Place, names: list[str], known: Collection[str]) -> Iter
 
 
 def with_kinds(scenario: Scenario) -> Scenario:
-    """Return a scenario with the hosts, links and clients of its kinds, if it has any.
-
-    Args:
-        scenario: a scenario in whose kinds `find_kind_mistakes` finds nothing.
-    """
+    """Return a scenario with the hosts, links and clients of its kinds, if it has any."""
     each = scenario.each_kind
     if each is None:
         return scenario

@@ -129,14 +129,7 @@ class Load(NamedTuple):
 def look(
     now: float, own_seconds: float, idle_class_seconds: float, waits: Mapping[int, float]
 ) -> LoadTotals:
-    """Return the totals of this moment.
-
-    Args:
-        now: the present time, monotonic seconds.
-        own_seconds: the processor time of the processes of the run.
-        idle_class_seconds: the processor time of programs of the class SCHED_IDLE.
-        waits: the waiting times of threads, as in `LoadTotals`.
-    """
+    """Return the totals of this moment."""
     busy, programs, steal, runnable = parse_stat(STAT.read_text(), os.sysconf("SC_CLK_TCK"))
     return LoadTotals(now, busy, programs - idle_class_seconds, steal, own_seconds, waits, runnable)
 

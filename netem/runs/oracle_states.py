@@ -14,12 +14,7 @@ from penstock.netem.runs.scenario import LinkPlan
 
 
 def oracle_states(roster: Roster, begin_at: float) -> dict[str, ToldLink]:
-    """Return what the link of each subscriber is, by the Client Identifier of each connection.
-
-    Args:
-        roster: the roster of the broker, and of the seed by which links change.
-        begin_at: the time of the beginning, monotonic seconds.
-    """
+    """Return what the link of each subscriber is, by the Client Identifier of each connection."""
     scenario = roster.scenario
     told: dict[str, ToldLink] = {}
     for member in roster.subscribers:

@@ -16,11 +16,7 @@ FAMILY_SECONDS: Final = 3.0
 
 
 class Families:
-    """Groups of processes, each with the child processes of its members.
-
-    Args:
-        roots: process ids by the group's name.
-    """
+    """Groups of processes, each with the child processes of its members."""
 
     def __init__(self, roots: Mapping[str, Sequence[int]]) -> None:
         self._roots = roots

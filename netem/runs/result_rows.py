@@ -22,13 +22,7 @@ from penstock.netem.runs.withheld_watch import intervals, read_looks_file
 
 
 def message_rows(roster: Roster, files: Path, begin_at: float) -> list[MessageRow]:
-    """Return the messages that publishers have published.
-
-    Args:
-        roster: the clients that took part.
-        files: the directory with the files of the clients.
-        begin_at: the time of the beginning, monotonic seconds.
-    """
+    """Return the messages that publishers have published."""
     arrived: dict[tuple[int, int, int], float] = {}
     for each in read_delivered_file(witness_files(files)[0]):
         arrived.setdefault((each.publisher, each.stream, each.number), each.at - begin_at)
@@ -142,16 +136,7 @@ def packets_rows(
     bytes_before: tuple[int, int],
     drops: Mapping[str, Mapping[str, DeviceDrops]],
 ) -> Iterator[PacketsRow]:
-    """Yield the fates of packets in each direction of a link.
-
-    Args:
-        roster: the clients that took part.
-        link: the link of the topology.
-        device: the name of its device in both hosts.
-        counts: the counts towards the first host, and towards the second.
-        bytes_before: the bytes carried before the beginning of the traffic, likewise.
-        drops: the drops of the devices of each host, by host and device.
-    """
+    """Yield the fates of packets in each direction of a link."""
     first, second = (drops[host].get(device, DeviceDrops()) for host in link.between)
     for direction, each, before, sender, receiver in (
         ("upstream", counts[0], bytes_before[0], second, first),

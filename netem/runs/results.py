@@ -57,10 +57,6 @@ def write_result(folder: Path, rows: Tables, info: RunInfo, form: Format) -> Non
 def join_infos(infos: Sequence[RunInfo], names: Sequence[str]) -> RunInfo:
     """Return the description of one run with the seeds of several.
 
-    Args:
-        infos: the descriptions of the runs; at least one.
-        names: the names of their folders, for error messages.
-
     Raises:
         NetemError: they differ in more than their seeds, or have a seed in common: then units are
             not comparable, or not independent.

@@ -52,19 +52,6 @@ def run(
 ) -> bool:
     """Run an experiment and write its tables, plots and report.
 
-    Args:
-        scenario: the name of a scenario, or its file.
-        short: whether to run its short length, which judges no timings.
-        brokers: the names of brokers, separated by commas; None for all.
-        seeds: the seeds, separated by commas; None for the scenario's.
-        kinds: the names of kinds, separated by commas; None for all.
-        out: the folder of the result; None for ``netem-NAME`` in the working directory.
-        form: the format of the tables: name of a `Format`.
-        check: whether missed targets make the run fail.
-        congestion_control: the congestion control of hosts that name none; None for the scenario's.
-        figures: the file for the tables of the report, which pages show; None for none.
-        with_plots: whether plots are drawn.
-
     Returns:
         Whether every judged target was met; always true without `check`.
 
@@ -145,12 +132,6 @@ def choose(
     """Return a scenario with some of its brokers and kinds of links, and with other seeds.
 
     Targets of brokers that do not run are left out.
-
-    Args:
-        scenario: the whole scenario.
-        brokers: the names of brokers, separated by commas; None for all.
-        seeds: the seeds, separated by commas; None for the scenario's.
-        kinds: the names of kinds, separated by commas; None for all.
 
     Raises:
         typer.BadParameter: there is no such broker, or that is no seed.

@@ -100,10 +100,6 @@ def planned_seconds(scenario: Scenario) -> float:
 def run_scenario(scenario: Scenario, display: Display) -> RunOutcome:
     """Run a scenario.
 
-    Args:
-        scenario: the scenario.
-        display: the display of the progress.
-
     Raises:
         RunError: a broker, a client or a link has failed; all processes and networks have been
             ended.
@@ -176,15 +172,7 @@ class _Round:
         networks: Mapping[str, Network],
         folder: Path,
     ) -> None:
-        """Make hosts and links, and start brokers.
-
-        Args:
-            scenario: the scenario.
-            seed: the seed of the run.
-            number: the number of the round, from 1.
-            networks: an empty network for each broker, by its name.
-            folder: an empty folder for the files of brokers and clients.
-        """
+        """Make hosts and links, and start brokers."""
         self._scenario = scenario
         self._seed = seed
         self._number = number

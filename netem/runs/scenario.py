@@ -185,12 +185,7 @@ class Publisher:
     to: str = ""
 
     def topic_of(self, stream: Stream, number: int) -> str:
-        """Return the Topic Name of a stream of one of these.
-
-        Args:
-            stream: one of `streams`.
-            number: the number of the publisher, from 1.
-        """
+        """Return the Topic Name of a stream of one of these."""
         topic = stream.topic.replace("{n}", str(number)).replace("{host}", self.host)
         return topic.replace("{to}", self.to)
 
@@ -426,12 +421,7 @@ class Scenario:
         return impairment.changes(self.profiles, seed, self.duration_seconds)
 
     def serving_host(self, broker: str, host: str) -> str:
-        """Return where the broker runs to which clients on a host connect.
-
-        Args:
-            broker: the name of one of `brokers`.
-            host: the host of the clients.
-        """
+        """Return where the broker runs to which clients on a host connect."""
         edges = self.brokers[broker].edges
         if edges is None:
             return self.broker_host

@@ -58,10 +58,6 @@ def read_scenario(name_or_path: str, *, short: bool = False) -> Scenario:
 def _read_with_inherited(path: Path, heirs: tuple[Path, ...]) -> dict[str, Any]:
     """Return the content of a file, laid over the content that it inherits.
 
-    Args:
-        path: the path of the file.
-        heirs: the files that inherit from it, directly or not.
-
     Raises:
         NetemError: a file cannot be read, there is no such scenario, or it inherits from itself.
     """

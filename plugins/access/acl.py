@@ -69,14 +69,7 @@ class AccessList:
         self._remembered: dict[tuple[str | None, str, str, int], bool] = {}
 
     def allows(self, username: str | None, client_id: str, topic: str, access: int) -> bool:
-        """Say whether a client has an access to a topic.
-
-        Args:
-            username: None for a client without one.
-            client_id: Client Identifier.
-            topic: Topic Name.
-            access: `READ` to receive its messages, `WRITE` to publish to it.
-        """
+        """Say whether a client has an access to a topic."""
         if len(topic) + len(client_id) + len(username or "") > _MAX_REMEMBERED_CHARACTERS:
             return self._judge(username, client_id, topic, access)
         asked = (username, client_id, topic, access)
@@ -123,10 +116,6 @@ def _filled_in(pattern: str, username: str, client_id: str) -> str:
 
 def parse_acl(text: str, file: str) -> AccessList:
     """Read an ACL file.
-
-    Args:
-        text: the whole file.
-        file: the file's name, for errors.
 
     Raises:
         ConfigError: names every line that is wrong.

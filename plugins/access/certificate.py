@@ -27,9 +27,6 @@ def subject(certificate: Mapping[str, Any]) -> str | None:
     """Return the whole subject in the form of RFC 2253, its last part first; None without one.
 
     mosquitto uses this form, such as ``CN=client,O=Example,C=GB``.
-
-    Args:
-        certificate: the certificate as `ssl.SSLObject.getpeercert` returns it.
     """
     parts = [
         "+".join(f"{_SHORT_NAMES.get(key, key)}={_escape(value)}" for key, value in name)
@@ -39,12 +36,7 @@ def subject(certificate: Mapping[str, Any]) -> str | None:
 
 
 def alternative_name(certificate: Mapping[str, Any], kind: str) -> str | None:
-    """Return the first subject alternative name of a kind (RFC 5280, 4.2.1.6); None without one.
-
-    Args:
-        certificate: as for `subject`.
-        kind: ``san_dns``, ``san_email`` or ``san_uri``.
-    """
+    """Return the first subject alternative name of a kind (RFC 5280, 4.2.1.6); None without one."""
     names: Iterable[tuple[str, str]] = certificate.get("subjectAltName", ())
     return next((name for of, name in names if of == _ALTERNATIVE[kind]), None)
 

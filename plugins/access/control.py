@@ -77,11 +77,6 @@ class Scope:
     def __init__(self, rules: Rules, policy_file: str, path: str) -> None:
         """Read the files.
 
-        Args:
-            rules: the rules from the policy file.
-            policy_file: the file's name, for errors.
-            path: place of the rules in it, for errors.
-
         Raises:
             ConfigError: a file cannot be read or is not valid.
         """
@@ -114,14 +109,7 @@ class Scope:
     def judged(
         self, username: str, digest: bytes, answer: Admittance, *, is_right: bool
     ) -> Admittance:
-        """Return the answer to a password that was verified, and know it again if it is right.
-
-        Args:
-            username: the user's name.
-            digest: the keyed digest of the password.
-            answer: the one for a right password; None where there is no such user.
-            is_right: whether it is.
-        """
+        """Return the answer to a password that was verified, and know it again if it is right."""
         if answer is None:
             return None
         if is_right:
@@ -241,13 +229,7 @@ class FileAccess(AccessControl):
         return self.scope_of(listener).passwords.get(username) == stored
 
     def has_credentials(self, listener: str, before: Users, username: str) -> bool:
-        """Say whether a user's SCRAM credentials are still those that let the client in.
-
-        Args:
-            listener: the listener of the client.
-            before: the users at the time of its login.
-            username: the username of the client.
-        """
+        """Say whether a user's SCRAM credentials are still those that let the client in."""
         users = self.scope_of(listener).scram_users
         return users is not None and users.get(username) == before.get(username)
 
@@ -309,14 +291,7 @@ class _Named(AuthExchange):
         certified: str | None,
         holds: Callable[[str], bool],
     ) -> None:
-        """Begin.
-
-        Args:
-            exchange: the exchange with the client.
-            rules: the listener's rules.
-            certified: the only user that it may prove to be, from its certificate; None for any.
-            holds: says whether a user still has the same credentials.
-        """
+        """Begin."""
         self._exchange = exchange
         self._rules = rules
         self._certified = certified

@@ -24,21 +24,13 @@ class FairQueue:
     """
 
     def __init__(self, n_places: int) -> None:
-        """Begin with every place free.
-
-        Args:
-            n_places: the number of callers that may work at a time.
-        """
+        """Begin with every place free."""
         self._n_free = n_places
         self._queues: OrderedDict[str, _Queue] = OrderedDict()
 
     @contextlib.asynccontextmanager
     async def turn(self, queue: str) -> AsyncIterator[None]:
-        """Wait for a place and hold it during the `async with` block.
-
-        Args:
-            queue: name of the queue to wait in.
-        """
+        """Wait for a place and hold it during the `async with` block."""
         if self._n_free:
             self._n_free -= 1
         else:

@@ -138,23 +138,12 @@ StoredPassword: TypeAlias = PasswordHash | Argon2Hash
 
 
 def make_hash(password: bytes, salt: bytes, iterations: int = DEFAULT_ITERATIONS) -> PasswordHash:
-    """Return the ``$7$`` hash of a password; it blocks the calling thread while it computes.
-
-    Args:
-        password: the password as the client will send it.
-        salt: random, 12 bytes for mosquitto.
-        iterations: 1 to `MAX_ITERATIONS`.
-    """
+    """Return the ``$7$`` hash of a password; it blocks the calling thread while it computes."""
     return PasswordHash(iterations, salt, _digest(password, salt, iterations))
 
 
 def make_argon2id(password: bytes, salt: bytes) -> Argon2Hash:
-    """Return the Argon2id hash of a password; it blocks the calling thread while it computes.
-
-    Args:
-        password: the password as the client will send it.
-        salt: random, `ARGON2_SALT_BYTES`.
-    """
+    """Return the Argon2id hash of a password; it blocks the calling thread while it computes."""
     costs = (19, ARGON2_MEMORY_KIB, ARGON2_PASSES, ARGON2_LANES)
     blank = Argon2Hash(*costs, salt, bytes(ARGON2_DIGEST_BYTES))
     return blank._replace(digest=blank.digest_of(password))

@@ -29,13 +29,7 @@ JSON_TYPE: Final = "application/json"
 
 
 class Acting:
-    """The routes and their answers.
-
-    Args:
-        program: what the console belongs to.
-        callers: who may log in.
-        changed: called after each change.
-    """
+    """The routes and their answers."""
 
     def __init__(self, program: Program, callers: Callers, changed: Callable[[], None]) -> None:
         self._program = program

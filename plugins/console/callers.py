@@ -102,10 +102,6 @@ class Rules(NamedTuple):
 class Callers:
     """The callers of the console.
 
-    Args:
-        clock: returns monotonic seconds.
-        logger: gets a line for each login and each change.
-
     Attributes:
         rules: the roles of callers.
         check_password: checks a user's password; None where there are no users.
@@ -180,11 +176,7 @@ class Callers:
         return Operator("", self.rules.anonymous)
 
     def checking(self, is_open: Callable[[str], bool]) -> Any:
-        """Return a middleware that lets a request through to whoever may send it.
-
-        Args:
-            is_open: says whether a path needs no role.
-        """
+        """Return a middleware that lets a request through to whoever may send it."""
 
         @web.middleware
         async def check(request: web.Request, handler: Handler) -> web.StreamResponse:

@@ -92,12 +92,7 @@ def _add_histogram(found: Family, name: str, labels: Mapping[str, str], value: H
 
 
 async def write(families: Iterable[Family], accept: str) -> tuple[bytes, str]:
-    """Return (text, content type) of metrics in the format that a scraper accepts.
-
-    Args:
-        families: the metrics.
-        accept: its header Accept.
-    """
+    """Return (text, content type) of metrics in the format that a scraper accepts."""
     encode, content_type = choose_encoder(accept)
     pieces: list[bytes] = []
     has_end = False

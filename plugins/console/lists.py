@@ -51,10 +51,6 @@ class Form(NamedTuple, Generic[Row]):
 class Page(Generic[Row]):
     """One page of a list, as a request asks for it.
 
-    Args:
-        form: of the list.
-        query: of the request.
-
     Attributes:
         search: in lower case; "" for all rows.
         sort: the name of the order.

@@ -54,11 +54,7 @@ Counts = tuple[int, ...]
 
 
 class Figures:
-    """Metrics by their names.
-
-    Args:
-        metrics: those of one moment.
-    """
+    """Metrics by their names."""
 
     def __init__(self, metrics: Iterable[Metric]) -> None:
         self._by_name = {metric.name: metric for metric in metrics}
@@ -208,14 +204,7 @@ def _percentiles(bounds: Sequence[float], counts: Counts) -> dict[str, float | N
 
 
 class Overview:
-    """The overview, and the readings of the last ten minutes.
-
-    Args:
-        metrics: returns the metrics of now, shared with all who ask.
-        clock: returns monotonic seconds.
-        more: returns what is not made of metrics: uplinks, problems.
-        log_fault: is told of a reading that has failed.
-    """
+    """The overview, and the readings of the last ten minutes."""
 
     def __init__(
         self,

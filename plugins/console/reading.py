@@ -128,11 +128,6 @@ class Program(NamedTuple):
 class Reading:
     """The routes and their answers.
 
-    Args:
-        program: what the console belongs to.
-        callers: who may ask.
-        log_fault: is told of a reading of the overview that has failed.
-
     Attributes:
         per_object: whether there are metrics of single objects.
         streams: the open tails.

@@ -29,9 +29,6 @@ MOST_ANSWERS: Final = 32
 class Timed(Generic[T]):
     """A coroutine whose own time is measured, without that of others which run in between.
 
-    Args:
-        coroutine: to be awaited.
-
     Attributes:
         seconds: of processor time that it took so far.
     """
@@ -59,11 +56,7 @@ class Timed(Generic[T]):
 
 
 class Answers:
-    """Answers by what was asked, each for all who ask the same.
-
-    Args:
-        clock: returns monotonic seconds.
-    """
+    """Answers by what was asked, each for all who ask the same."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -90,13 +83,7 @@ class Answers:
 
 
 class Shared(Generic[T]):
-    """An answer for all who ask within a second.
-
-    Args:
-        make: finds the answer out, and lets other tasks run in between.
-        clock: returns monotonic seconds.
-        name: of the task.
-    """
+    """An answer for all who ask within a second."""
 
     def __init__(
         self, make: Callable[[], Coroutine[Any, Any, T]], clock: Callable[[], float], name: str

@@ -37,11 +37,6 @@ class Streams:
     ) -> web.StreamResponse:
         """Answer with what happens until the client leaves or the program stops.
 
-        Args:
-            request: of the client.
-            operations: with the tail.
-            may_watch: says whether the client still may; its login may end.
-
         Raises:
             RequestError: too many are open, the filter is wrong, or there is no tail.
         """

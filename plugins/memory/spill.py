@@ -100,13 +100,7 @@ class SpillStore(PayloadStore):
     """
 
     def __init__(self, memory_limit: int, file: SpillFile, logger: logging.Logger) -> None:
-        """Begin without payloads.
-
-        Args:
-            memory_limit: bytes in memory, at most.
-            file: the file for the payloads beyond it.
-            logger: gets a line when payloads begin to go to the file.
-        """
+        """Begin without payloads."""
         self.memory_bytes = 0
         self.n_spilled = 0
         self.n_lost = 0

@@ -106,11 +106,7 @@ class Segment:
             self.give_back(punch)
 
     def give_back(self, punch: Callable[[int, int, int], bool]) -> bool:
-        """Return the blocks of freed payloads to the disk; return whether there were any.
-
-        Args:
-            punch: the function, as in `free`.
-        """
+        """Return the blocks of freed payloads to the disk; return whether there were any."""
         has_given = False
         for hole_start, hole_end in _merged(self._holes):
             if not punch(self.fileno, hole_start, hole_end - hole_start):
@@ -144,12 +140,7 @@ class SpillFile:
     """
 
     def __init__(self, directory: str, disk_limit: int | None = None) -> None:
-        """Begin without a file.
-
-        Args:
-            directory: the directory for the files.
-            disk_limit: maximum of `stored_bytes`; None for as many as the disk takes.
-        """
+        """Begin without a file."""
         self.stored_bytes = 0
         self._directory = Path(directory)
         self._disk_limit = disk_limit

@@ -57,9 +57,6 @@ def serve(
 def main(argv: list[str] | None = None) -> int:
     """Run a command.
 
-    Args:
-        argv: arguments after the program's name; None for those of the process.
-
     Returns:
         Exit status: 0; 1 where the server refuses something or does not answer; 2 where the
         arguments, the file or the engine cannot be used.

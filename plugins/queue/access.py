@@ -99,11 +99,7 @@ class _TokensFile:
 
 
 class RequestRate:
-    """A token bucket: requests that a caller may send.
-
-    Args:
-        per_second: the most requests a second, in bursts of one second's.
-    """
+    """A token bucket: requests that a caller may send."""
 
     def __init__(self, per_second: float) -> None:
         self._per_second = per_second
@@ -112,11 +108,7 @@ class RequestRate:
         self._at = 0.0
 
     def take(self, now: float) -> float:
-        """Take a request; return 0, or the seconds after which there is room for it.
-
-        Args:
-            now: monotonic seconds.
-        """
+        """Take a request; return 0, or the seconds after which there is room for it."""
         self._left = min(self._left + (now - self._at) * self._per_second, self._most)
         self._at = now
         if self._left >= 1:
@@ -141,11 +133,7 @@ class Caller(NamedTuple):
     rate: RequestRate | None = None
 
     def seconds_to_wait(self, now: float) -> float:
-        """Count a request; return 0, or the seconds after which it may be sent again.
-
-        Args:
-            now: monotonic seconds.
-        """
+        """Count a request; return 0, or the seconds after which it may be sent again."""
         return 0.0 if self.rate is None else self.rate.take(now)
 
     def may(self, role: Role, queue: str) -> bool:
@@ -204,10 +192,6 @@ class QueueAccess:
     @classmethod
     def load(cls, path: str, named_by: NamedBy | None = None) -> QueueAccess:
         """Read a file of tokens; it blocks while it reads.
-
-        Args:
-            path: of the file.
-            named_by: the key of the policy file that names it.
 
         Raises:
             ConfigError: with each mistake; no part of a secret is in its text.
@@ -296,12 +280,6 @@ def _digest(token: str) -> bytes:
 
 def require_tokens(access: QueueAccess, key: str, bind: str, policy_file: str) -> None:
     """Refuse an address that other machines reach, where callers need no token.
-
-    Args:
-        access: the access to the API.
-        key: the key of the policy file with the address, such as ``plugins.queue.http``.
-        bind: the address, ``HOST:PORT``.
-        policy_file: its name.
 
     Raises:
         ConfigError: names the key.

@@ -437,14 +437,7 @@ class AppendBuffer:
     def _append(
         self, number: int, dealt: Sequence[Entry], counts: SinkCounts, report: Report
     ) -> asyncio.Future[AppendResult]:
-        """Store one physical queue's part of a group.
-
-        Args:
-            number: the number of the physical queue.
-            dealt: the messages for it, for which there is room.
-            counts: the ledger that they are in.
-            report: gets the outcome.
-        """
+        """Store one physical queue's part of a group."""
         sent = None if self.slow_appends is None else self.slow_appends.sent
         try:
             future = self._engine.append(self._name, number, [new for new, _ in dealt], sent)

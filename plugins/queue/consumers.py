@@ -69,13 +69,7 @@ LOST_SECONDS: Final = 10.0
 
 
 class QueueConsumers(MessageSource):
-    """Feeds the consumers of all queues.
-
-    Args:
-        service: the queues.
-        clock: monotonic seconds.
-        logger: gets faults.
-    """
+    """Feeds the consumers of all queues."""
 
     prefix = PREFIX
 
@@ -133,14 +127,6 @@ class QueueConsumers(MessageSource):
 
 class QueueFeed:
     """Gives messages of one group to one consumer.
-
-    Args:
-        service: the queues.
-        queue: name of the queue.
-        group: name of a lease group.
-        consumer: the client's subscription.
-        clock: monotonic seconds.
-        logger: gets faults.
 
     Attributes:
         on_end: called when nothing is left to do.
@@ -348,11 +334,7 @@ class QueueFeed:
         return True
 
     def _extend_in_time(self, visibility: float) -> None:
-        """Have all leases extended in time for those that begin now.
-
-        Args:
-            visibility: seconds for which they last.
-        """
+        """Have all leases extended in time for those that begin now."""
         wait = max(visibility / LEASE_PART, EXTEND_SECONDS)
         at = asyncio.get_running_loop().time() + wait
         if at < self._extend_at:

@@ -77,14 +77,6 @@ class ReceiveRequest(NamedTuple):
 class GroupReceiver:
     """Answers the requests of a group.
 
-    Args:
-        queue: name of the logical queue.
-        group: name of the group, of kind `lease`.
-        spec: settings of the queue.
-        engine: holds the messages.
-        clock: returns monotonic seconds.
-        stored_bytes: returns the payload bytes that were ever stored in the queue.
-
     Raises:
         UnknownQueueError: there is no such queue.
         UnknownGroupError: there is no such group.
@@ -325,13 +317,6 @@ class GroupReceiver:
 class LogicalQueue:
     """A logical queue of the engine.
 
-    Args:
-        name: its name.
-        spec: its settings.
-        engine: holds its messages.
-        buffer: takes new messages.
-        clock: returns monotonic seconds.
-
     Attributes:
         name: its name.
         incarnation: the incarnation of the engine's queue; "" until it is known.
@@ -426,10 +411,6 @@ class LogicalQueue:
     @contextmanager
     def arrival(self, seen: int, wait_seconds: float) -> Iterator[asyncio.Future[int]]:
         """Have the block wait for the next message that is stored.
-
-        Args:
-            seen: what the last future returned; -1 at first, which returns at once.
-            wait_seconds: the longest wait.
 
         Yields:
             A future as of `Engine.wait_for_arrival`; `close` cancels it.

@@ -55,9 +55,6 @@ KEY: Final = "plugins.queue"
 class QueueSink(MessageSink):
     """The route target of one logical queue.
 
-    Args:
-        queue: the logical queue.
-
     Attributes:
         name: unique among the broker's sinks.
         topic_filters: MQTT topic filters.
@@ -163,11 +160,7 @@ class QueuePlugin(Plugin):
         return cls(config, PluginContext(logger, policy_file, time.monotonic))
 
     def tell_stored(self, callback: Callable[[str, Sequence[Message]], None]) -> None:
-        """Tell of the messages that are stored from now on, by queue and commit.
-
-        Args:
-            callback: gets the name of a queue and its messages; it must not raise.
-        """
+        """Tell of the messages that are stored from now on, by queue and commit."""
         self.service.stored.callback = callback
 
     async def start(self) -> None:

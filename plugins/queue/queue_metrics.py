@@ -14,12 +14,7 @@ if TYPE_CHECKING:
 
 
 def queue_metrics(service: QueueService, batches: Batches | None) -> Iterator[Metric]:
-    """Yield what the queues hold, what their groups lag behind, and what requests did.
-
-    Args:
-        service: the queues.
-        batches: batches of rows that are published; None where there are none.
-    """
+    """Yield what the queues hold, what their groups lag behind, and what requests did."""
     names = service.names()
     held = [(name, service.engine.snapshot(name)) for name in names]
     yield from _held(held)

@@ -71,12 +71,6 @@ class PlanStart(NamedTuple):
 class QueueService:
     """The logical queues of an engine: those of the policy file, and those of requests.
 
-    Args:
-        config: the settings of the plugin.
-        engine: opened by `open`.
-        clock: returns monotonic seconds.
-        logger: gets faults.
-
     Attributes:
         engine: holds the messages.
         on_change: called after queues were created, changed or deleted.

@@ -21,12 +21,6 @@ class SlowAppends:
 
     What waits in a slow one is not sent elsewhere: it is stored there at last, or the engine
     refuses it, and never twice.
-
-    Args:
-        name: the name of the logical queue.
-        exclusion: is told, by the loop's clock; nothing else tells it anything.
-        slowdown_detection_time: the time of `exclusion`, for the log.
-        logger: gets a line when a physical queue is left out, and when it is back.
     """
 
     def __init__(

@@ -29,13 +29,7 @@ SERVED: Final = ("queue", "console", "access")
 
 
 class StandaloneServer:
-    """The queue plugin, and those beside it, as a program of their own.
-
-    Args:
-        plugins: the plugins.
-        file: the name of the policy file.
-        logger: gets what was read again.
-    """
+    """The queue plugin, and those beside it, as a program of their own."""
 
     def __init__(self, plugins: LoadedPlugins, file: str, logger: Logger) -> None:
         self._plugins = plugins

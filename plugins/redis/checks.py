@@ -28,13 +28,6 @@ async def check(
 ) -> None:
     """See that a server loses nothing; log what survives its end.
 
-    Args:
-        connection: a connection to the server.
-        server: its address.
-        logger: gets its settings.
-        is_cluster: whether it is to be a node of a cluster.
-        min_replicas: without which it should refuse writes by itself.
-
     Raises:
         EngineStartError: it cannot be used.
     """

@@ -24,11 +24,7 @@ def listed(addresses: Sequence[Address]) -> str:
 
 
 class OneServer:
-    """There is but one.
-
-    Args:
-        address: of it.
-    """
+    """There is but one."""
 
     is_cluster = False
 
@@ -56,11 +52,7 @@ class RedisSentinels:
 
 
 class SentinelFinder:
-    """Asks one sentinel after the other which server is the master.
-
-    Args:
-        sentinels: where they are.
-    """
+    """Asks one sentinel after the other which server is the master."""
 
     is_cluster = False
 
@@ -92,12 +84,7 @@ class SentinelFinder:
 
 
 class ClusterFinder:
-    """Asks nodes of a cluster which of them has which slots.
-
-    Args:
-        nodes: some of the cluster.
-        login: to all nodes.
-    """
+    """Asks nodes of a cluster which of them has which slots."""
 
     is_cluster = True
 

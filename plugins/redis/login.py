@@ -79,12 +79,6 @@ class Login:
     ) -> blocking.Connection:
         """Return a connection for a thread that waits for answers.
 
-        Args:
-            address: the address of the server.
-            db: number of the database.
-            seconds: the timeout of a connection, and of each further part of an answer.
-            read_bytes: how many bytes are read at a time.
-
         Raises:
             EngineStartError: a file cannot be read.
         """

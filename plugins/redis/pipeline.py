@@ -153,9 +153,6 @@ class Silence:
     Each time that it was silent, it may take twice as long before it is again, until it answers a
     call in time: what is on a server that is always slow must be had, too.
 
-    Args:
-        patience: with the server.
-
     Attributes:
         step: seconds between two looks. Looks are counted, not time: while this program stands
             still, no server can answer it.
@@ -563,12 +560,7 @@ class Pipeline:
         return packed
 
     async def _read(self, connection: AbstractConnection, answered: list[int]) -> None:
-        """Complete calls, and hold the slots of those that the server does not carry out.
-
-        Args:
-            connection: the connection to the server.
-            answered: its first number grows with each call.
-        """
+        """Complete calls, and hold the slots of those that the server does not carry out."""
         sent = self._sent
         is_safe = not self._patience.min_replicas
         while True:

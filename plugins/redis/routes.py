@@ -49,12 +49,6 @@ class Finder(Protocol):
 class Routes:
     """Sends calls to the servers of their keys.
 
-    Args:
-        finder: finds the servers.
-        connect: returns a new connection to one of them that is checked and ready.
-        patience: with servers.
-        logger: gets faults.
-
     Attributes:
         on_away: is called when a server is away.
         on_return: is called when keys may be reached that could not be.
@@ -138,11 +132,6 @@ class Routes:
 
         The future fails with a `StorageError` where no server has answered in time, and with a
         `ResponseError` where the server refuses the command.
-
-        Args:
-            key: one of the command's, or another of the same slot.
-            command: its words.
-            is_stored: whether replicas are waited for.
 
         Raises:
             StorageError: the engine is closed.

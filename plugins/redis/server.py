@@ -64,9 +64,6 @@ class RedisServer:
     def connection(self, address: Address | None = None) -> AbstractConnection:
         """Return a connection that is not open.
 
-        Args:
-            address: the address of the server; None for the only one.
-
         Raises:
             EngineStartError: a file cannot be read.
         """

@@ -33,12 +33,7 @@ class Bodies:
     """
 
     def __init__(self, most_bytes: int, timeout_seconds: float) -> None:
-        """Begin without a body.
-
-        Args:
-            most_bytes: the maximum bytes of all bodies together.
-            timeout_seconds: time for a body to be complete, from its header on.
-        """
+        """Begin without a body."""
         self.received_bytes = 0
         self._most_bytes = most_bytes
         self._timeout_seconds = timeout_seconds
@@ -97,13 +92,7 @@ class Bodies:
             raise RequestError("too many bodies are being received; try again later", 503) from None
 
     def _has_room(self, body_bytes: int, more_bytes: int, reader: object) -> bool:
-        """Say whether a body may grow.
-
-        Args:
-            body_bytes: the bytes of the body, with the new ones.
-            more_bytes: the new bytes.
-            reader: the reader of the body.
-        """
+        """Say whether a body may grow."""
         if body_bytes <= BEGINNING_BYTES or self.received_bytes + more_bytes <= self._most_bytes:
             return True
         return next(iter(self._readers)) is reader

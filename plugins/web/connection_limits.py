@@ -72,17 +72,7 @@ class Guards:
         *,
         evicts_idle: bool = False,
     ) -> None:
-        """Begin without connections.
-
-        Args:
-            limits: the limits on how long a connection may take.
-            connections: the maximum number of connections at a time.
-            new_protocol: makes aiohttp's protocol for a connection.
-            name: the name of the policy key with the API's address, for the log.
-            logger: gets refusals.
-            evicts_idle: a new connection above the limit takes the place of one without a complete
-                request.
-        """
+        """Begin without connections."""
         self.limits = limits
         self._evicts_idle = evicts_idle
         self.refused = 0
@@ -171,10 +161,6 @@ class Guards:
         self, transport: asyncio.BaseTransport | None, n_bytes: int
     ) -> Iterator[Callable[[int], None]]:
         """Count an answer that is written piece by piece.
-
-        Args:
-            transport: the transport of its connection.
-            n_bytes: the bytes of the whole answer.
 
         Returns:
             What to call with the bytes of each piece once it is written.
@@ -280,11 +266,7 @@ class Guard(asyncio.Protocol):
             protocol.connection_lost(exc)
 
     def handling(self, body: StreamReader) -> None:
-        """The header of a request is complete, and the request is being handled.
-
-        Args:
-            body: of the request, as far as it has come.
-        """
+        """The header of a request is complete, and the request is being handled."""
         self._is_handling, self._body = True, body
         self._awaits_header = False
         self._set_timer(None)

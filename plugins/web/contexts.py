@@ -86,10 +86,6 @@ def read_context(name: str) -> Context:
 def chosen_context(name: str | None, url: str | None) -> Context | None:
     """Return the context that a command has been told to use; None for none.
 
-    Args:
-        name: the one that its options name; None for that of the environment.
-        url: the address that its options name, which has precedence over the environment.
-
     Raises:
         PenstockError: there are both, or see `read_context`.
     """

@@ -29,11 +29,7 @@ Work = Generator[None, None, T]
 
 
 class Slicer:
-    """Runs works on one event loop; share one between all that may be large.
-
-    Args:
-        clock: returns seconds.
-    """
+    """Runs works on one event loop; share one between all that may be large."""
 
     def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
         self._clock = clock

@@ -326,12 +326,7 @@ def _parts(pieces: Pieces) -> Iterator[bytes | memoryview]:
 
 
 def _is_known(asked: str, names: Collection[str]) -> bool:
-    """Say whether a Host header is one that a page of another site cannot send.
-
-    Args:
-        asked: ``HOST`` or ``HOST:PORT``.
-        names: the API's names, in lower case.
-    """
+    """Say whether a Host header is one that a page of another site cannot send."""
     name = asked.lower()
     name = name[1 : name.find("]")] if name.startswith("[") else name.partition(":")[0]
     if name in names:
@@ -346,13 +341,7 @@ def _is_known(asked: str, names: Collection[str]) -> bool:
 def answering_errors(
     name: str, logger: Logger, statuses: Sequence[tuple[type[PenstockError], int]] = ()
 ) -> Middleware:
-    """Return a middleware that turns every error into a status and a JSON object.
-
-    Args:
-        name: the name of the API, for the log.
-        logger: gets unexpected errors.
-        statuses: HTTP status by class of error; the first match decides.
-    """
+    """Return a middleware that turns every error into a status and a JSON object."""
 
     @web.middleware
     async def answer_errors(
@@ -402,13 +391,6 @@ def integer(
     parse: Callable[[str], int] | None = None,
 ) -> int:
     """Return a whole number in ``[least, most]``.
-
-    Args:
-        name: the name of the value, for errors.
-        value: the value that was read.
-        least: least value allowed.
-        most: greatest value allowed.
-        parse: turns text into a number, where the value comes from a URL.
 
     Raises:
         RequestError: it is no such number.

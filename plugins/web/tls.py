@@ -32,11 +32,6 @@ class TlsError(PenstockError):
 class ServerTls:
     """The certificate of an HTTP API.
 
-    Args:
-        certificate: PEM file of the certificate, then those between it and its root.
-        key: PEM file of its private key, without a passphrase.
-        policy_key: the key of the policy file under which both stand.
-
     Attributes:
         context: the context for new connections.
         handshakes: the turns of their handshakes.
@@ -82,14 +77,7 @@ class HttpArrival(AcceptedConnection):
         timeout_seconds: float,
         logger: logging.Logger,
     ) -> None:
-        """Prepare.
-
-        Args:
-            guards: counts the connections that are in their handshake.
-            handshakes: the turns of the API's handshakes.
-            timeout_seconds: time for its handshake.
-            logger: gets why TLS has failed, of each connection.
-        """
+        """Prepare."""
         self._guards = guards
         self._handshakes = handshakes
         self._timeout_seconds = timeout_seconds

@@ -79,13 +79,7 @@ class Passage:
         return self._on_way[0][0]
 
     def sent(self, n_bytes: int, *, is_bad: bool, now: float) -> None:
-        """Note a large message that leaves.
-
-        Args:
-            n_bytes: of its payload.
-            is_bad: whether the path is bad.
-            now: monotonic seconds.
-        """
+        """Note a large message that leaves."""
         self._on_way.append((now, n_bytes, is_bad))
         self.bytes_on_way += n_bytes
 

@@ -120,12 +120,7 @@ class SizeClasses:
         return self._of(topic, self._least)
 
     def threshold_s(self, topic: str, listener: str = "") -> int | None:
-        """Return payload bytes above which messages of `topic` are large; None for never.
-
-        Args:
-            topic: Topic Name.
-            listener: name of the subscriber's listener; "" for one without a threshold of its own.
-        """
+        """Return payload bytes above which messages of `topic` are large; None for never."""
         return self._of(topic, self._by_listener.get(listener, self._threshold_s))
 
     def _of(self, topic: str, otherwise: int | None) -> int | None:
@@ -142,9 +137,6 @@ class SizeClasses:
 
 def read_asked(user_properties: Sequence[tuple[str, str]]) -> tuple[float | None, str]:
     """Return the threshold_l that a subscriber gives.
-
-    Args:
-        user_properties: of its CONNECT.
 
     Returns:
         (seconds, or None where it gives none; what is wrong with it, or "").

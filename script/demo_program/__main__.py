@@ -131,9 +131,6 @@ def end(number: int, _frame: FrameType | None) -> None:
 def main(argv: list[str] | None = None) -> int:
     """Run the demo.
 
-    Args:
-        argv: arguments; None for those of the process.
-
     Returns:
         0 where nothing was lost and small messages were protected; 1 where not, or where the demo
         failed; 2 for a mistake that the user can mend; 130 after Ctrl-C.

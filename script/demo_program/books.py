@@ -34,13 +34,7 @@ class Comparison(Generic[Key]):
         return self.expected - len(self.missing)
 
     def problems(self, where: str, what: str, *, once: bool) -> list[str]:
-        """Return the problems, each as a sentence.
-
-        Args:
-            where: the place that was checked.
-            what: the name of what the keys stand for.
-            once: whether each message must be there once only.
-        """
+        """Return the problems, each as a sentence."""
         found = []
         if self.missing:
             found.append(f"{where}: {len(self.missing)} {what} missing: {_some(self.missing)}")

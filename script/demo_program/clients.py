@@ -43,12 +43,6 @@ class Client:
     ) -> None:
         """Connect to a port of loopback.
 
-        Args:
-            name: its Client Identifier.
-            port: the port of a broker, or of the proxy before it.
-            version: the version of MQTT.
-            make: the class of the client: paho's, or one like it.
-
         Raises:
             DemoError: the broker does not take it.
         """

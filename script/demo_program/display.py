@@ -46,13 +46,7 @@ class Display:
         self._console.print(f"{elapsed:5.1f} s  {line}", highlight=False)
 
     def show(self, doing: str, share: float, sides: Sequence[Side]) -> None:
-        """Change the bar and the counts below the lines.
-
-        Args:
-            doing: the present step, as text.
-            share: the finished share of it, 0 to 1.
-            sides: the sides whose counts are shown.
-        """
+        """Change the bar and the counts below the lines."""
         line = Table.grid()  # a bar alone does not end its line
         line.add_row(ProgressBar(total=1.0, completed=min(1.0, share), width=60))
         self._live.update(Group(Text(doing), line, counts(sides)))

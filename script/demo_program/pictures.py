@@ -29,13 +29,7 @@ Series = Mapping[str, Sequence[float]]
 
 
 def render(series: Series, title: str, dpi: float) -> bytes:
-    """Return a PNG: every metric as a row of a heat map, and some as lines.
-
-    Args:
-        series: some metrics that have changed, and the processors' cores.
-        title: the title above the chart.
-        dpi: dots per inch.
-    """
+    """Return a PNG: every metric as a row of a heat map, and some as lines."""
     names = [name for name in sorted(series) if min(series[name]) < max(series[name])]
     values = np.array([series[name] for name in names], dtype=float)
     ranks = np.array([np.searchsorted(np.sort(row), row) for row in values])

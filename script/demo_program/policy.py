@@ -68,13 +68,6 @@ def derive(
 ) -> str:
     """Return the text of a demo's policy file.
 
-    Args:
-        example: the text of the example.
-        places: the places that replace those of the example.
-        policy: the policy of withholding; None for the example's.
-        congestion_control: the congestion control of the broker's connections; None for the
-            machine's.
-
     Raises:
         KeyError: the example does not have what is to be replaced.
     """

@@ -120,12 +120,7 @@ def too_slow(sides: Sequence[SideResult]) -> list[str]:
 
 
 def figure_tables(sides: Sequence[SideResult], congestion_control: str) -> dict[str, FigureTable]:
-    """Return the tables that pages show of a run.
-
-    Args:
-        sides: the results of its sides.
-        congestion_control: the congestion control of the brokers' connections.
-    """
+    """Return the tables that pages show of a run."""
     small, pictures = [], []
     for side in sides:
         ratio = ratio_to_without(side, sides)

@@ -59,12 +59,7 @@ class Schedule:
         return (anchor % PICTURE_SECONDS + number * PICTURE_SECONDS for number in count())
 
     def is_time_for_picture(self, elapsed: float, turned_bad: float | None) -> bool:
-        """Say whether a picture may be published, also where the program is late.
-
-        Args:
-            elapsed: the present time, seconds after the start.
-            turned_bad: the time at which the link was made bad, likewise; None before.
-        """
+        """Say whether a picture may be published, also where the program is late."""
         if turned_bad is None:
             return elapsed < self.bad_from - PICTURE_BEFORE_SECONDS
         return elapsed >= turned_bad + PICTURE_AFTER_SECONDS

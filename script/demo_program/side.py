@@ -54,14 +54,7 @@ class Side:
 
     @classmethod
     def connect(cls, name: str, places: Places, slow_port: int, *, has_lanes: bool) -> Side:
-        """Connect all clients.
-
-        Args:
-            name: the name for the report; client ids begin with `demo-`.
-            places: the places of the broker's files and ports.
-            slow_port: the port of the slow link to it.
-            has_lanes: whether the subscriber behind the slow link has two lanes.
-        """
+        """Connect all clients."""
         return cls(
             name=name,
             places=places,

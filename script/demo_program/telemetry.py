@@ -38,12 +38,7 @@ class Sample:
     process: str | None = None
 
     def payload(self, host: str, number: int) -> bytes:
-        """Return the message that is published: a small JSON object.
-
-        Args:
-            host: the name of this machine.
-            number: the number of the message in this run, by which the demo recognises it.
-        """
+        """Return the message that is published: a small JSON object."""
         told: dict[str, object] = {
             "host": host,
             "metric": self.metric,

@@ -48,9 +48,6 @@ _LOGICAL_TYPES: Final = {
 def load(schema_text: bytes) -> Decoder:
     """Return the decoder of one record schema.
 
-    Args:
-        schema_text: the schema that the publishers write with, as JSON.
-
     Raises:
         OptionError: fastavro is not installed, or it is no schema of a record.
     """

@@ -51,9 +51,6 @@ class Decoder(NamedTuple):
 def needed_for(kind: str) -> Iterator[None]:
     """Name the extra where an import inside the block fails.
 
-    Args:
-        kind: the format that needs the library.
-
     Raises:
         OptionError: the library is not installed.
     """

@@ -44,10 +44,6 @@ _ENUM: Final = 14
 def load(descriptors: bytes, message: str) -> Decoder:
     """Return the decoder of one message type.
 
-    Args:
-        descriptors: a serialized FileDescriptorSet, with what its files import.
-        message: full name of the type, such as ``plant.Reading``.
-
     Raises:
         OptionError: protobuf is not installed, or there is no such type.
     """

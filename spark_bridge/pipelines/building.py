@@ -88,12 +88,6 @@ class Built:
     ) -> None:
         """Build the queries.
 
-        Args:
-            spark: a session that knows the source.
-            pipeline: the checked pipeline.
-            file: the name of its file, for errors.
-            read: a function that returns the messages for options of the source.
-
         Raises:
             StepError: Spark refuses a step.
             SampleError: no schema can be inferred.

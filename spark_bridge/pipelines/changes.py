@@ -73,10 +73,6 @@ class QueryRecord:
 def compare(before: Mapping[str, QueryRecord], present: Mapping[str, QueryRecord]) -> Iterator[str]:
     """Yield a line for each change from which Spark can go on.
 
-    Args:
-        before: the queries of the last run, by sink.
-        present: the queries of this run, by sink.
-
     Raises:
         ChangeError: Spark cannot go on from a change; in this case no line is yielded.
     """
@@ -170,11 +166,7 @@ def _taken_over(before: QueryRecord, present: QueryRecord) -> Iterator[str]:
 
 
 def state_of(plan: Any) -> tuple[str, ...]:
-    """Return a line for each operator of a plan that keeps state, from the sink to the source.
-
-    Args:
-        plan: an analyzed plan of Spark's, as its Java object.
-    """
+    """Return a line for each operator of a plan that keeps state, from the sink to the source."""
     found: list[str] = []
 
     def walk(node: Any) -> None:

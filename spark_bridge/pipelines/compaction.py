@@ -31,10 +31,6 @@ _Entry = dict[str, Any]
 def compact(folder: Path, target_bytes: int) -> int:
     """Join files of a folder that are smaller than the target.
 
-    Args:
-        folder: the folder of the sink.
-        target_bytes: the approximate size of the joined files, bytes.
-
     Returns:
         The number of files that were replaced.
 

@@ -206,11 +206,6 @@ def infer_schema(spark: SparkSession, texts: Sequence[str]) -> str:
 def sample_texts(options: SourceOptions, decoder: DecoderOptions | None, limit: int) -> list[str]:
     """Return some of the queue's payloads as JSON texts; they stay in the queue.
 
-    Args:
-        options: options of the source.
-        decoder: options of the decoder; None for JSON.
-        limit: the most payloads that are taken of each physical queue, the oldest ones.
-
     Raises:
         SampleError: the queue is empty.
         QueueUnavailableError: it does not answer.

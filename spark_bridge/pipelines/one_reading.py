@@ -44,12 +44,7 @@ def can_share(sink: Sink) -> bool:
 def writer(
     sinks: Mapping[str, Sink], rows_of: Callable[[DataFrame], Mapping[str, DataFrame]]
 ) -> Callable[[DataFrame, int], None]:
-    """Return the function that writes a micro-batch to all sinks.
-
-    Args:
-        sinks: the sinks by name, for each of which `can_share` is true.
-        rows_of: a function that returns the rows of each sink from those that were read.
-    """
+    """Return the function that writes a micro-batch to all sinks."""
 
     def write(read: DataFrame, batch: int) -> None:
         read.persist()
@@ -70,13 +65,7 @@ def writer(
 
 
 def publish(sink: Sink, rows: DataFrame, batch: str) -> None:
-    """Publish the rows of a micro-batch once: a batch write of the same id publishes nothing.
-
-    Args:
-        sink: a sink of the format `TO_MQTT`.
-        rows: the rows to publish.
-        batch: a number that no other write of the query has.
-    """
+    """Publish the rows of a micro-batch once: a batch write of the same id publishes nothing."""
     query_id = rows.sparkSession.sparkContext.getLocalProperty(QUERY_ID)
     frame = rows.write.format(TO_MQTT).options(**as_texts(sink.options))
     frame.option("writeId", f"{query_id}:{batch}").mode("append").save()

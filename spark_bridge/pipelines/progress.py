@@ -32,13 +32,7 @@ def describe(name: str, summary: Summary) -> str:
 
 
 class Display:
-    """The display of a run's progress; use it as a context manager.
-
-    Args:
-        console: console to show it on.
-        say: a function that prints a line where the console is not a terminal.
-        clock: a function that returns monotonic seconds.
-    """
+    """The display of a run's progress; use it as a context manager."""
 
     def __init__(
         self,

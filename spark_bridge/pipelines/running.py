@@ -275,12 +275,7 @@ class _Run:
                 raise PipelineError(f"sink {names}: {step_line(error)}") from error
 
     def _watch(self, running: list[_Running], *, stop_at: int) -> None:
-        """Wait until the queries have ended, one has failed, or files are to be joined.
-
-        Args:
-            running: queries that were started.
-            stop_at: after so many requests they are stopped.
-        """
+        """Wait until the queries have ended, one has failed, or files are to be joined."""
         streams = [one.stream for one in running if one.stream is not None]
         try:
             while any(stream.isActive for stream in streams):

@@ -30,12 +30,7 @@ class Piece(NamedTuple):
 
 
 class GatewayRanges:
-    """Reads ranges, of which a piece is one answer of some MiB.
-
-    Args:
-        options: checked options.
-        client: client of the queues.
-    """
+    """Reads ranges, of which a piece is one answer of some MiB."""
 
     def __init__(self, options: SourceOptions, client: QueueClient) -> None:
         self._options = options

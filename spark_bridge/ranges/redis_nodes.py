@@ -88,12 +88,7 @@ class _Cut:
 
 
 class RedisRanges:
-    """Reads ranges of queues of the engine `redis`.
-
-    Args:
-        options: checked options.
-        redis: the addresses of the servers and the credentials.
-    """
+    """Reads ranges of queues of the engine `redis`."""
 
     def __init__(self, options: SourceOptions, redis: RedisOptions) -> None:
         self._options = options

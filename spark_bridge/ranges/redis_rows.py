@@ -38,13 +38,7 @@ def sizes_of(infos: Sequence[bytes]) -> list[int]:
 
 
 class RedisRows:
-    """Messages of one physical queue.
-
-    Args:
-        offsets: the offset of each message; one or more.
-        infos: the server's information about each message.
-        bodies: the stored form of each message; None where no column needs it.
-    """
+    """Messages of one physical queue."""
 
     def __init__(
         self, offsets: Sequence[int], infos: Sequence[bytes], bodies: Sequence[bytes] | None

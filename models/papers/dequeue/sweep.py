@@ -100,14 +100,7 @@ def _over(some: Sequence[DequeueOutcome], others: Sequence[DequeueOutcome], name
 def run(
     rates: Sequence[int], seeds: Sequence[int], seconds: float, tell: Callable[[str], None]
 ) -> DequeueResults:
-    """Simulate every strategy with every seed.
-
-    Args:
-        rates: lambda, ascending.
-        seeds: the seeds of the runs of each strategy.
-        seconds: the measured seconds of each run; half as many go before them.
-        tell: a function that gets a line about each finished step.
-    """
+    """Simulate every strategy with every seed."""
 
     def outcomes(
         strategy: str, rate: int, sleep_time: float, controllers: int = 10, min_messages: int = 1

@@ -21,10 +21,6 @@ from penstock.models.papers.fabric.setting import NODES, FabricSetting, Fault
 class Cluster:
     """Nodes with their physical queues.
 
-    Args:
-        setting: the parameters of the simulation.
-        rng: the random numbers of services and pauses.
-
     Attributes:
         rings: the rings of the nodes.
         served: the number of messages that each node has served as master, by second.
@@ -51,12 +47,7 @@ class Cluster:
         return fault is not None and fault.is_standing(now)
 
     def stored_at(self, queue: RingQueue, now: float) -> float:
-        """Send a message; return when its sender hears that it is stored; infinite for never.
-
-        Args:
-            queue: the queue to which it is sent.
-            now: the present time, not before that of the last call.
-        """
+        """Send a message; return when its sender hears that it is stored; infinite for never."""
         while self._epoch + 1 < len(self._epochs) and now >= self._epochs[self._epoch + 1].begins:
             self._epoch += 1
         group = self._epochs[self._epoch].groups[queue]
@@ -118,13 +109,7 @@ class Cluster:
 
 
 class Epoch:
-    """A time in which no node is isolated and none returns.
-
-    Args:
-        begins: the begin of this time, seconds.
-        ends: the end of this time, seconds.
-        groups: the nodes that hold a copy of each physical queue, the master first.
-    """
+    """A time in which no node is isolated and none returns."""
 
     __slots__ = ("begins", "ends", "groups")
 

@@ -16,11 +16,7 @@ by some 6 %."""
 
 
 class ConsistentHashing:
-    """The assignment of keys to nodes.
-
-    Args:
-        nodes: the names of the nodes, each once; at least one.
-    """
+    """The assignment of keys to nodes."""
 
     def __init__(self, nodes: Sequence[str]) -> None:
         circle = sorted((_hash(f"{name} {k}"), name) for name in nodes for k in range(N_POINTS))

@@ -86,10 +86,6 @@ class Rings:
         """Return the nodes that are to have a copy, the master first.
 
         Fewer than `copies` where too few nodes are there; none where none is.
-
-        Args:
-            queue: one of `queues`.
-            away: nodes that are not there.
         """
         there = [name for name in self.takeover_order(queue) if name not in away]
         return tuple(there[: self.copies])

@@ -65,12 +65,7 @@ class _Message:
 
 
 class _Run:
-    """One simulation.
-
-    Args:
-        setting: the parameters of the simulation.
-        rng: the source of all random values.
-    """
+    """One simulation."""
 
     def __init__(self, setting: FabricSetting, rng: Random) -> None:
         self._setting = setting
@@ -222,10 +217,5 @@ class _Run:
 
 
 def simulate(setting: FabricSetting, rng: Random) -> FabricOutcome:
-    """Run one simulation.
-
-    Args:
-        setting: the parameters of the simulation.
-        rng: the source of all random values.
-    """
+    """Run one simulation."""
     return _Run(setting, rng).run()

@@ -133,12 +133,7 @@ FabricResults: TypeAlias = PairedRuns[FabricSetting, FabricOutcome]
 
 
 def run(runs: FabricRuns, tell: Callable[[str], None]) -> FabricResults:
-    """Simulate all settings.
-
-    Args:
-        runs: the extent of the simulation.
-        tell: a function that gets a line about each finished step.
-    """
+    """Simulate all settings."""
     found = {}
     for number, setting in enumerate(settings(), 1):
         found[setting] = runs.run(setting)

@@ -164,11 +164,6 @@ class PathUnit:
 def run(runs: PathRuns, seed: int, tell: Callable[[str], None]) -> list[ComparedFigure]:
     """Run all kinds of paths; those with a limit on a broker that has it.
 
-    Args:
-        runs: the extent of the run.
-        seed: the seed of the first path; the others follow.
-        tell: a function that gets a line about each run.
-
     Raises:
         NetemError: broker or clients do not run.
     """
@@ -196,12 +191,6 @@ def run_cells(
     at_end: Callable[[int], None] | None = None,
 ) -> tuple[list[PathUnit], OnOffRecords]:
     """Run some kinds of paths on a broker.
-
-    Args:
-        cells: the kinds of paths, which have the same capacity.
-        runs: the extent of the run.
-        seed: the seed of the first path.
-        at_end: a function that is called with the broker's port while the broker still runs.
 
     Returns:
         Each path with its figures.

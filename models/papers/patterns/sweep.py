@@ -145,12 +145,7 @@ N_STEPS: Final = math.ceil(len(set(cells())) / len(PUBLISHER_ON)) + 1
 
 
 def run(runs: DeliveryRuns, tell: Callable[[str], None]) -> PatternResults:
-    """Simulate every point.
-
-    Args:
-        runs: the extent of the simulation of each point.
-        tell: a function that gets a line about each finished step.
-    """
+    """Simulate every point."""
     by_cell: dict[PatternPoint, list[DeliveryOutcome]] = {}
     todo = list(dict.fromkeys(cells()))
     for number, cell in enumerate(todo, 1):

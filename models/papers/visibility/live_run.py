@@ -100,11 +100,6 @@ class QueueFigures(NamedTuple):
 def run(runs: QueueRuns, seed: int, tell: Callable[[str], None]) -> list[ComparedFigure]:
     """Run all settings, one after the other.
 
-    Args:
-        runs: the extent of the run.
-        seed: the seed of the first queue; the others follow.
-        tell: a function that gets a line about each run.
-
     Raises:
         NetemError: the gateway does not run, or messages were not delivered in time.
     """

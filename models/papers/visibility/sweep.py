@@ -109,12 +109,7 @@ N_STEPS: Final = math.ceil(len(set(settings())) / _POINTS_A_STEP) + len(RELIABIL
 
 
 def run(runs: LeaseRuns, tell: Callable[[str], None]) -> VisibilityResults:
-    """Simulate every point.
-
-    Args:
-        runs: the extent of the simulation of each point.
-        tell: a function that gets a line about each finished step.
-    """
+    """Simulate every point."""
     todo = list(dict.fromkeys(settings()))
     by_setting = {}
     for number, setting in enumerate(todo, 1):

@@ -194,12 +194,7 @@ def large_ratio(found: Sequence[Latencies], baseline: Sequence[Latencies]) -> Es
 
 
 def links_tables(runs: LinkRuns, tell: Callable[[str], None]) -> dict[str, Table]:
-    """Run all cells with all gates; return what each closes of the oracle's gain, and the price.
-
-    Args:
-        runs: the extent of the simulation of each cell and gate.
-        tell: a function that gets a line about each step.
-    """
+    """Run all cells with all gates; return what each closes of the oracle's gain, and the price."""
     names = [name for name in GATES if name not in (BASELINE, ORACLE)]
     shares, prices = [], []
     for cell in CELLS:
@@ -230,12 +225,7 @@ def links_tables(runs: LinkRuns, tell: Callable[[str], None]) -> dict[str, Table
 
 
 def sensitivity_tables(runs: LinkRuns, tell: Callable[[str], None]) -> dict[str, Table]:
-    """Set each constant and option to half and double or so; return what that does to `adaptive`.
-
-    Args:
-        runs: the extent of the simulation of each cell and value.
-        tell: a function that gets a line about each step.
-    """
+    """Halve and double each constant and option or so; return what that does to `adaptive`."""
     cells = [cell for cell in CELLS if not (cell.is_relayed and cell.kind in _LIKE_DIRECT)]
     baselines = {cell: run(cell, GATES[BASELINE], runs) for cell in cells}
     oracles = {cell: run(cell, GATES[ORACLE], runs) for cell in cells}

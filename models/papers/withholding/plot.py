@@ -78,11 +78,6 @@ def draw_trace(trace: Sequence[float], setting: WithholdingSetting, file: Path) 
 
     Congested seconds are shaded: those whose RTT is above threshold_l.
 
-    Args:
-        trace: RTT of the query in each second, seconds.
-        setting: the setting of the simulation.
-        file: the file to draw into, as for `draw`.
-
     Raises:
         ImportError: as `draw`.
         OSError: as `draw`.
@@ -131,10 +126,6 @@ def draw(results: WithholdingResults, file: Path) -> None:
 
     Below are the paper's claims about each figure, each with the results. An arrow beside the
     curves shows how far below the baseline the paper reports historic.
-
-    Args:
-        results: the results of a sweep.
-        file: overwritten; its suffix, such as ``.png``, gives the format.
 
     Raises:
         ImportError: matplotlib is not installed (the extra ``models``).

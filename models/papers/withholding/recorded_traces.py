@@ -56,9 +56,6 @@ class Trace(NamedTuple):
 def read_traces(folder: Path) -> list[Trace]:
     """Return a trace of each client.
 
-    Args:
-        folder: the folder that `penstock record` or `penstock netem run` has written.
-
     Raises:
         OSError: a file cannot be read.
         ValueError: there is no trace in it, or a file holds something else.

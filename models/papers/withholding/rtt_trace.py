@@ -118,11 +118,7 @@ def _numbers(row: Sequence[str]) -> tuple[float, float] | None:
 
 
 def each_second(rows: Sequence[tuple[float, float]]) -> list[float]:
-    """Return the RTT of each second, from the first row's time on.
-
-    Args:
-        rows: (time, RTT), seconds, in the order of time; at least one.
-    """
+    """Return the RTT of each second, from the first row's time on."""
     began_at = rows[0][0]
     trace: list[float] = []
     for (_, rtt), (following, _) in pairwise(rows):

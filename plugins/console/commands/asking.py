@@ -113,12 +113,6 @@ def read_token(path: str | Path) -> str:
 class Console:
     """The API of a running program's console.
 
-    Args:
-        url: the URL of the console.
-        token: the token that it needs; None for none.
-        ca_file: PEM file of the certificate authority of an ``https`` console; None for those of
-            the system.
-
     Raises:
         ConsoleError: that is no URL, or the authority's file cannot be used.
     """
@@ -193,13 +187,7 @@ class Console:
         return self.get(path_of("clients", client_id))
 
     def rows(self, name: str, limit: int, **query: object) -> dict[str, Any]:
-        """Return a list of rows as the console answers it, from as many requests as it takes.
-
-        Args:
-            name: of the list, also in the answer.
-            limit: most rows.
-            query: of the request; see `get`.
-        """
+        """Return a list of rows as the console answers it, from as many requests as it takes."""
         found: list[Any] = []
         after: object = None
         while True:

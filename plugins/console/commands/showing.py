@@ -67,14 +67,6 @@ def show_list(
 ) -> None:
     """Print the rows of a list, and on standard error how many others there are.
 
-    Args:
-        options: say which console has it.
-        name: of the list.
-        columns: of the table.
-        limit: most rows.
-        as_json: as JSON, without a table.
-        query: of the request.
-
     Raises:
         PenstockError: the console does not answer with a list.
     """

@@ -46,12 +46,7 @@ from penstock.plugins.queue.engines.transaction import Transaction
 
 
 class Catalogue:
-    """Creates, changes, deletes and restores queues and groups.
-
-    Args:
-        state: the state of the engine.
-        reader: finds where a group begins.
-    """
+    """Creates, changes, deletes and restores queues and groups."""
 
     def __init__(self, state: EngineContext, reader: SegmentReader) -> None:
         self._state = state

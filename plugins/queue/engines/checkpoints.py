@@ -30,12 +30,7 @@ ROWS_BYTES: Final = 6 * PAGE_BYTES
 
 
 class Checkpointer:
-    """The thread that copies a database's log.
-
-    Args:
-        connection: a connection for this thread alone; closed with it.
-        flush: flushes the database to the disk.
-    """
+    """The thread that copies a database's log."""
 
     def __init__(self, connection: sqlite3.Connection, flush: Callable[[], None]) -> None:
         self._connection = connection
@@ -59,12 +54,7 @@ class Checkpointer:
             self._is_due.set()
 
     def finish(self, writer: sqlite3.Connection, *, above_bytes: int) -> None:
-        """Copy the rest of a log that is longer; called by the writing thread between commits.
-
-        Args:
-            writer: the connection of the writer.
-            above_bytes: length of the log.
-        """
+        """Copy the rest of a log that is longer; called by the writing thread between commits."""
         if self._n_added - self._n_finished < above_bytes:
             return
         self._n_finished = self._n_added

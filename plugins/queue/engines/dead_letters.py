@@ -23,17 +23,7 @@ def letter_row(
     reason: str,
     receives: int,
 ) -> tuple[Any, ...]:
-    """Return topic, payload, QoS, publisher, arrival and properties of a dead letter.
-
-    Args:
-        decoded: the segment of the message.
-        index: the index of the message.
-        queue: the queue in which it died.
-        physical_queue: the number of the same.
-        group: the group for which it died.
-        reason: ``max_receives`` or ``dead``.
-        receives: how often the group received it.
-    """
+    """Return topic, payload, QoS, publisher, arrival and properties of a dead letter."""
     *_, properties = row = decoded.row(index)
     dead = dead_properties(
         properties,

@@ -31,12 +31,6 @@ from penstock.plugins.queue.engines.waiting import Arrivals
 class EngineContext:
     """The logical queues, and the ways to read the clock and to write.
 
-    Args:
-        store: keeps the messages.
-        clocks: the clocks of the machine.
-        read_ahead_bytes: the most bytes of decoded segments.
-        logger: gets faults.
-
     Attributes:
         queues: the queues by name.
         clock: the clock of the engine; another one once the storage is open.
@@ -91,9 +85,6 @@ class EngineContext:
 
     async def ask(self, make: Callable[[asyncio.Future[Any]], Request]) -> Any:
         """Have a request written; return its result.
-
-        Args:
-            make: returns the request, which completes a future.
 
         Raises:
             StorageError: nothing has changed.

@@ -368,10 +368,6 @@ class LocalPlace:
     def take(self, take: LeaseRequest, find: Find) -> list[int]:
         """Receive messages.
 
-        Args:
-            take: what is wanted, and what was received.
-            find: looks for decoded segments.
-
         Returns:
             First offsets of segments that must be read before the call is repeated; none when all
             is done, or the step of `take` is interrupted.
@@ -730,10 +726,6 @@ class LocalPlace:
         self, offsets: Sequence[int], nonce: int
     ) -> tuple[list[int], dict[int, Lease]]:
         """Take the messages of one receive out until their settling is done.
-
-        Args:
-            offsets: the offsets of the messages.
-            nonce: the nonce of the receive.
 
         Returns:
             Where in `offsets` those are that the receive does not lease, which stay; the leases

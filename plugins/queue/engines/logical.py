@@ -183,10 +183,6 @@ class StoredQueue(Waitable, ABC, Generic[PartT, GroupT]):
     def check_keys(self, spec: QueueSpec, allowed: str) -> None:
         """Refuse settings by which the messages of a key would go to another physical queue.
 
-        Args:
-            spec: the settings.
-            allowed: when the present ones may be changed, for the error.
-
         Raises:
             KeyOrderError: they are others than before.
         """
@@ -202,14 +198,7 @@ class StoredQueue(Waitable, ABC, Generic[PartT, GroupT]):
                 )
 
     def place_of(self, number: int, topic: str, publisher: str, properties: str) -> int:
-        """Return the physical queue for a message that comes from another one.
-
-        Args:
-            number: the number of the physical queue in which it was, for one without a key.
-            topic: its Topic Name.
-            publisher: its publisher.
-            properties: its properties in JSON.
-        """
+        """Return the physical queue for a message that comes from another one."""
         n_parts = self.spec.physical_queues
         key = None if self.spec.key is None else self.key_of(topic, publisher, properties)
         return number % n_parts if key is None else physical_queue_of(key, n_parts)

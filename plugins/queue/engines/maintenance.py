@@ -46,13 +46,7 @@ TRIM_STEPS: Final = 32
 
 
 class Maintenance:
-    """Maintenance, and what operators ask for.
-
-    Args:
-        state: the state of the engine.
-        reader: reads segments.
-        catalogue: deletes groups.
-    """
+    """Maintenance, and what operators ask for."""
 
     def __init__(self, state: EngineContext, reader: SegmentReader, catalogue: Catalogue) -> None:
         self._state = state

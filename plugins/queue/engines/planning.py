@@ -28,13 +28,7 @@ class _Range:
     def grow(
         self, max_messages: float, max_bytes: float, max_segments: float = math.inf
     ) -> tuple[int, int]:
-        """Take messages; return how many, and the stored bytes of their segments.
-
-        Args:
-            max_messages: the most messages.
-            max_bytes: the most stored bytes; a segment counts whole.
-            max_segments: the most segments of which messages are taken.
-        """
+        """Take messages; return how many, and the stored bytes of their segments."""
         n_messages = n_bytes = 0
         for segment in self.physical.index.since(self.end):
             first, n = segment.first_offset, segment.n_messages
@@ -61,10 +55,6 @@ class _Range:
 
 def shares_of(limit: int, waiting: Sequence[int]) -> list[int]:
     """Divide a limit in proportion; the remainder of the rounding goes to the largest.
-
-    Args:
-        limit: 1 or more.
-        waiting: weights, 0 or more.
 
     Returns:
         A share for each weight, no larger than it; at least one is above 0 where a weight is.

@@ -38,9 +38,6 @@ RANGE_BYTES: Final = 4 * 1024 * 1024
 class SegmentReader:
     """Reads segments on threads of its own; sets aside those that are broken.
 
-    Args:
-        state: the state of the engine.
-
     Attributes:
         failures: why a physical queue could not be read when that was last tried, by row number.
     """

@@ -72,13 +72,7 @@ class Received:
 
 
 class Receipts:
-    """Makes and reads the handles of one group.
-
-    Args:
-        secret: the secret of the storage.
-        incarnation: the incarnation of the queue.
-        group_id: row number of the group.
-    """
+    """Makes and reads the handles of one group."""
 
     def __init__(self, secret: bytes, incarnation: str, group_id: int) -> None:
         key = blake2b(f"{incarnation} {group_id}".encode(), key=secret, digest_size=32).digest()

@@ -40,12 +40,7 @@ pause, a held request would loop: each failure wakes it, and its next round fail
 
 
 class Receiving:
-    """Gives messages to receivers, and settles them.
-
-    Args:
-        state: the state of the engine.
-        reader: reads segments.
-    """
+    """Gives messages to receivers, and settles them."""
 
     def __init__(self, state: EngineContext, reader: SegmentReader) -> None:
         self._state = state

@@ -253,9 +253,6 @@ def _check_offsets(physical_id: int, segment: Segment, offsets: list[int]) -> No
 class SegmentCache:
     """Decoded segments of all queues; the least recently used ones are evicted.
 
-    Args:
-        max_bytes: the most bytes of all of them, unless one alone is larger.
-
     Attributes:
         n_bytes: what they take.
     """
@@ -320,13 +317,7 @@ def delay_of(properties: str) -> float | None:
 
 
 def count_down(properties: str, expires_at: float, now: float) -> str:
-    """Return properties in JSON with what is left of the Message Expiry Interval [MQTT-3.3.2-6].
-
-    Args:
-        properties: JSON object that has an interval.
-        expires_at: seconds of the engine's clock.
-        now: the time in the same seconds.
-    """
+    """Return properties in JSON with what is left of the Message Expiry Interval [MQTT-3.3.2-6]."""
     values = json.loads(properties)
     values[EXPIRY] = interval_left(expires_at, now)
     return json.dumps(values, ensure_ascii=False)

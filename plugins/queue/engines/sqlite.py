@@ -86,11 +86,6 @@ _OF_QUEUES: Final = "queue IN (SELECT id FROM logical_queue)"
 class SqliteStore:
     """Rows and frames in an SQLite file; see `Store` for the contract of its methods.
 
-    Args:
-        path: name of the file.
-        durability: `full` or `normal`; see `QueueConfig`.
-        busy_seconds: how long to wait for another program that writes to the file.
-
     Attributes:
         name: the name of the file in messages.
         tightened: names of its files that other users could read until it was opened.

@@ -481,12 +481,7 @@ class Transaction:
             self._cut_settled(queue, physical, min(self.floor(place) for place in places))
 
     def add_groups(self, queue: LocalQueue, groups: Collection[LocalGroup]) -> None:
-        """Take out of a queue that has no groups what lies before its first ones.
-
-        Args:
-            queue: the queue.
-            groups: those that it gets; each is where it begins.
-        """
+        """Take out of a queue that has no groups what lies before its first ones."""
         if queue.groups or not groups:
             return
         for number, physical in queue.physical.items():

@@ -9,11 +9,7 @@ from penstock.plugins.queue.engines.logical import Waitable
 
 
 class Arrivals:
-    """Wakes those who wait.
-
-    Args:
-        now: returns the engine's time.
-    """
+    """Wakes those who wait."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now

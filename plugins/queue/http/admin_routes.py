@@ -40,11 +40,7 @@ def _api_document() -> str:
 
 
 class AdminRoutes:
-    """The routes and their answers.
-
-    Args:
-        context: shared by all routes.
-    """
+    """The routes and their answers."""
 
     def __init__(self, context: Context) -> None:
         self._context = context

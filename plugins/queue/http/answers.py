@@ -115,13 +115,7 @@ def _rows(frames: Iterable[bytes]) -> Iterator[tuple[Any, ...]]:
 def _write_json(
     names: Sequence[str], rows: Iterable[Sequence[Any]], columns: Sequence[str] | None = None
 ) -> Writing:
-    """Write rows under `messages`: payloads in base64, properties as objects.
-
-    Args:
-        names: the names of what a row has.
-        rows: the rows to be written.
-        columns: those of `names` that are written; None for all.
-    """
+    """Write rows under `messages`: payloads in base64, properties as objects."""
     has_properties = columns is None or "properties" in columns
     has_payload = columns is None or "payload" in columns
     pieces: list[bytes] = []

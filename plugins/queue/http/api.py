@@ -84,17 +84,7 @@ _LATER: Final = (429, 503)
 
 
 class QueueApi:
-    """The HTTP API.
-
-    Args:
-        service: the queues.
-        access: the callers.
-        clock: returns monotonic seconds.
-        logger: gets what should not happen.
-        bodies: the bodies of requests that are being received.
-        slicer: runs what takes long.
-        batches: the batches that the broker publishes; None for no such routes.
-    """
+    """The HTTP API."""
 
     def __init__(
         self,

@@ -75,12 +75,7 @@ def _pyarrow() -> Any:
 def write_batches(
     batches: Iterator[Batch], columns: Sequence[str]
 ) -> Generator[None, None, list[memoryview]]:
-    """Write messages of a range; a work for `penstock.plugins.web.cooperative_work.Slicer`.
-
-    Args:
-        batches: the batches of the range.
-        columns: those to be written, in the order of a batch's.
-    """
+    """Write messages of a range; a work for `penstock.plugins.web.cooperative_work.Slicer`."""
     whole = _schema(is_delivery=False)
     schema = _pyarrow().schema([whole.field(name) for name in columns])
     rows = (
@@ -144,10 +139,6 @@ def _schema(*, is_delivery: bool) -> Any:
 
 def read_rows(data: bytearray, most: int) -> Iterator[dict[str, Any] | None]:
     """Yield the rows of a stream; None where only work was done.
-
-    Args:
-        data: the stream.
-        most: rows that are allowed.
 
     Raises:
         RequestError: it is no such stream, or has other columns than are allowed.

@@ -61,11 +61,7 @@ DUPLICATE: Final = "duplicate"
 
 
 class MessageRoutes:
-    """The routes and their answers.
-
-    Args:
-        context: shared by all routes.
-    """
+    """The routes and their answers."""
 
     def __init__(self, context: Context) -> None:
         self._context = context

@@ -149,11 +149,6 @@ def read_row(
 ) -> Generator[None, None, NewMessage]:
     """Read a message of a JSON body, whose keys the caller has checked.
 
-    Args:
-        row: the message.
-        path: its place in the body, for errors, with a dot at its end.
-        sender: the sender of the request.
-
     Raises:
         RequestError: a part is not valid.
     """

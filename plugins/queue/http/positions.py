@@ -47,11 +47,7 @@ begins, for which there may be no room then (`penstock.plugins.web.connection_li
 
 
 class Positions:
-    """The routes and their answers.
-
-    Args:
-        context: shared by all routes.
-    """
+    """The routes and their answers."""
 
     def __init__(self, context: Context) -> None:
         self._context = context

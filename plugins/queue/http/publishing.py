@@ -45,12 +45,7 @@ Reading = Generator[None, None, list[StagedRow]]
 
 
 class Publishing:
-    """The routes and their answers.
-
-    Args:
-        context: shared by all routes.
-        batches: None where the policy file has no staged publishing.
-    """
+    """The routes and their answers."""
 
     def __init__(self, context: Context, batches: Batches | None) -> None:
         self._context = context

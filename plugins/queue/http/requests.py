@@ -208,11 +208,6 @@ def query_of(
 ) -> Mapping[str, str]:
     """Return a request's query.
 
-    Args:
-        request: with the query.
-        allowed: the keys that are allowed.
-        repeatable: the only key that may come more than once.
-
     Raises:
         RequestError: it has an unknown key, or one twice.
     """
@@ -229,11 +224,6 @@ async def read_body(
     request: web.Request, bodies: Bodies, content_types: Sequence[str]
 ) -> AsyncIterator[bytearray]:
     """Receive a request's body, which counts until the block ends.
-
-    Args:
-        request: with the body.
-        bodies: those that are being received.
-        content_types: the allowed ones.
 
     Raises:
         RequestError: another content type, or a compressed body.
@@ -255,12 +245,6 @@ async def read_object(
 ) -> Mapping[str, Any]:
     """Return the JSON object in a request's body.
 
-    Args:
-        request: with the body.
-        bodies: those that are being received.
-        slicer: runs what takes long.
-        keys: the allowed keys.
-
     Raises:
         RequestError: another content type, a compressed body, no JSON, no object, or an unknown
             key.
@@ -280,11 +264,6 @@ def no_json(error: JsonTextError) -> RequestError:
 
 def object_of(value: Any, path: str, keys: frozenset[str]) -> Mapping[str, Any]:
     """Return a JSON object.
-
-    Args:
-        value: the value as it was read.
-        path: its place in the body.
-        keys: the allowed keys.
 
     Raises:
         RequestError: it is no object, or has an unknown key.
@@ -347,11 +326,6 @@ def read_handles(
     body: Mapping[str, Any], max_handles: int, name: str = "receipt_handles"
 ) -> list[str]:
     """Return the receipt handles of a request.
-
-    Args:
-        body: the body of the request.
-        max_handles: how many it may have.
-        name: the name of the list in it.
 
     Raises:
         RequestError: not a list of as many texts as allowed.

@@ -103,14 +103,6 @@ class NoBrokerError(PenstockError):
 class Batches:
     """The batches of all owners.
 
-    Args:
-        config: the settings of staged publishing.
-        durability: the durability of the queue.
-        clients: makes clients in the broker's process; None where there is no broker.
-        logger: the logger of the plugin.
-        clock: monotonic seconds.
-        time: a clock to use instead of the file's; None in a program.
-
     Attributes:
         counts: what was done.
     """

@@ -44,10 +44,6 @@ class RowPublisher(LocalProtocol):
     async def connect(self, clients: LocalClients, *, clean_start: bool) -> None:
         """Connect.
 
-        Args:
-            clients: makes clients in the broker's process.
-            clean_start: the session of before ends.
-
         Raises:
             RelayLostError: the broker does not accept the relay.
         """

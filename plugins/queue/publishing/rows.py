@@ -89,15 +89,7 @@ class StagedRow(NamedTuple):
 def new_row(
     topic: str, payload: bytes, qos: int, *, retain: bool, properties: Mapping[str, Any]
 ) -> StagedRow:
-    """Return a row.
-
-    Args:
-        topic: Topic Name, valid.
-        payload: payload bytes.
-        qos: 0, 1 or 2.
-        retain: RETAIN.
-        properties: valid ones of a PUBLISH.
-    """
+    """Return a row."""
     others = dict(properties)
     expiry = others.pop("message_expiry_interval", None)
     pairs = [*others.pop("user_property", ()), (QOS_PROPERTY, str(qos))]

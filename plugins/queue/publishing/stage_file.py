@@ -166,12 +166,7 @@ class StageTotals(NamedTuple):
 
 
 class StageFile(LockedDatabase):
-    """The file.
-
-    Args:
-        path: its name.
-        durability: `full` or `normal`, as the queue's.
-    """
+    """The file."""
 
     what = "stage"
     allowed = "a path where the file is, or where one can be created"
@@ -295,12 +290,6 @@ class StageFile(LockedDatabase):
         """Make stages a publication, and delete the others of their writer.
 
         Where the batch was committed before, all stages of the writer are deleted.
-
-        Args:
-            key: the key of the batch.
-            writer: the writer of the stages.
-            stages: the name and number of rows of each, in the order of publishing.
-            at: seconds of `attended`.
 
         Raises:
             NoStageError: a stage is missing, or has other rows.

@@ -125,16 +125,7 @@ class SqsRequest(NamedTuple):
 
 
 class SqsActions:
-    """The actions by name.
-
-    Args:
-        service: the service of the queues.
-        clock: returns monotonic seconds.
-        wall_clock: returns seconds since the Unix epoch.
-        slicer: runs what takes long.
-        logger: gets faults of tasks in the background.
-        ignores: whether attributes of queues that would have no effect are kept, not refused.
-    """
+    """The actions by name."""
 
     def __init__(
         self,
@@ -500,13 +491,7 @@ class SqsActions:
         way_of: Callable[[Mapping[str, Any]], tuple[Action, float]],
         error_of: Callable[[str | None], SqsError | None],
     ) -> dict[str, Any]:
-        """Settle the receipt handles of a batch.
-
-        Args:
-            request: with the entries.
-            way_of: returns how an entry is settled, and for how many seconds.
-            error_of: returns the error of a handle, by what the engine says of it.
-        """
+        """Settle the receipt handles of a batch."""
         name, _ = self._queue(request, "read")
         asked = entries(request.parameters)
         outcome = _BatchOutcome(asked)
@@ -542,12 +527,6 @@ class SqsActions:
         self, request: SqsRequest, role: Role | None, name: str, because: str = ""
     ) -> None:
         """Check that the caller has a role in a queue.
-
-        Args:
-            request: the request of the caller.
-            role: the role that it needs; None for any role.
-            name: the name of the queue.
-            because: why it needs this role, where the action alone does not say so.
 
         Raises:
             SqsError: the caller has another role, or none.
@@ -595,11 +574,7 @@ class SqsActions:
 
 
 class _BatchOutcome:
-    """What became of the entries of a batch.
-
-    Args:
-        asked: the entries.
-    """
+    """What became of the entries of a batch."""
 
     def __init__(self, asked: Sequence[Mapping[str, Any]]) -> None:
         self._asked = [entry["Id"] for entry in asked]

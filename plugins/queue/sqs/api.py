@@ -90,18 +90,7 @@ class _Sender(NamedTuple):
 
 
 class SqsApi:
-    """The application and its answers.
-
-    Args:
-        service: the service of the queues.
-        access: callers and their access keys.
-        clock: returns monotonic seconds.
-        logger: gets what should not happen.
-        bodies: the bodies of requests that are being received.
-        slicer: runs what takes long.
-        wall_clock: returns seconds since the Unix epoch.
-        ignores: whether attributes of queues that would have no effect are kept, not refused.
-    """
+    """The application and its answers."""
 
     def __init__(
         self,

@@ -95,10 +95,6 @@ class MessageAttribute(NamedTuple):
 def read_attributes(raw: Any, kind: str = "message attribute") -> dict[str, MessageAttribute]:
     """Return the attributes of a request.
 
-    Args:
-        raw: the attributes of the request; None for none.
-        kind: the name of the parameter, for errors.
-
     Raises:
         SqsError: an attribute is not allowed.
     """
@@ -257,12 +253,7 @@ def of_received(
 def select(
     attributes: Mapping[str, MessageAttribute], wanted: Iterable[str]
 ) -> dict[str, MessageAttribute]:
-    """Return the attributes that a receiver asked for.
-
-    Args:
-        attributes: the attributes of the message.
-        wanted: names, ``All``, or beginnings of names followed by ``.*``.
-    """
+    """Return the attributes that a receiver asked for."""
     names = set(wanted)
     if names & {"All", ".*"}:
         return dict(attributes)

@@ -60,13 +60,7 @@ class MoveTask:
 
 
 class MoveTasks:
-    """The tasks of all queues; they end with the program.
-
-    Args:
-        service: the service of the queues.
-        wall_clock: returns seconds since the Unix epoch.
-        logger: gets faults.
-    """
+    """The tasks of all queues; they end with the program."""
 
     def __init__(
         self, service: QueueService, wall_clock: Callable[[], float], logger: Logger

@@ -168,13 +168,6 @@ def changed(
 ) -> QueueSettings:
     """Return settings with attributes of a request.
 
-    Args:
-        name: the name of the queue.
-        settings: the settings as they are.
-        attributes: texts by name.
-        spec_of: returns the settings of another queue; None where there is none.
-        ignores: whether attributes that would have no effect are kept and shown, not refused.
-
     Raises:
         SqsError: an attribute or its value is not allowed.
     """
@@ -311,12 +304,6 @@ def _json_object(attribute: str, text: str) -> dict[str, Any]:
 
 def shown(name: str, snapshot: QueueSnapshot, names: list[str], region: str) -> dict[str, str]:
     """Return attributes of a queue.
-
-    Args:
-        name: the name of the queue.
-        snapshot: the snapshot of the queue.
-        names: the names of the attributes, or ``All``.
-        region: the region of the caller.
 
     Raises:
         SqsError: there is no such attribute.

@@ -72,11 +72,7 @@ class SignedRequest(NamedTuple):
     body: bytes
 
     def header(self, name: str) -> str | None:
-        """Return a header's value, several joined by commas; None for none.
-
-        Args:
-            name: the name in lower case.
-        """
+        """Return a header's value, several joined by commas; None for none."""
         values = [_SPACES.sub(" ", value.strip()) for key, value in self.headers if key == name]
         return ",".join(values) if values else None
 
@@ -117,13 +113,6 @@ def verify(
 ) -> None:
     """Check a request's signature and its age.
 
-    Args:
-        request: the request as it was received.
-        credential: the credential of its ``Authorization`` header.
-        secret: the secret of its access key.
-        now: seconds since the Unix epoch.
-        service: the service that the signature must be for.
-
     Raises:
         SqsError: it does not match, or is too old or too young.
     """
@@ -153,14 +142,7 @@ def verify(
 
 
 def sign(request: SignedRequest, credential: Credential, time_text: str, secret: str) -> str:
-    """Return the signature of a request, as 64 hexadecimal digits.
-
-    Args:
-        request: the request to sign.
-        credential: whose signature is not looked at.
-        time_text: the time of its X-Amz-Date.
-        secret: the secret of the access key.
-    """
+    """Return the signature of a request, as 64 hexadecimal digits."""
     headers = "".join(
         f"{name}:{request.header(name) or ''}\n" for name in credential.signed_headers
     )

@@ -123,9 +123,6 @@ class RetryDequeueRequest(Conventional):
     """RDS: hold a request that found nothing and retry it after `sleep_time`.
 
     The last retry is made when the client's wait ends.
-
-    Args:
-        sleep_time: seconds between two retries, more than 0.
     """
 
     name = "rds"
@@ -145,9 +142,6 @@ class PeriodicalMonitoring(DequeueStrategy):
 
     Where none has as many messages as the request asks for at least, it is held until the next
     poll. Lengths are those of the last poll, less what this controller has received since.
-
-    Args:
-        period: seconds between two polls, more than 0.
     """
 
     name = "pms"
@@ -227,12 +221,7 @@ class WakeOnArrival(DequeueStrategy):
 
 
 def make_strategy(name: str, sleep_time: float) -> DequeueStrategy:
-    """Return a strategy by its name in the policy file.
-
-    Args:
-        name: ``conventional``, ``pms``, ``rds`` or ``rds+wake``.
-        sleep_time: seconds between two retries of `rds`, or two polls of `pms`.
-    """
+    """Return a strategy by its name in the policy file."""
     if name == Conventional.name:
         return Conventional()
     if name == PeriodicalMonitoring.name:
@@ -543,13 +532,7 @@ class DequeueRequest:
         return number
 
     def tried(self, found: int, found_bytes: int = 0, *, is_full: bool = False) -> None:
-        """Report what a try found.
-
-        Args:
-            found: messages it found.
-            found_bytes: their payload bytes.
-            is_full: the answer can hold no more bytes, so no further queue is tried.
-        """
+        """Report what a try found."""
         counts = self._controller.counts
         if found:
             counts.hit_dequeues += 1

@@ -41,10 +41,6 @@ class EnqueueController(Generic[T]):
 
         While none is left out, a message's place depends on all messages before it, however they
         were grouped into calls. Of one call, one message at most is the trial of a slow one.
-
-        Args:
-            messages: the messages to be stored.
-            now: seconds of the clock of `exclusion`.
         """
         usable, trial = (
             (self._all, None) if self._exclusion is None else self._exclusion.usable(now)

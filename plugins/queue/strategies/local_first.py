@@ -23,9 +23,6 @@ class LocalFirst:
 
     A local one at which the last try found nothing has no preference until one finds something: a
     controller that tries blindly would else try empty local ones alone.
-
-    Args:
-        is_local: says whether the master of a physical queue is on this machine at present.
     """
 
     def __init__(self, is_local: Callable[[int], bool]) -> None:
@@ -37,11 +34,7 @@ class LocalFirst:
         self._tried = {True: -1, False: -1}
 
     def round(self, targets: Sequence[int]) -> list[int]:
-        """Return the physical queues to try, in their order: each kind in turn.
-
-        Args:
-            targets: numbers of those that may have messages, ascending.
-        """
+        """Return the physical queues to try, in their order: each kind in turn."""
         kinds = self.kinds(targets)
         return [number for kind in kinds for number in self._in_turn(kind)]
 

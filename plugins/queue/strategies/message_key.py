@@ -46,11 +46,7 @@ def key_reader(key: str | None) -> KeyReader:
 
 
 def stored_key_reader(key: str | None) -> StoredKeyReader:
-    """Return what reads the keys of stored messages, as `key_reader` does.
-
-    Args:
-        key: as in `QueueSpec.key`.
-    """
+    """Return what reads the keys of stored messages, as `key_reader` does."""
     read = key_reader(key)
     # Most properties hold no key, and need not be decoded. JSON escapes nothing in either text.
     is_property = key is not None and key.startswith("property:")

@@ -177,9 +177,6 @@ class SlowdownExclusion(Generic[T]):
 
         It goes to the next physical queue in turn that is not excluded, or whose trial is due.
         Where all are excluded, it goes to one of them, so that a message always has a place to go.
-
-        Args:
-            now: seconds, not before the last call's.
         """
         target = self._next_in_turn(now)
         if target is None:
@@ -188,10 +185,6 @@ class SlowdownExclusion(Generic[T]):
 
     def repeat(self, now: float, tried: Collection[T]) -> Attempt[T] | None:
         """Return where a message goes that was not stored in time.
-
-        Args:
-            now: seconds, not before the last call's.
-            tried: the targets to which it went before; it goes elsewhere if it can.
 
         Returns:
             None where all are excluded and no trial is due: the caller asks again later, if no

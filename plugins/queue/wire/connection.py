@@ -63,13 +63,6 @@ class _AtOnceTls(_AtOnce, http.client.HTTPSConnection):
 class Requests:
     """Sends requests to one server, each thread on a connection of its own.
 
-    Args:
-        url: the address of the API.
-        timeout_seconds: how long to wait for the server, in addition to the wait of a request.
-        token: bearer token; None where the server asks for none.
-        ca_file: PEM file of the certificate authority of an ``https`` server; None for those of the
-            system.
-
     Raises:
         ValueError: `url` is none.
     """

@@ -177,11 +177,6 @@ def _frames(
 ) -> Iterator[tuple[_FrameReader, _T]]:
     """Yield each frame of `body`, its common columns read.
 
-    Args:
-        body: frames.
-        kind: the kind of all of them.
-        read: reads these columns.
-
     Raises:
         ValueError: `body` is not a row of whole frames of this kind.
     """

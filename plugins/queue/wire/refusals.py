@@ -143,13 +143,7 @@ _SERVER_ERRORS: Final = 500
 
 
 def error_of(status: int, message: str, answer: Mapping[str, Any] | None = None) -> QueueError:
-    """Return the error of a refusal, of the class that belongs to it.
-
-    Args:
-        status: HTTP status; 0 for no answer.
-        message: why.
-        answer: the JSON object of the refusal.
-    """
+    """Return the error of a refusal, of the class that belongs to it."""
     kind = _BY_STATUS.get(status, UnavailableError if status >= _SERVER_ERRORS else QueueError)
     if status == 0:
         kind = NoAnswerError

@@ -231,11 +231,6 @@ class RedisQueue(StoredQueue[RedisPart, RedisGroup]):
     def update(self, part: RedisPart, told: Told, behind: float) -> set[str]:
         """Take what the server tells of a physical queue.
 
-        Args:
-            part: the physical queue.
-            told: what the server tells.
-            behind: seconds by which the server's clock is behind the engine's.
-
         Returns:
             Identifiers of groups that the server has and this queue has not.
         """

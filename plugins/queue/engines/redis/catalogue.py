@@ -46,9 +46,6 @@ one call more for messages with identifiers."""
 class Catalogue:
     """Creates, changes and deletes queues and groups.
 
-    Args:
-        functions: the functions of the server.
-
     Attributes:
         queues: the queues by name.
     """
@@ -361,13 +358,7 @@ class Catalogue:
     async def seek(
         self, queue: str, group: str, locate: Callable[[RedisQueue], Awaitable[Mapping[int, int]]]
     ) -> tuple[RedisQueue, RedisGroup]:
-        """Put a group at other offsets; its leases end.
-
-        Args:
-            queue: its name.
-            group: the name of the group.
-            locate: finds the offsets.
-        """
+        """Put a group at other offsets; its leases end."""
         async with self._lock:
             while True:
                 found = self.find(queue)

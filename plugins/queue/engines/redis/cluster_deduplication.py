@@ -71,12 +71,7 @@ class _Pending(NamedTuple):
 
 
 class ClusterDeduplication:
-    """Stores messages in two steps where that is needed.
-
-    Args:
-        functions: of the servers.
-        send: stores messages of one physical queue, and tells that they were sent there.
-    """
+    """Stores messages in two steps where that is needed."""
 
     def __init__(self, functions: Functions, send: Send) -> None:
         self._functions = functions

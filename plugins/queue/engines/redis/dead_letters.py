@@ -35,13 +35,7 @@ _LETTERS: Final = 500
 
 
 class DeadLetters:
-    """Moves dead letters.
-
-    Args:
-        functions: of the server.
-        catalogue: of queues and groups.
-        storing: stores them.
-    """
+    """Moves dead letters."""
 
     def __init__(self, functions: Functions, catalogue: Catalogue, storing: Storing) -> None:
         self._functions = functions

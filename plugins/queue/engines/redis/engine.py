@@ -68,14 +68,7 @@ _STEP_SECONDS: Final = 1.0
 
 
 class RedisEngine:
-    """See `contract` for the contract of its methods.
-
-    Args:
-        server: where the server is.
-        clocks: the clocks of the machine.
-        server_clock: a clock to use instead of the server's; None in a program.
-        logger: gets faults.
-    """
+    """See `contract` for the contract of its methods."""
 
     def __init__(
         self,

@@ -66,12 +66,6 @@ calls."""
 class Functions:
     """Calls the functions of the server.
 
-    Args:
-        routes: the routes to the servers.
-        prefix: begins the name of each key.
-        monotonic: returns monotonic seconds.
-        server_clock: a clock to use instead of the server's; None in a program.
-
     Attributes:
         arrivals: wakes those who wait for messages.
         program: names this program's calls.

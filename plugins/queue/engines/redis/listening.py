@@ -48,12 +48,6 @@ class _Waiters:
 class Listening:
     """Subscribes to channels and looks at what they tell of.
 
-    Args:
-        server: where the server is.
-        routes: the routes to the servers, one of which is listened to.
-        functions: the functions of the servers.
-        logger: gets faults.
-
     Attributes:
         n_heard: how often another program has told of something.
     """

@@ -25,13 +25,6 @@ PROBE_SECONDS: Final = 2.0
 class Prober:
     """Asks each server for one of its physical queues.
 
-    Args:
-        server: where the servers are.
-        routes: the routes to them.
-        functions: the functions of the servers.
-        catalogue: the catalogue of the queues.
-        logger: gets problems, and their ends.
-
     Attributes:
         problem: why a message would not be stored, as of the last answers; None where it would, or
             where a connection is lost.

@@ -56,14 +56,7 @@ class _Run(NamedTuple):
 
 
 class Receiving:
-    """Leases and settles messages.
-
-    Args:
-        functions: the functions of the server.
-        catalogue: the catalogue of queues and groups.
-        dead_letters: keeps dead letters.
-        logger: gets faults.
-    """
+    """Leases and settles messages."""
 
     def __init__(
         self, functions: Functions, catalogue: Catalogue, dead_letters: DeadLetters, logger: Logger

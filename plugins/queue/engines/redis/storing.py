@@ -40,14 +40,7 @@ of others are as of their last answers, and many answers are under way."""
 
 
 class Storing:
-    """Stores messages, and removes what they leave no room for.
-
-    Args:
-        functions: the functions of the server.
-        catalogue: the catalogue of queues and groups.
-        clocks: the clocks of the machine.
-        logger: gets faults.
-    """
+    """Stores messages, and removes what they leave no room for."""
 
     def __init__(
         self, functions: Functions, catalogue: Catalogue, clocks: Clocks, logger: Logger
