@@ -31,6 +31,9 @@ METRICS: Final = ("/metrics", "/api/clients?limit=1000")
 """What is read of Penstock's console: all counters, and all clients' state."""
 
 SCRAPE_SECONDS: Final = 5.0
+ANSWER_SECONDS: Final = 60.0
+"""A machine that others use as well may be slow to answer, and an hour is not to end for that."""
+
 LEAD_SECONDS: Final = 0.5
 MEMORY_MINUTES: Final = (1, 10, 30, 60)
 
@@ -61,7 +64,7 @@ class Scraper:
         try:
             for path in METRICS:
                 url = f"http://127.0.0.1:{self._peer.metrics_port}{path}"
-                with urllib.request.urlopen(url, timeout=SCRAPE_SECONDS) as answer:
+                with urllib.request.urlopen(url, timeout=ANSWER_SECONDS) as answer:
                     self.count += bool(answer.read())
         except urllib.error.URLError as error:
             if not isinstance(error.reason, ConnectionRefusedError):  # a broker without HTTP

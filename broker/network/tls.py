@@ -34,8 +34,9 @@ from penstock.broker.network.revocation import RevocationList, read_lists
 SLICE_BYTES: Final = 65_536
 """So much plaintext is encrypted before the transport below is checked for room again."""
 
-READ_BYTES: Final = 16_384
-"""So much is asked of OpenSSL at a time: the longest record."""
+RECORD_BYTES: Final = 16_384
+"""So much goes to OpenSSL at a time, and is asked of it: the longest record. Its buffers in memory
+keep the room for the most that they have held, for as long as the connection lasts."""
 
 _CONNECT_BYTE: Final = 0x10
 
@@ -280,10 +281,11 @@ class TlsLayer(Layer):
         """Decrypt received bytes and pass them on."""
         if self._is_closing or self.below.is_closing():
             return
-        self._incoming.write(data)
         if self.is_open:
-            self._decrypt()
-        elif self._has_answered:
+            self._decrypt(data)
+            return
+        self._incoming.write(data)
+        if self._has_answered:
             self._shake_hands(data[0])
         elif not self._is_waiting:
             self._is_waiting = True
@@ -295,20 +297,20 @@ class TlsLayer(Layer):
         if not (self._is_closing or self.below.is_closing()):
             self._shake_hands(first_byte)
 
-    def _decrypt(self) -> None:
-        """Pass on what has come, as far as it is whole."""
+    def _decrypt(self, data: bytes = b"") -> None:
+        """Pass on what has come, as far as it is whole.
+
+        Args:
+            data: what has come behind that which OpenSSL has.
+        """
         chunks: list[bytes] = []
         has_ended = False
         try:
-            while not has_ended:
-                if chunk := self._ssl.read(READ_BYTES):
-                    chunks.append(chunk)
-                    if not self._incoming.pending:  # and nothing is left of a record
-                        break
-                else:  # a close_notify
-                    has_ended = True
-        except ssl.SSLWantReadError:
-            pass
+            for start in range(0, len(data) or 1, RECORD_BYTES):
+                self._incoming.write(data[start : start + RECORD_BYTES])
+                has_ended = self._read(chunks)
+                if has_ended:
+                    break
         except ssl.SSLError as error:
             self.arrival.note("tls", f"TLS error: {_reason(error)}")
             has_ended = True
@@ -319,6 +321,17 @@ class TlsLayer(Layer):
         if has_ended:
             self.arrival.end_in_time()
             self.close()
+
+    def _read(self, chunks: list[bytes]) -> bool:
+        """Decrypt whole records; return whether a close_notify has come."""
+        try:
+            while chunk := self._ssl.read(RECORD_BYTES):
+                chunks.append(chunk)
+                if not self._incoming.pending:  # and nothing is left of a record
+                    return False
+        except ssl.SSLWantReadError:
+            return False
+        return True
 
     def _shake_hands(self, first_byte: int) -> None:
         """Continue the handshake; once it is complete, decrypt what came with its end."""
@@ -349,7 +362,7 @@ class TlsLayer(Layer):
 
     def write(self, data: Buffer) -> None:
         """Send some bytes."""
-        if self._unsent or self.is_below_paused or self._is_closing or len(data) > SLICE_BYTES:
+        if self._unsent or self.is_below_paused or self._is_closing or len(data) > RECORD_BYTES:
             self.writelines((data,))
             return
         # Most packets go this way, which takes half as long.
@@ -378,18 +391,20 @@ class TlsLayer(Layer):
         try:
             while unsent and not self.is_below_paused:
                 n_room = SLICE_BYTES
+                records: list[bytes] = []
                 while unsent and n_room > 0:
                     buffer = unsent[0]
-                    if len(buffer) > n_room:
+                    if len(buffer) > RECORD_BYTES:
                         buffer = memoryview(buffer)
-                    n_bytes = self._ssl.write(buffer[:n_room])
+                    n_bytes = self._ssl.write(buffer[:RECORD_BYTES])
+                    records.append(self._outgoing.read())
                     n_room -= n_bytes
                     self._unsent_bytes -= n_bytes
                     if n_bytes == len(buffer):
                         unsent.popleft()
                     else:
                         unsent[0] = memoryview(buffer)[n_bytes:]
-                self._write_below()
+                self.below.writelines(records)
         except ssl.SSLError:  # the peer has ended TLS: nothing more can be sent
             self.abort()
 

@@ -180,6 +180,29 @@ async def test_stalled_subscribers_over_tls_and_websocket_cost_one_payload(
     assert grown < 1.7 * n_messages * n_bytes
 
 
+@pytest.mark.memory
+async def test_connection_with_tls_keeps_no_room_for_what_has_passed(
+    broker: BrokerProcess, authority: Authority
+) -> None:
+    """A large message each way leaves less than a fifth of its size; it was more than the whole."""
+    n_clients, n_bytes = 60, 200_000
+    process = psutil.Process(broker.process.pid)
+    context = authority.client_context()
+    async with contextlib.AsyncExitStack() as stack:
+        clients = []
+        for number in range(n_clients):
+            client = await StreamClient.dial_tls(broker.ports["tls"], context)
+            await stack.enter_async_context(client)
+            await client.connect()
+            await client.subscribe(f"own/{number}")
+            clients.append(client)
+        before = process.memory_info().rss
+        for number, client in enumerate(clients):
+            await client.send(Publish(f"own/{number}", bytes(n_bytes)))
+            assert len((await client.take(Publish)).payload) == n_bytes
+        assert process.memory_info().rss - before < n_clients * n_bytes / 5
+
+
 async def test_certificates_are_read_again_at_sighup(tmp_path: Path) -> None:
     """A client stays connected; new ones see the new certificate; of a broken one the log tells."""
     authority = Authority(tmp_path)
