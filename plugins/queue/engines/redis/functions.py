@@ -11,13 +11,12 @@ from typing import Any, Final
 from zlib import crc32
 
 from redis.asyncio.connection import AbstractConnection
-from redis.exceptions import MovedError, OutOfMemoryError, ResponseError
+from redis.exceptions import MovedError, ResponseError
 
 from penstock.broker.errors import PenstockError
 from penstock.plugins.queue.engines.contract import (
     EngineStartError,
     StorageError,
-    StorageFullError,
     UnknownGroupError,
     UnknownQueueError,
 )
@@ -29,6 +28,7 @@ from penstock.plugins.queue.engines.redis.cached_state import (
 )
 from penstock.plugins.queue.engines.redis.messages import arrived_at, part_key, root_of
 from penstock.plugins.queue.engines.waiting import Arrivals
+from penstock.plugins.redis import calls
 from penstock.plugins.redis.library import Library
 from penstock.plugins.redis.login import ask_directly
 from penstock.plugins.redis.routes import Routes
@@ -544,8 +544,6 @@ def refusal(error: ResponseError, queue: RedisQueue | None = None) -> PenstockEr
         )
     if queue is not None and text.endswith("PENSTOCK nogroup"):
         return UnknownGroupError(f"group of queue {queue.name}: it was deleted")
-    if isinstance(error, OutOfMemoryError):
-        return StorageFullError(f"the Redis server's memory is full: {text}")
     if text.startswith("PENSTOCK unknown"):
         return StorageError("the Redis server: whether a repeated call was carried out is unknown")
-    return StorageError(f"the Redis server refuses: {text}")
+    return calls.refusal(error)

@@ -1,0 +1,126 @@
+"""A reader of one stream, which waits for entries on a connection of its own.
+
+Theory of operation. A command that waits holds up all others of its connection, so a reader has its
+own, to the server that has the stream as `routes` knows it. It asks for a second at a time, and
+looks meanwhile whether another server has taken over: a server that stands still does not say so.
+What is read is up to its caller, who says behind which entry to go on: no entry is skipped, and
+after a lost connection none comes twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import Any, Final, TypeAlias
+
+from redis.asyncio.connection import AbstractConnection
+from redis.exceptions import RedisError
+
+from penstock.broker.errors import PenstockError
+from penstock.plugins.redis.calls import FunctionCalls
+from penstock.plugins.redis.login import CONNECT_SECONDS, Address
+
+Entry: TypeAlias = tuple[bytes, list[bytes]]
+"""Identifier of an entry, and its fields: each name is followed by its value."""
+
+_WAIT_SECONDS: Final = 1.0
+_LOOK_SECONDS: Final = 0.25
+_RETRY_SECONDS: Final = 0.1
+
+
+class StreamReader:
+    """Reads entries as they come.
+
+    Args:
+        calls: to the servers.
+        key: of the stream.
+
+    Attributes:
+        n_connections: how often it has connected.
+    """
+
+    def __init__(self, calls: FunctionCalls, key: str) -> None:
+        self.n_connections = 0
+        self._calls = calls
+        self._key = key
+        self._connection: AbstractConnection | None = None
+        self._address: Address | None = None
+
+    async def read(self, after: bytes, most_entries: int) -> list[Entry]:
+        """Return the entries behind one, in their order; none where none came for a second.
+
+        It waits while the server is away, however long that takes. A call that is cancelled has
+        read nothing.
+
+        Args:
+            after: identifier of an entry; ``0-0`` for the beginning.
+            most_entries: at most so many.
+        """
+        command = (
+            *("XREAD", "COUNT", most_entries, "BLOCK", int(1000 * _WAIT_SECONDS)),
+            *("STREAMS", self._key, after),
+        )
+        while True:
+            try:
+                answer = await self._ask(command)
+            except (RedisError, OSError, PenstockError):  # the pipeline tells of faults
+                await self._disconnect()
+                await asyncio.sleep(_RETRY_SECONDS)
+            except BaseException:
+                await self._disconnect()
+                raise
+            else:
+                return [] if answer is None else [(one[0], one[1]) for one in answer[0][1]]
+
+    async def close(self) -> None:
+        """Disconnect; may be called again."""
+        await self._disconnect()
+
+    async def _ask(self, command: tuple[Any, ...]) -> Any:
+        """Return the answer of a command that waits.
+
+        Raises:
+            OSError: there is none, or another server has taken over.
+        """
+        connection = await self._connected()
+        await connection.send_packed_command(connection.pack_command(*command), check_health=False)
+        reading = asyncio.ensure_future(
+            connection.read_response(
+                disable_decoding=True, timeout=math.inf, disconnect_on_error=False
+            )
+        )
+        n_looks = int((_WAIT_SECONDS + self._calls.server.patience.timeout_seconds) / _LOOK_SECONDS)
+        try:
+            for _ in range(n_looks):
+                await asyncio.wait((reading,), timeout=_LOOK_SECONDS)
+                if reading.done():
+                    return reading.result()
+                if self._calls.routes.address_of(self._key) != self._address:
+                    raise OSError("another server has the stream")
+        finally:
+            if not reading.done():
+                reading.cancel()
+                await asyncio.gather(reading, return_exceptions=True)
+        raise OSError("no answer")
+
+    async def _connected(self) -> AbstractConnection:
+        """Return the connection, which is made where there is none."""
+        address = self._calls.routes.address_of(self._key)
+        if self._connection is not None and address == self._address:
+            return self._connection
+        await self._disconnect()
+        connection = self._calls.server.connection(address)
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                await connection.connect()
+        except BaseException:
+            await connection.disconnect(nowait=True)
+            raise
+        self.n_connections += 1
+        self._connection, self._address = connection, address
+        return connection
+
+    async def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.disconnect(nowait=True)
