@@ -40,7 +40,11 @@ def take_judged(
     topic_bytes = plan.topic_bytes
     fast = client.fast_plans.get(topic_bytes) or client.core.fast_plan(topic_bytes, client)
     allowed = fast.allowed
-    if allowed is None or message.payload_bytes > allowed.most_bytes:
+    if (
+        allowed is None
+        or message.payload_bytes > allowed.most_bytes
+        or (message.retain and allowed.retaining)
+    ):
         return client.run(take_publish(client, plan, message, packet_id, first_byte, now))
     return take_unchecked(client, allowed, message, packet_id, first_byte, now)
 

@@ -7,13 +7,16 @@ broker has other reason codes (0x8F, 0x90).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from penstock.broker.errors import MalformedPacketError
 from penstock.broker.mqtt.enums import MAX_STRING_BYTES
 
 SHARE_PREFIX = "$share/"
+
+Level = TypeVar("Level", bound=dict[str, Any])
+"""A node of a trie of topic filters: a table of the next levels."""
 
 
 class Share(NamedTuple):
@@ -165,6 +168,40 @@ def matches(topic_filter: str, topic: str) -> bool:
     return all(
         wanted in ("+", level) for wanted, level in zip(filter_levels, topic_levels, strict=False)
     )
+
+
+def matching_nodes(root: Level, topic: str) -> Iterator[Level]:
+    """Yield the node of every filter that matches a topic, in a trie of filters by their levels.
+
+    A topic that begins with ``$`` is not matched by a wildcard at the first level
+    [MQTT-4.7.2-1].
+
+    Args:
+        root: a table of first levels, each of which is a table of next ones.
+        topic: valid.
+    """
+    levels = topic.split("/")
+    n_levels = len(levels)
+    wildcards_from = 1 if topic.startswith("$") else 0
+    stack = [(root, 0)]
+    while stack:
+        node, depth = stack.pop()
+        if depth == n_levels:
+            yield node
+            rest = node.get("#")  # "a/#" matches "a" [MQTT-4.7.1-2]
+            if rest is not None:
+                yield rest
+            continue
+        if depth >= wildcards_from:
+            rest = node.get("#")
+            if rest is not None:
+                yield rest
+            any_level = node.get("+")
+            if any_level is not None:
+                stack.append((any_level, depth + 1))
+        child = node.get(levels[depth])
+        if child is not None:
+            stack.append((child, depth + 1))
 
 
 def _validate_text(kind: str, text: str) -> None:

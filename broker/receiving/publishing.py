@@ -191,7 +191,7 @@ def _receive(
     if is_sys and not may_publish_sys(client.session.client_id, plan.topic):
         code = ReasonCode.NOT_AUTHORIZED
         return _refuse(client, plan.topic, packet_id, qos, _IS_SYS, code)
-    if is_long:
+    if is_long or (plan.retaining and message.retain):
         plan = plan.of(message)
     if core.take_unchecked is not None and not client.is_relay:
         return core.take_unchecked(client, plan, message, packet_id, first_byte, now)

@@ -17,14 +17,15 @@ made void.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from penstock.broker.extensions import MessageSink
 from penstock.broker.message import Message, SizeClass
-from penstock.broker.mqtt.topics import SHARE_PREFIX, matches, parse_share
+from penstock.broker.mqtt.topics import SHARE_PREFIX, matching_nodes, parse_share
 from penstock.broker.routing.shared_subscriptions import SharedSubscription
+from penstock.broker.routing.sink_filters import SinkFilters
 from penstock.broker.routing.size_class_targets import SizeClassTargets
 
 if TYPE_CHECKING:
@@ -180,6 +181,7 @@ class Plan:
         most_bytes: payload bytes up to which all this holds: a longer message is too large for the
             broker, or `of` says who gets it.
         split: who gets a longer one, where a subscription of one size class matches; else None.
+        retaining: sinks that `of` adds for a message with RETAIN, where they are not in `sinks`.
     """
 
     topic: str
@@ -190,14 +192,27 @@ class Plan:
     threshold_s: int
     most_bytes: int = sys.maxsize
     split: SizeClassTargets | None = None
+    retaining: tuple[MessageSink, ...] = ()
 
     def of(self, message: Message) -> Plan:
-        """Return the plan for one message of this topic: itself, except above `most_bytes`."""
-        split = self.split
-        if split is None or message.payload_bytes <= self.most_bytes:
+        """Return the plan for one message of this topic.
+
+        That is itself, except above `most_bytes`, and for what sinks are to retain.
+        """
+        plan = self
+        if self.split is not None and message.payload_bytes > self.most_bytes:
+            targets, shares, sinks = self.split.of(message)
+            plan = Plan(self.topic, self.topic_bytes, targets, shares, sinks, self.threshold_s)
+        if self.retaining and message.retain:
+            more = [sink for sink in self.retaining if sink not in plan.sinks]
+            plan = replace(plan, sinks=(*plan.sinks, *more))
+        return plan
+
+    def of_sessions(self) -> Plan:
+        """Return the plan without shared subscriptions and sinks, of what was forwarded."""
+        if not (self.shares or self.sinks or self.retaining):
             return self
-        targets, shares, sinks = split.of(message)
-        return Plan(self.topic, self.topic_bytes, targets, shares, sinks, self.threshold_s)
+        return replace(self, shares=(), sinks=(), retaining=(), split=None)
 
     def size_bytes(self) -> int:
         """Return about what the plan takes of the memory."""
@@ -290,7 +305,7 @@ class TopicTree:
         """Make a tree without subscriptions.
 
         Args:
-            sinks: fixed for the life of the broker.
+            sinks: as `set_sinks` has them.
             threshold_s: the gate's question of the same name; None for "nothing is large".
             rules: say of which size class a message is; None where no subscription has one.
             most_plan_bytes: memory that all plans may take; a publisher that makes up topics must
@@ -300,8 +315,8 @@ class TopicTree:
         self._rules = rules
         self._most_payload_bytes = most_payload_bytes
         self._root = _new_node()
-        self._sinks = tuple(sinks)
-        self._has_sizes = any(sink.sizes for sink in self._sinks)
+        self._sinks = SinkFilters()
+        self._has_sizes = False
         self._threshold_s = threshold_s
         self.plans: dict[bytes, Plan] = {}
         self._plan_bytes = 0
@@ -310,6 +325,7 @@ class TopicTree:
         self.n_subscriptions = 0
         self.n_bytes = 0
         self.on_plans_void: Callable[[], None] = lambda: None
+        self.set_sinks(sinks)
 
     def change(self, most_plan_bytes: int, most_payload_bytes: int) -> None:
         """Have other limits, as at the beginning, and ask anew which messages are large."""
@@ -452,9 +468,22 @@ class TopicTree:
 
     def set_sinks(self, sinks: Iterable[MessageSink]) -> None:
         """Route to these sinks from now on, and to no others."""
-        self._sinks = tuple(sinks)
-        self._has_sizes |= any(sink.sizes for sink in self._sinks)
-        self.void_plans()
+        retaining = self._sinks.retaining
+        for topic_filter in self._sinks.set_sinks(sinks):
+            self._make_void(topic_filter)
+        if self._sinks.retaining != retaining:
+            self.void_plans()
+        self._has_sizes |= self._sinks.has_sizes
+
+    def add_sink_filter(self, sink: MessageSink, topic_filter: str) -> None:
+        """Route what matches a filter to a sink, too; the sink is one of `set_sinks`."""
+        if self._sinks.add(sink, topic_filter):
+            self._make_void(topic_filter)
+
+    def remove_sink_filter(self, sink: MessageSink, topic_filter: str) -> None:
+        """Route what matches a filter alone to a sink no more."""
+        if self._sinks.remove(sink, topic_filter):
+            self._make_void(topic_filter)
 
     def void_plans(self) -> None:
         """Drop every plan: something that plans depend on has changed.
@@ -491,7 +520,7 @@ class TopicTree:
         """Return the plan of a valid topic for one use: for messages of very many topics."""
         by_session: dict[Subscriber, list[Subscription]] = {}
         shares: list[SharedSubscription] = []
-        for node in self._matching_nodes(topic):
+        for node in matching_nodes(self._root, topic):
             if node.shares:
                 shares += node.shares.values()
             held = node.held
@@ -511,9 +540,10 @@ class TopicTree:
             topic_bytes,
             [],
             tuple(shares),
-            tuple(s for s in self._sinks if any(matches(f, topic) for f in s.topic_filters)),
+            self._sinks.matching(topic),
             sys.maxsize if threshold_s is None else threshold_s,
             self._most_payload_bytes,
+            retaining=() if topic.startswith("$SYS") else self._sinks.retaining,
         )
         if not self._has_sizes or not self._split(plan, by_session):
             plan.targets = [Target(session, found) for session, found in by_session.items()]
@@ -566,38 +596,9 @@ class TopicTree:
         It takes as long as to find who else gets the topic, however many the session has.
         """
         found: list[Subscription] = []
-        for node in self._matching_nodes(topic):
+        for node in matching_nodes(self._root, topic):
             held = node.held
             own = held.get(session) if isinstance(held, dict) else held
             if own is not None and own.session is session:
                 found.append(own)
         return found
-
-    def _matching_nodes(self, topic: str) -> Iterator[_Node]:
-        """Yield the node of every filter that matches a topic.
-
-        A topic that begins with ``$`` is not matched by a wildcard at the first level
-        [MQTT-4.7.2-1].
-        """
-        levels = topic.split("/")
-        n_levels = len(levels)
-        wildcards_from = 1 if topic.startswith("$") else 0
-        stack = [(self._root, 0)]
-        while stack:
-            node, depth = stack.pop()
-            if depth == n_levels:
-                yield node
-                rest = node.get("#")  # "a/#" matches "a" [MQTT-4.7.1-2]
-                if rest is not None:
-                    yield rest
-                continue
-            if depth >= wildcards_from:
-                rest = node.get("#")
-                if rest is not None:
-                    yield rest
-                any_level = node.get("+")
-                if any_level is not None:
-                    stack.append((any_level, depth + 1))
-            child = node.get(levels[depth])
-            if child is not None:
-                stack.append((child, depth + 1))

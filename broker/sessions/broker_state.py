@@ -26,6 +26,7 @@ from penstock.broker.extensions import (
     MessageSink,
     MessageSource,
     PayloadStore,
+    overridden,
 )
 from penstock.broker.message import ARRIVAL_SECONDS, Message
 from penstock.broker.mqtt.topics import validate_topic_filter
@@ -70,6 +71,7 @@ class Core(CoreContext):
         retained: all retained messages.
         sessions: all sessions.
         sinks: route targets that are not sessions.
+        run_sinks: those of them that take runs.
         received: bytes that connections hold of incomplete packets and of topics with an alias.
         authenticators: methods of enhanced authentication, by name.
         logins: failed logins, and who has to wait after too many.
@@ -149,6 +151,7 @@ class Core(CoreContext):
         )
         self.most_payload_bytes = limits.most_payload_bytes
         self.sinks: tuple[MessageSink, ...] = ()
+        self.run_sinks: frozenset[MessageSink] = frozenset()
         self.authenticators = {offered.method: offered for offered in authenticators}
         self.new_client_id = new_client_id
         self.session_expiry_limit = session_expiry_limit
@@ -267,13 +270,13 @@ class Core(CoreContext):
 
         Args:
             now: monotonic seconds.
-            sinks: that get the message; with any of them, the time is exact.
+            sinks: that get the message; with any of them that takes no runs, the time is exact.
 
         Returns:
             The start of the current eighth of a second, one object for all messages of it. It
             depends on the time alone, so it is the same on every way that a message may take.
         """
-        if sinks:
+        if sinks and not self.run_sinks.issuperset(sinks):
             return now
         if now - self._arrived_at >= ARRIVAL_SECONDS:
             self._arrived_at = now - now % ARRIVAL_SECONDS
@@ -282,6 +285,9 @@ class Core(CoreContext):
     def set_sinks(self, sinks: Sequence[MessageSink]) -> None:
         """Route to these sinks from now on, and to no others."""
         self.sinks = tuple(sinks)
+        self.run_sinks = frozenset(
+            sink for sink in sinks if overridden(sink.accept_run, MessageSink.accept_run)
+        )
         for sink in self.sinks:
             sink.on_room = self.room.sink_has_room
         self.tree.set_sinks(self.sinks)
@@ -322,10 +328,7 @@ class CoreSinks:
         if any(other.name == sink.name for other in core.sinks):
             raise PenstockError(f"sink {sink.name}: there is one; allowed: a name of its own")
         for topic_filter in sink.topic_filters:
-            try:
-                validate_topic_filter(topic_filter)
-            except PeerError as error:
-                raise PenstockError(f"sink {sink.name}: {error}") from error
+            _check_filter(sink, topic_filter)
         core.set_sinks((*core.sinks, sink))
 
     def remove(self, sink: MessageSink) -> None:
@@ -335,8 +338,19 @@ class CoreSinks:
 
     def add_filter(self, sink: MessageSink, topic_filter: str) -> None:
         """Offer a sink what matches one more topic filter; see `SinkRoutes.add_filter`."""
-        raise NotImplementedError
+        core = self._core
+        if sink not in core.sinks:
+            raise PenstockError(f"sink {sink.name}: not added; allowed: a sink of the broker")
+        _check_filter(sink, topic_filter)
+        core.tree.add_sink_filter(sink, topic_filter)
 
     def remove_filter(self, sink: MessageSink, topic_filter: str) -> None:
         """Offer a sink no more what matches a topic filter; see `SinkRoutes.remove_filter`."""
-        raise NotImplementedError
+        self._core.tree.remove_sink_filter(sink, topic_filter)
+
+
+def _check_filter(sink: MessageSink, topic_filter: str) -> None:
+    try:
+        validate_topic_filter(topic_filter)
+    except PeerError as error:
+        raise PenstockError(f"sink {sink.name}: {error}") from error

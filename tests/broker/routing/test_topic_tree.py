@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.broker.mqtt.topics import matches
+from penstock.broker.mqtt.topics import matches, matching_nodes
 from penstock.broker.routing.topic_tree import Subscription, TopicTree
 from penstock.broker.sessions.session import Session
 from tests.helpers.sinks import HoldingSink
@@ -33,7 +33,7 @@ ONE, OTHER = session("one"), session("other")
 def matching(tree: TopicTree, topic: str) -> list[Subscription]:
     """Return every subscription, none of them shared, whose filter matches a topic."""
     found: list[Subscription] = []
-    for node in tree._matching_nodes(topic):
+    for node in matching_nodes(tree._root, topic):
         held = node.held
         if held is not None:
             found += [held] if isinstance(held, Subscription) else held.values()
