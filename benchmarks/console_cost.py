@@ -70,10 +70,8 @@ class Situation:
     """Who watches.
 
     Attributes:
-        words: that in words.
         paths: the requests of each who watches.
         every_seconds: the time between two turns of them.
-        watchers: how many there are.
     """
 
     words: str

@@ -52,14 +52,8 @@ class Curve:
     """A curve: what is varied, and what is measured at each point.
 
     Attributes:
-        name: the name in ``--curves``.
-        title: the description of what is varied.
-        unit: the unit of `points`.
-        points: values of it, ascending.
-        quick_points: the values of a quick run.
         measure: a function of a broker, a scale and the `value` of a point that returns cost or
             lateness.
-        figure: the name of the measured figure, with its unit.
         tail: the name of a second number in the details that is drawn as well, or None.
     """
 

@@ -93,12 +93,8 @@ class FaultRunSize(NamedTuple):
     """The size of a run.
 
     Attributes:
-        machines: the number of machines of the cluster.
-        replicas: the number of replicas of each master.
         rate: the rate of steady requests, 1/s.
-        publishers: the number of publishers of each kind.
         pause_seconds: a publisher's pause between two messages.
-        before_seconds: the time before the fault.
         fault_seconds: the time from a fault to its end, or to the next one.
     """
 
@@ -132,7 +128,6 @@ class ClientRecords:
         failures: the errors of threads that must not have any.
         is_publishing: whether publishers go on; False ends them.
         is_receiving: whether consumers go on; False ends them.
-        lock: the lock that guards `errors`.
     """
 
     def __init__(self) -> None:
@@ -280,8 +275,6 @@ class Fault(NamedTuple):
     """A kind of fault.
 
     Attributes:
-        about: the description of what fails.
-        begin: a function that makes it.
         end: a function that ends it; None for a fault that stays.
         n_machines: the number of machines that fail, one after the other.
     """

@@ -42,8 +42,6 @@ class Option:
     """An option: what is set in all brokers, or changed in Penstock's policy alone.
 
     Attributes:
-        words: the option in words.
-        options: what is set.
         change: a function that changes the policy; None where mosquitto has the option too.
         stock: whether it is the policy that aMQTT ships instead of the example.
     """

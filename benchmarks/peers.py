@@ -54,8 +54,6 @@ class Certificate:
     """The files of a TLS listener and its clients.
 
     Attributes:
-        certificate_file: the server's certificate, for localhost.
-        key_file: the file of its private key.
         authority_file: the file of the authority that signed it, which clients trust.
     """
 
@@ -102,10 +100,8 @@ class BrokerSetting:
     """The settings that a row needs in a broker's configuration.
 
     Attributes:
-        port: the TCP port on loopback.
         metrics_port: the TCP port on loopback for metrics over HTTP.
         certificate: the certificate of a listener with TLS 1.3; None without TLS.
-        options: the further settings.
     """
 
     port: int
@@ -119,13 +115,9 @@ class Peer:
     """A broker that can be measured.
 
     Attributes:
-        name: the name in ``--peers`` and in the results.
-        about: a few words about its configuration.
         prepare: a function that writes the configuration into a directory and returns the command.
-        version: the version that the results name.
         is_ceiling: whether it is the relay that shows the load's own limit instead of a broker.
         has_v5: whether it speaks MQTT 5.
-        has_tls: whether it can listen with TLS.
         has_production: whether it can have users, an ACL file and durable sessions.
         is_store: whether it is a broker that is measured already, with another payload store.
     """
@@ -146,8 +138,6 @@ class RunningPeer:
     """A started broker.
 
     Attributes:
-        name: the name of its `Peer`.
-        port: the TCP port that it listens on, on loopback.
         process: the root of its processes.
         access: the same port, and how clients come in.
         metrics_port: the TCP port of its metrics, where it has such.

@@ -44,11 +44,7 @@ _command: Final[ContextVar[str]] = ContextVar("command", default="")
 
 
 class Program:
-    """The `main` of a benchmark.
-
-    Attributes:
-        app: the Typer application with its options.
-    """
+    """The `main` of a benchmark."""
 
     def __init__(self, command: Callable[..., None], name: str) -> None:
         """Make it."""

@@ -80,7 +80,6 @@ class QueueRunSize:
     Attributes:
         messages: the number of messages for each rate of the first table.
         rate: the messages a second on the schedule.
-        seconds: the length of the schedule.
         sqs_messages: the number of messages for each rate of the second table; a multiple of ten.
     """
 

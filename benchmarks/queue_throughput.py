@@ -106,10 +106,8 @@ class QueueRow:
     """A row of the table.
 
     Attributes:
-        name: the name in the table.
         target: the least figure; None for a ceiling.
         measure: a function that measures it once in a folder, with a number of messages.
-        unit: the unit of the figure.
     """
 
     name: str
@@ -122,10 +120,7 @@ class Settled:
     """A counter of receipts.
 
     Attributes:
-        n_messages: the number of messages settled so far.
-        refused: the number of these that were not stored.
         deduplication_id: the messages' deduplication identifier, which is missing.
-        is_repeat: whether a message is a repetition, which none is.
     """
 
     deduplication_id = b""

@@ -64,7 +64,6 @@ class Schedule:
     Attributes:
         rate: the messages a second.
         warm_up_seconds: the time at the beginning whose messages do not count.
-        seconds: the time whose messages count.
         idle_seconds: the time without messages at the end.
         trigger_seconds: the time between two micro-batches, and between two files of the
             subscriber.
@@ -91,8 +90,6 @@ class FollowingOutcome:
         requests: the HTTP requests for each 1,000 messages; None for a way without requests.
         idle_requests: the HTTP requests a second while no message is published; None for a way
             without requests.
-        lost: the messages that are in no file.
-        repeated: the number of repeated rows.
     """
 
     p50_seconds: float
@@ -107,11 +104,8 @@ class WayLocations:
     """The ports and folders of a way's run.
 
     Attributes:
-        mqtt_port: the MQTT port of the broker.
         url: the URL of the queue's HTTP API, at which requests are counted.
         trigger: the seconds between two micro-batches, as text.
-        output: the folder of the Parquet files.
-        checkpoint: the folder of Spark's checkpoint.
         stack: the exit stack that ends the way's programs.
     """
 
@@ -146,11 +140,8 @@ class FollowingWay:
     """A way from the broker into Parquet.
 
     Attributes:
-        name: the name in the table.
-        start: a function that starts it.
         commits: a function that yields, for each micro-batch, the time at which readers could see
             it, and its files.
-        has_requests: whether it sends requests over HTTP.
     """
 
     name: str

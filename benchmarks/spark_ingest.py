@@ -88,11 +88,6 @@ class SparkRow:
     """A row of the table.
 
     Attributes:
-        name: the name of the row.
-        about: its description in the table.
-        payload_bytes: the payload length of each message.
-        messages: the number of messages of one measurement.
-        quick_messages: the number of messages with ``--quick``.
         target: the least rows a second.
         engine: the engine of the queue. With `redis`, tasks read from the server.
     """
@@ -141,9 +136,7 @@ class Served(NamedTuple):
     """A queue that a gateway serves.
 
     Attributes:
-        url: the URL of its gateway.
         pids: the process ids of the processes that serve it, by name.
-        options: the options of the source that all ways have.
     """
 
     url: str

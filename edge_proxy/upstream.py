@@ -68,7 +68,6 @@ class Upstream:
     """One address of the upstream broker, and whether it is up.
 
     Attributes:
-        address: the address as it was read.
         is_up: whether connections to it can be established, as far as is known.
         since: monotonic seconds at which `is_up` has last changed.
         why: why it is down; "" while it is up.
@@ -100,8 +99,6 @@ class Dialled(NamedTuple, Generic[P]):
     """A connection to the upstream broker.
 
     Attributes:
-        upstream: the address that it goes to.
-        transport: its transport.
         protocol: the protocol that the caller's factory has made.
     """
 
@@ -128,11 +125,7 @@ def new_context(keys: UpstreamTlsKeys, path: str) -> ssl.SSLContext:
 
 
 class Upstreams:
-    """The addresses of one upstream broker.
-
-    Attributes:
-        each: the addresses in the order of preference.
-    """
+    """The addresses of one upstream broker."""
 
     def __init__(
         self,
@@ -404,7 +397,6 @@ class _Opened(asyncio.Protocol):
 
     Attributes:
         received: bytes that have come.
-        is_lost: whether the connection has ended.
     """
 
     def __init__(self) -> None:

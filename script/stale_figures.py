@@ -58,12 +58,7 @@ class UnknownCommandError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Stale:
-    """Figures that may be out of date.
-
-    Attributes:
-        file: the file of the run.
-        why: the reason, as text.
-    """
+    """Figures that may be out of date."""
 
     file: Path
     why: str

@@ -31,7 +31,6 @@ class Stage(NamedTuple):
     Attributes:
         partition: the number of the task's partition.
         name: the name of the attempt, which no other attempt has.
-        n_rows: the number of rows that it has uploaded.
     """
 
     partition: int

@@ -26,7 +26,6 @@ class BridgeError(Exception):
     """The root of this package's errors.
 
     Attributes:
-        text: the error, on one line.
         status: the exit status of the program: 1, or 2 where the user must change something first.
     """
 

@@ -30,7 +30,6 @@ class Java:
     """A Java runtime.
 
     Attributes:
-        program: the path of its ``java`` program.
         version: the version that it prints, such as ``17.0.15``.
     """
 

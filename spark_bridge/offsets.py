@@ -54,7 +54,6 @@ class QueuePosition:
 
     Attributes:
         following: the offset of the next message to read, for each physical queue.
-        incarnation: the queue's UUID.
         reader: the query's name; "" in a position that is not from a checkpoint.
         first: the start of the micro-batch that ends here, in the form of `following`; None if it
             starts at the end of the previous one.
@@ -191,11 +190,8 @@ class Range:
     """Messages of one physical queue with ``start <= offset < end``.
 
     Attributes:
-        queue: the logical queue's name.
-        physical_queue: the physical queue's number.
         start: the first offset.
         end: the offset after the last one.
-        incarnation: the queue's UUID.
     """
 
     queue: str

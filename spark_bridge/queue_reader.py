@@ -70,7 +70,6 @@ class BatchPlan:
 
     Attributes:
         end: the position at its end; the position at its start if there are no messages.
-        latest: the position at the end of the queues.
     """
 
     end: Position

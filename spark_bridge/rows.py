@@ -62,8 +62,6 @@ class RowOrigin(NamedTuple):
     """The origin of messages, and the settings of derived columns.
 
     Attributes:
-        queue: the name of the logical queue.
-        physical_queue: the number of the physical queue.
         key: the setting of the queue that defines a message's key, or None.
         large_above_bytes: the payload length above which a message is large.
     """
@@ -102,12 +100,7 @@ class Texts:
 
 
 class Columns(Protocol):
-    """The columns of messages in their transferred form, perhaps without some columns.
-
-    Attributes:
-        n_messages: the number of messages, one or more.
-        texts: the columns `topic`, `publisher` and `properties`.
-    """
+    """The columns of messages in their transferred form, perhaps without some columns."""
 
     n_messages: int
     texts: dict[str, Texts]

@@ -18,9 +18,6 @@ class Column:
     """A column of the source.
 
     Attributes:
-        name: the name of the column.
-        spark_type: the type in Spark's DDL.
-        nullable: whether a message may lack it.
         needs: the columns of a range that must be transferred for it.
     """
 

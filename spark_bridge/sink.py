@@ -33,7 +33,6 @@ class Staged(WriterCommitMessage):
     """The message of a task to the driver.
 
     Attributes:
-        stage: the rows that it has uploaded.
         writer: the name of the writer of the stage. Spark makes another writer on the driver for
             the commit of a micro-batch.
         query_id: the id of the query, from its checkpoint; "" for a batch write.

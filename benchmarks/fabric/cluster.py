@@ -48,13 +48,7 @@ repl-diskless-sync-delay 0
 
 
 class Node(NamedTuple):
-    """A server of the cluster.
-
-    Attributes:
-        machine: the name of its machine.
-        port: the TCP port that it listens on.
-        process: the running server.
-    """
+    """A server of the cluster."""
 
     machine: str
     port: int
@@ -70,10 +64,6 @@ class Cluster:
         n_replicas: the number of replicas of each master. A machine has a master of each ring.
         folder: the folder for the servers' files.
         view: the machine from which the servers are queried.
-
-    Attributes:
-        names: the machines with servers.
-        nodes: the servers.
     """
 
     def __init__(

@@ -82,11 +82,9 @@ class Access:
     """How clients come in to a broker on loopback. JSON can hold its fields.
 
     Attributes:
-        port: the TCP port.
         authority_file: the file of who signed the broker's certificate; "" without TLS.
         has_users: whether clients log in.
         is_durable: whether their sessions outlive their connections.
-        is_websocket: whether they speak over WebSocket.
     """
 
     port: int

@@ -81,7 +81,6 @@ class Day:
 
     Attributes:
         clients: the number of clients, at least 10.
-        seconds: the time in which messages are due.
     """
 
     clients: int
@@ -260,13 +259,7 @@ def send(access: Access, day: Day) -> Steps:
 
 
 class Reader:
-    """A reader: what it expects next of each device, and how late messages were, by class.
-
-    Attributes:
-        sock: the connection, subscribed.
-        remaining: the number of messages that are still to come.
-        is_bad: whether it has a bad link.
-    """
+    """A reader: what it expects next of each device, and how late messages were, by class."""
 
     def __init__(
         self, access: Access, day: Day, reader: int, lateness: Mapping[str, array[float]]

@@ -22,7 +22,6 @@ class Gateway(NamedTuple):
     """A gateway that runs.
 
     Attributes:
-        pid: the process id of its process.
         urls: the URLs of its APIs, in the order ``http``, ``sqs``.
     """
 

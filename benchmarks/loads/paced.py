@@ -42,7 +42,6 @@ class Schedule:
     """The schedule of the clients' messages.
 
     Attributes:
-        clients: the number of clients, each on a topic of its own.
         interval_seconds: the time between two messages of a client.
         seconds: the time from the first message to the last one.
     """

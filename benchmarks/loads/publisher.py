@@ -22,7 +22,6 @@ class Sending:
     """A block that is sent over and over on a connection.
 
     Attributes:
-        sock: the connected socket.
         remaining: the bytes of this run that are not yet sent.
     """
 

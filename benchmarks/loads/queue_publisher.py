@@ -52,7 +52,6 @@ class Connection:
     """One publisher.
 
     Attributes:
-        sock: the connected socket.
         unacknowledged: the Packet Identifiers of its unacknowledged messages.
     """
 

@@ -65,12 +65,8 @@ class QueuePeer:
     """A server that can be measured.
 
     Attributes:
-        name: the name in ``--peers``.
-        about: a few words about its configuration.
-        version: the version that the results name.
         missing: a function that names what has to be installed; "" where nothing is missing.
         run: a function that starts it in an empty folder.
-        has_mqtt: whether it takes part in the table of MQTT.
         has_sqs: whether it takes part in the table of Amazon SQS.
     """
 

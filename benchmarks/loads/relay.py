@@ -42,8 +42,6 @@ class Client:
     """A connection and the state of its client.
 
     Attributes:
-        sock: the connected, blocking socket.
-        version: the protocol level of its CONNECT.
         rest: the bytes of an incomplete packet.
         out: the bytes to send at the end of this turn.
         targets: the clients that receive all its messages; None while they are unknown.

@@ -127,7 +127,6 @@ class Expectation:
 
     Attributes:
         topic_filters: the topic filters, of which one at most matches a topic.
-        stream: the packets that it should receive.
     """
 
     topic_filters: Sequence[str]
@@ -149,7 +148,6 @@ class Traffic:
     """The streams of a shape.
 
     Attributes:
-        publishers: the stream that each publisher sends.
         expectations: the subscriptions of each subscriber and the packets that it should receive.
     """
 

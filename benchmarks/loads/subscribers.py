@@ -35,7 +35,6 @@ class Subscriber:
     """One connection and what it received in this run.
 
     Attributes:
-        sock: the connection, subscribed.
         received_bytes: the bytes received in this run.
         is_intact: whether the received bytes are those that were published, in order and without a
             gap.

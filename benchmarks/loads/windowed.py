@@ -159,11 +159,9 @@ class _Connection:
     """The base of both sides: a connection, and the bytes of an incomplete packet.
 
     Attributes:
-        sock: the connected socket.
         receive_maximum: the number of unacknowledged messages that the broker accepts.
         remaining: the number of messages of this run whose handshake is not complete.
         rest: the bytes of an incomplete packet.
-        session_present: whether the broker had kept the session.
     """
 
     __slots__ = (
@@ -317,7 +315,6 @@ class Subscriber(_Connection):
 
     Attributes:
         least_bytes: the length of the shortest packet by which a message goes on.
-        received: the number of messages received.
     """
 
     __slots__ = (

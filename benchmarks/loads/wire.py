@@ -63,7 +63,6 @@ class Accepted:
     """The content of a CONNACK.
 
     Attributes:
-        session_present: whether the broker kept the session.
         receive_maximum: the number of unacknowledged messages of QoS 1 and 2 that it accepts; MQTT
             3.1.1 has no limit.
     """
@@ -77,11 +76,8 @@ class Publish:
     """A PUBLISH that was read.
 
     Attributes:
-        first_byte: the packet type and flags.
-        topic: the Topic Name.
         packet_id_at: the offset of the Packet Identifier; with QoS 0, the offset behind the Topic
             Name.
-        payload_at: the offset of the payload.
         properties: the identifier and the encoded value of each property, sorted; empty for MQTT
             3.1.1.
     """

@@ -73,7 +73,6 @@ class Subscriber:
     """Counts the messages that come on one connection, and acknowledges those of QoS 1.
 
     Attributes:
-        sock: the connection.
         received: the number of complete messages so far.
     """
 

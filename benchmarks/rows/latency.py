@@ -56,7 +56,6 @@ class Lateness:
         p50: the lateness that half of them do not exceed.
         p99: the lateness that 99 % of them do not exceed.
         p999: the lateness that 99.9 % of them do not exceed.
-        most: the greatest lateness.
         sender_p99: the lateness of the sender that 99 % of its messages do not exceed.
         lost: the messages that did not arrive.
         load_cpu_ratio: the processor time of the load, divided by the elapsed time.

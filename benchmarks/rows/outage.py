@@ -31,11 +31,7 @@ BUFFER_BYTES: Final = 1 << 16
 
 
 class Client:
-    """A client that has come back.
-
-    Attributes:
-        received: the number of messages that it has got.
-    """
+    """A client that has come back."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock

@@ -42,7 +42,6 @@ class Scraper:
     """Reads the metrics of a broker: Penstock's over HTTP, and $SYS of all.
 
     Attributes:
-        count: the number of answers over HTTP.
         rss_bytes: the resident set at each look, by the second of the monotonic clock.
     """
 

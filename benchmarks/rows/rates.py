@@ -24,7 +24,6 @@ class Run:
     """The results of one run.
 
     Attributes:
-        published: the number of messages sent.
         delivered: the number of messages received, over all subscribers.
         lost: the number of messages that should have been received and were not, or whose handshake
             did not end.
@@ -53,10 +52,6 @@ class Meter:
     """The time that passes in a ``with`` block, and the processor time that is used in it.
 
     May be entered again, and adds up.
-
-    Attributes:
-        elapsed_seconds: the time so far.
-        broker_cpu_seconds: the processor time of the broker.
     """
 
     def __init__(self, peer: RunningPeer) -> None:

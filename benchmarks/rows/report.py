@@ -33,8 +33,6 @@ class Result:
     """The results of one row for one peer, over all repetitions.
 
     Attributes:
-        row: the row that was measured.
-        peer: the name of the broker.
         measurements: the measurements, one for each repetition, at least one.
     """
 

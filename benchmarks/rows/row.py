@@ -19,16 +19,12 @@ class Scale:
         steady_seconds: the time for which the resident set must stay the same before it counts.
         clients: the number of clients in the rows with many clients.
         idle_connections: the number of idle connections in the memory row.
-        filters: the number of topic filters in the memory row.
         queued_messages: the number of queued messages in the memory row.
         stalled_subscribers: the number of stalled subscribers in the memory row with large
             messages.
-        large_messages: the number of messages in that row.
-        large_bytes: the payload length of each of them.
         readers: the number of readers in the row with 1 MiB messages.
         late_readers: the number of readers in the memory row whose readers stall and then read
             everything.
-        late_messages: the number of messages in that row.
         congested_seconds: the length of the memory row on congested paths, seconds.
         day_seconds: the length of the production day, seconds.
         is_random: whether payload lengths and topics are at random, and two users send in turn.
@@ -71,7 +67,6 @@ class Measurement:
     """The result of one measurement of a row.
 
     Attributes:
-        value: the value in the row's unit.
         lost: the number of messages that were not delivered.
         details: further numbers, by names that end in their unit.
     """
@@ -127,9 +122,6 @@ class Figure:
 
     Attributes:
         name: appended to the row's; the key of the number in `Measurement.details`.
-        title: the description of the number.
-        unit: the unit of the number.
-        target: the target of Penstock.
         store_targets: the target with another payload store, by the peer's name.
     """
 
@@ -145,15 +137,8 @@ class Row:
     """A row: one thing that is measured of every peer.
 
     Attributes:
-        name: the name in ``--rows`` and in the results.
-        group: the name in ``--rows`` of all rows of one kind.
-        title: the question that it answers.
-        unit: the unit of the value.
-        target: the target of Penstock.
         measure: a function that measures it once on a started broker.
-        figures: the further figures of the same measurement.
         has_ceiling: whether the load's own limit can be measured on it.
-        options: what an operator sets in the broker.
         is_v5: whether it needs MQTT 5.
         has_stores: whether it depends on the payload store, so that each store is a peer.
         store_targets: the targets with other payload stores, as in `Figure`.

@@ -54,9 +54,6 @@ class Handler:
 
     Attributes:
         name: plugin and method, for logs and counters.
-        plugin: the plugin.
-        call: the bound method.
-        can_wait: whether its coroutine may suspend.
         is_slow: whether it uses the processor for so long that it needs a thread.
     """
 

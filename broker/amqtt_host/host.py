@@ -72,7 +72,6 @@ class AmqttHost(AccessControl):
 
     Attributes:
         callbacks: only for events that some plugin handles.
-        manager: aMQTT's, with the plugins.
         clock: returns monotonic seconds.
         has_sys_plugin: whether aMQTT's own plugin publishes `$SYS` topics.
         authenticates: whether the policy file names a plugin that authenticates, or asks for

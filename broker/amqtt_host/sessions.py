@@ -38,11 +38,7 @@ _OF_THE_CONNECTION: Final = (
 
 
 class SessionState:
-    """The state of a session, in place of aMQTT's state machine.
-
-    Attributes:
-        state: ``new``, ``connected`` or ``disconnected``.
-    """
+    """The state of a session, in place of aMQTT's state machine."""
 
     __slots__ = ("state",)
 

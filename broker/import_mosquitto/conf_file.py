@@ -13,7 +13,6 @@ class Line(NamedTuple):
     """One directive in a file.
 
     Attributes:
-        file: the file's name.
         number: the number of the line, from 1.
         name: the first word.
         value: the rest without surrounding blanks; "" for nothing.

@@ -45,10 +45,8 @@ class Directive:
     """One directive.
 
     Attributes:
-        place: the scope of the directive.
         values: the allowed words; () for any text.
         minimum: the least number that is allowed; None where the value is no number.
-        maximum: the greatest number that is allowed.
         is_raised: a number below `minimum` counts as the minimum.
         may_repeat: whether it may be given several times in one place; where it is carried over,
             the last one takes effect.

@@ -90,10 +90,8 @@ class Note(NamedTuple):
     """Something that the policy does not do as mosquitto did.
 
     Attributes:
-        line: the directive.
         text: why, and what comes nearest.
         more: further lines of the same file to which the text applies.
-        closed: the part that is closed because of one of the lines.
     """
 
     line: Line
@@ -120,7 +118,6 @@ class Translation(NamedTuple):
 
     Attributes:
         policy: the file's top level.
-        notes: the notes in the order of the lines.
         passwords: name of an uplink to the line with its password, which its `password_file` is to
             have.
     """
@@ -136,7 +133,6 @@ class _FilePlugin:
 
     Attributes:
         key: ``password_file`` or ``acl_file``: its only option, which is a directive, too.
-        line: the line that loads it.
         option: the line that names the file; None where there is none.
     """
 
@@ -153,9 +149,7 @@ class _Listener:
         line: the line with ``listener``; None for the default listener.
         port: None where none is given.
         host: address, name or path of a Unix socket; None for all interfaces.
-        set: the other directives, by name.
         origins: web sites whose pages may connect; empty for any.
-        plugins: the plugins that are used on it alone.
     """
 
     line: Line | None

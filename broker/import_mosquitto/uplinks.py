@@ -47,9 +47,7 @@ class Topic(NamedTuple):
     """The contents of a line ``topic``.
 
     Attributes:
-        directions: ``up``, ``down`` or both.
         filter: topic filter without prefixes; "" where one topic becomes another.
-        qos: the QoS of the subscription.
         local_prefix: "" for none.
         remote_prefix: "" for none.
     """
@@ -163,7 +161,6 @@ class Bridge:
     Attributes:
         line: the line with ``connection``.
         set: the other directives by name, without ``topic``.
-        topics: lines with ``topic``.
         notes: (line, what is not as it was), once `keys` was called.
     """
 

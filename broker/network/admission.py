@@ -68,8 +68,6 @@ class Place:
 
     Attributes:
         refusal: reason code that answers its CONNECT, or None.
-        is_waiting: whether it waits for a place of its listener.
-        on_turn: called when that place is free.
     """
 
     __slots__ = ("_admission", "_has_left", "_key", "_places", "is_waiting", "on_turn", "refusal")
@@ -153,10 +151,6 @@ class Admission:
     """All places of one broker.
 
     Invariant: `n_connections` is the number of places that were taken and not given back.
-
-    Attributes:
-        counts_addresses: whether there is a limit for each address.
-        n_connections: at the moment.
     """
 
     def __init__(

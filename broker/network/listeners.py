@@ -100,13 +100,7 @@ class ProxyHeaderLayer(Layer):
 
 
 class _TlsFiles(NamedTuple):
-    """What was read of a listener's files of TLS.
-
-    Attributes:
-        context: for new connections.
-        certificate: the text of the certificate.
-        revoked: the revocation lists.
-    """
+    """What was read of a listener's files of TLS."""
 
     context: ssl.SSLContext
     certificate: str
@@ -117,7 +111,6 @@ class Listening:
     """One listener with its sockets.
 
     Attributes:
-        listener: the listener from the policy file.
         address: (host, port) it is bound to; (path, 0) for a Unix socket.
         maximum_packet_size: bytes of the largest packet that a client may send.
     """

@@ -17,9 +17,6 @@ class LocalProtocol(asyncio.Protocol):
 
     Attributes:
         lost_error: the error with which every expected answer fails when the connection ends.
-        transport: the transport of the connection.
-        session_present: the broker has had the session before.
-        is_lost: the connection has ended.
     """
 
     lost_error: ClassVar[type[PenstockError]]

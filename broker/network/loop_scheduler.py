@@ -107,8 +107,6 @@ class LoopScheduler:
     Attributes:
         core: the broker that it drives; set right after both were made.
         clock: monotonic seconds, the `now` of every call into the core.
-        loop: the event loop.
-        protocols: the network connections there are.
         hangups: connections that are not read from.
         received: small chunks that are gathered, with their connections.
         timer_at: monotonic seconds at which the core's deadlines are looked at; infinite for never.

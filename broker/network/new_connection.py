@@ -73,13 +73,9 @@ class Reception:
     """The parts that the incoming connections of all listeners share.
 
     Attributes:
-        admission: the admission of the broker.
-        counters: the counters of the broker.
-        logger: the logger of the broker.
         clock: returns monotonic seconds.
         timeout: seconds that the layers of a connection may take.
         in_layers: connections that do not speak MQTT yet.
-        handshakes: the turns of TLS handshakes.
         bans: the bans of addresses.
         orphan_timeouts_ms: name of a listener to the argument of `tcp_options.set_give_up` for its
             connections as they are closed; other listeners have none.
@@ -114,9 +110,7 @@ class AcceptedConnection:
     """One connection.
 
     Attributes:
-        reception: the reception of the broker.
         listener: name of the listener that accepts it, in the policy file.
-        places: the listener's places for connections.
         is_behind_proxy: whether its peer is a proxy, which will send the client's address.
         transport: the lowest one, of the socket itself; set on acceptance.
         place: set on acceptance; None where there was none.
@@ -299,9 +293,7 @@ class Layer(asyncio.Protocol, asyncio.Transport):
     This class passes everything on; subclasses change what they must.
 
     Attributes:
-        above: the protocol that sees this layer as its transport.
         below: the transport that sees it as its protocol; set on acceptance.
-        arrival: the connection as it was accepted.
         is_open: `above.connection_made` was called.
         is_below_paused: the transport below has called `pause_writing`.
     """

@@ -11,12 +11,7 @@ _MOST_SHOWN: Final = 80
 
 
 class PortHolder(NamedTuple):
-    """A program that listens.
-
-    Attributes:
-        pid: its process id.
-        command: its command line, a word each.
-    """
+    """A program that listens."""
 
     pid: int
     command: list[str]

@@ -20,7 +20,6 @@ class RevocationList(NamedTuple):
     """One list.
 
     Attributes:
-        issuer: DER of the authority's name.
         serials: the serial numbers of the certificates that it has revoked.
         next_update: when the list expires; None where it does not say.
     """

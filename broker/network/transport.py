@@ -57,12 +57,7 @@ class MqttProtocol(asyncio.Protocol):
     """One network connection on its transport.
 
     Attributes:
-        driver: the driver of the broker.
-        arrival: the connection as it was accepted.
         connection: the broker's side of it, once there is a place for it; or None.
-        transport: the transport, once there is one.
-        is_in_line: it has a turn to come.
-        is_reading: the transport reads from the client.
         judging: the task that answers its CONNECT, where that takes a wait; or None. A stranger
             that has left is not judged any further: it could make the broker work and remember for
             it as often as it connects.

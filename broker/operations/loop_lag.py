@@ -15,11 +15,7 @@ BOUNDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2
 
 
 class LoopLag:
-    """Measures by how much a timer is late.
-
-    Attributes:
-        seconds: of each look so far.
-    """
+    """Measures by how much a timer is late."""
 
     def __init__(self) -> None:
         self.seconds = Histogram(BOUNDS)

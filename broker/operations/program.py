@@ -33,16 +33,10 @@ class Program:
     """The program around a core; as it is, there is none, as in tests of the core.
 
     Attributes:
-        version: the version of Penstock.
         started_at: monotonic seconds.
         memory_bytes: what the process may use.
         plugins: by their names in the policy file.
         take_turn: calls into the core from outside of any connection, and does what that caused.
-        spawn: runs a coroutine as a task.
-        protocols: the network connections that there are.
-        stop_listening: closes all listeners.
-        is_listening: whether all listeners are open.
-        reload: reads all files again.
         state: the database of sessions and messages; None without one.
     """
 

@@ -55,11 +55,7 @@ _PUBLISH: Final = 3
 
 
 class OpenTail:
-    """One reader; a `penstock.broker.operations_contract.Tail`.
-
-    Attributes:
-        n_lost: records that were lost since the start.
-    """
+    """One reader; a `penstock.broker.operations_contract.Tail`."""
 
     def __init__(
         self,

@@ -35,7 +35,6 @@ class Backlog:
     Attributes:
         n_messages: waiting deliveries; a message counts once for each subscriber.
         n_bytes: approximate memory of these and their messages.
-        most_messages: limit of `n_messages`.
         most_bytes: limit of `n_bytes`; with `drops_oldest` it is exceeded by one message at most.
         over_half: the set that contains the backlog while more than half of a limit waits.
     """

@@ -33,9 +33,6 @@ class Delivery(Storable):
     """One message to be delivered to one subscriber.
 
     Attributes:
-        message: what is delivered.
-        qos: granted for this delivery.
-        retain: RETAIN flag of the outgoing PUBLISH.
         subscription_ids: Subscription Identifiers to send (MQTT 5.0, 3.3.2.3.8).
         packet_id: set once it is inflight; 0 before and for QoS 0.
         withheld_since: monotonic seconds from which it has been withheld, moved forward by the time
@@ -85,12 +82,9 @@ class Run(Protocol):
     """Messages of QoS 1 or 2 that came together: `penstock.broker.fast_paths.message_run`.
 
     Attributes:
-        n_messages: how many.
-        payload_bytes: of all.
         qos: of all.
         messages: those of which a `Message` was made, by their place in the run; None for none.
         row: the number that the row of its first message has, or would have; 0 while it has none.
-        parts: those of its parts that a journal knows.
     """
 
     n_messages: int
@@ -117,7 +111,6 @@ class RunPart(Protocol):
     Attributes:
         first_packet_id: the Packet Identifier of the first one.
         n_released: so many of them have their PUBREC.
-        n_finished: so many were acknowledged.
         row: the number that the row of its first delivery has, or would have; 0 while it has none.
         deliveries: what it was unfolded into, from `n_finished` on; None while it was not.
     """

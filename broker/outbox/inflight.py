@@ -25,7 +25,6 @@ class Inflight:
     acknowledgement for it. Those in `_released` owe a PUBCOMP, the others a PUBACK or PUBREC.
 
     Attributes:
-        n_messages: how many there are.
         n_bytes: `size_bytes` of all.
         journal: told of every change; None where nothing of it is stored.
         backlog: counts what is in here while the client is away, from `park` to `unpark`; else

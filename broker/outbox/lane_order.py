@@ -62,11 +62,7 @@ class LaneOrder(DeliveryWatcher):
     """One of two lanes; it watches the inflight window in place of the session's journal.
 
     Attributes:
-        outbox: of the lane.
-        inflight: of the same.
-        ledger: of the same.
         pending: topic to its messages in this lane, oldest first; some may have left.
-        other: the other lane.
         entered: messages that were given to this lane in this turn.
         is_taken_over: what waits here, or comes, moves to the other lane.
         is_given_up: what is unacknowledged here holds back nothing on the other lane.

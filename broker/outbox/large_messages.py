@@ -270,7 +270,6 @@ class WithholdingRecord:
 
     Attributes:
         policy: name of the gate's policy, a label of the counters.
-        decisions: (outcome, cause) to how many.
         sojourn: seconds for which released messages were held.
         watch: called with the link, ``held`` or ``released``, and each such decision; None while
             nobody listens.

@@ -29,12 +29,8 @@ class LastClient(NamedTuple):
     """A client that has gone.
 
     Attributes:
-        client_id: Client Identifier.
         username: of its last connection, or None.
-        listener: the same.
-        link: its path.
         outbox: empty; it has the last decisions.
-        ledger: its account.
         left_at: monotonic seconds.
     """
 

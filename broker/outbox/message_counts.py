@@ -13,7 +13,6 @@ class Ledger:
     messages in its outbox (queued and withheld) + inflight messages``.
 
     Attributes:
-        matched: messages to be delivered to the subscriber.
         delivered: QoS 0: handed to the connection; QoS 1 and 2: acknowledged.
         expired: removed as their Message Expiry Interval had passed.
         moved: moved to another member of their shared subscription or to the other lane, where they

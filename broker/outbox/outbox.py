@@ -69,7 +69,6 @@ class Outbox:
     and `n_bytes` are the sums over all places; it is in `OutboxLimits.over_half` by these sums.
 
     Attributes:
-        n_messages: messages that wait.
         n_bytes: payload bytes that wait.
         look_again_at: monotonic seconds at which the gate wants to be asked again, or None.
         last_decision: the gate's newest answer, or None before the first.

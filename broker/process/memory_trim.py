@@ -112,11 +112,7 @@ def find_malloc_trim() -> Callable[[int], object] | None:
 
 
 class SpareMemory:
-    """Watches how much memory the process uses, and releases what it no longer needs.
-
-    Attributes:
-        n_times: times that memory was released.
-    """
+    """Watches how much memory the process uses, and releases what it no longer needs."""
 
     def __init__(
         self,

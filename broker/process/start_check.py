@@ -39,7 +39,6 @@ class StartCheck:
     """The account of a check.
 
     Attributes:
-        good: key to what was found good there.
         problems: key to why a start would fail there.
     """
 

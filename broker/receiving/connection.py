@@ -55,11 +55,7 @@ _HEAD_OF_CONNECT_BYTES: Final = 7
 
 
 class Served(Protocol):
-    """A connection with its transport, as the driver serves it.
-
-    Attributes:
-        is_reading: the transport reads from the client.
-    """
+    """A connection with its transport, as the driver serves it."""
 
     is_reading: bool
 
@@ -90,8 +86,6 @@ class Connection:
     """One client's network connection: what the driver calls.
 
     Attributes:
-        client_class: the class of `client`.
-        client: what the handlers of its packets work on.
         outgoing: the client's, which the driver takes after each call.
     """
 

@@ -34,13 +34,8 @@ class Subject(NamedTuple):
     """The parts of a client from which its report is made.
 
     Attributes:
-        client_id: Client Identifier.
-        is_connected: whether it has a network connection.
         username: the username of its newest connection, or None.
         listener: the listener of its newest connection; "" before its first.
-        link: the path to the client.
-        outbox: the messages that wait for it.
-        ledger: the client's ledger.
         n_inflight: messages that were sent and are not acknowledged.
         threshold_l: returns the threshold that the gate compares its RTT with; None where that is
             not known.

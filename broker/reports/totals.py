@@ -27,11 +27,9 @@ class Totals:
 
     Attributes:
         ledger: the ledger of the ended sessions, and of those read so far.
-        inflight: messages sent and unacknowledged.
         withheld: messages held by the gate.
         queued: messages that wait for other reasons.
         queued_bytes: payload bytes that wait.
-        n_withheld_sessions: sessions for which any are held.
         n_shared_subscriptions: subscriptions to shares, one for each member.
         oldest_at: monotonic seconds at which the oldest message that waits has arrived; None where
             none waits.

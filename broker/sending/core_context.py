@@ -39,11 +39,7 @@ class Holding(Protocol):
 
 
 class Commits(Protocol):
-    """The side of the journal that senders see.
-
-    Attributes:
-        is_failing: the disk refuses what is to be stored.
-    """
+    """The side of the journal that senders see."""
 
     is_failing: bool
 
@@ -59,26 +55,16 @@ class CoreContext:
     """The context that each part of the core may refer to.
 
     Attributes:
-        limits: what one client may take.
-        options: what of the protocol the broker offers.
-        logger: for what an operator should know.
         told: what it has been told of in the last hour.
         spawn: takes a coroutine that has to wait; the driver runs it as a task.
         gate: the delivery gate.
         samplers: write what they learn of each subscriber's path.
         timing: the samplers that take note of what is sent and acknowledged.
         spares: the only one of them is sparing (`LinkSampler.is_sparing`).
-        payload_store: keeps payloads.
-        is_by_reference: payloads are in memory, each once.
-        copies_payloads: each subscriber has a payload of its own.
         access: access control; None permits every client everything.
-        callbacks: of events.
         is_plain: no callback looks at single messages or packets.
         timers: all deadlines; the driver runs them.
-        counters: what was done so far.
-        guard: for each call into a plugin.
         turn: of the driver, and what it has caused so far.
-        outbox_rules: what holds for the outboxes of all sessions.
         journal: told of what must outlive the process; None where nothing must.
     """
 

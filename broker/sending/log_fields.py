@@ -48,11 +48,7 @@ _SUBJECT: Final = re.compile(
 
 
 class Named(str):
-    """A text of a line, with fields.
-
-    Attributes:
-        fields: name in `FIELDS` to value.
-    """
+    """A text of a line, with fields."""
 
     __slots__ = ("fields",)
 
@@ -79,7 +75,6 @@ class _Template(NamedTuple):
     """What a format string says of its values.
 
     Attributes:
-        event: a name for all lines of this format string.
         names: pairs of a field and the place of its value among the arguments.
     """
 

@@ -151,7 +151,6 @@ class WriteQueue:
         needs_look: the driver must look at more of it than what is in `out`.
         wants_more: there is more to send than the last pump took.
         out: what to write, in order; the driver takes it by `data_to_send`, round by round.
-        out_bytes: what it sums up to.
         round_bytes: bytes of `out` above which a round takes not all of it; 0 while there is a
             payload in it that is read piece by piece.
         is_unreadable: a payload that has begun to leave cannot be read on: the connection must end.
@@ -290,10 +289,6 @@ class Recipient(SessionView, Protocol):
 
     Attributes:
         is_direct: a small message may be written at once.
-        outbox: what waits to be sent.
-        inflight: what was sent and is not acknowledged.
-        ledger: the account of this subscriber.
-        link: what is known of the path to the client.
     """
 
     is_direct: bool
@@ -316,10 +311,8 @@ class Sender:
         session: the client's session; only after CONNECT was accepted. `session`, `version` and
             `is_open` stand in the client too, as both read them for each packet: the client sets
             both at once.
-        version: protocol version.
         is_open: CONNECT was accepted and the connection has not ended.
         held: (commit, first byte, header, payload, how many) of packets that wait for a commit.
-        held_bytes: what they sum up to.
         outbox_waits_for: the commit before which nothing may leave the outbox.
         send_maximum: bytes of the largest packet this client takes.
         aliases: Topic Aliases used towards this client, or None for none.

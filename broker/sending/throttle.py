@@ -66,7 +66,6 @@ class Throttle:
 
     Attributes:
         outgoing: of the connection; None after its end, when it waits for no other.
-        blockers: the subscribers for which this publisher waits.
         is_slow: a publisher has waited for this connection in vain.
     """
 

@@ -110,7 +110,6 @@ class OfferedPart(NamedTuple):
     """A message that was offered to the sink.
 
     Attributes:
-        message: the message, which may be a part.
         receipt: its receipt, which is to be settled; None at QoS 0.
     """
 
@@ -652,7 +651,6 @@ class _Writes(NamedTuple):
 
     Attributes:
         messages: the messages as they are to be stored, by identifier.
-        pieces: pieces of their payloads.
         answers: (identifier of the message, receipt) of each part that is stored.
     """
 

@@ -17,8 +17,6 @@ class Cutter:
     is copied once, when it is written.
 
     Attributes:
-        message_id: identifier that all parts have in common.
-        total_bytes: length of the payload.
         sent_bytes: bytes of the parts that were taken or skipped, from the payload's beginning.
         is_done: whether the last part was taken.
     """

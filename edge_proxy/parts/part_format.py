@@ -72,7 +72,6 @@ class Part(NamedTuple):
         message_id: identifier that all parts of the message have in common, 16 bytes.
         offset: offset of `data` in the message's payload.
         total_bytes: length of the message's payload.
-        qos: QoS of the message.
         retain: RETAIN flag of the message.
         trailer: what the last part has in addition; None in the others.
         data: bytes of the payload.

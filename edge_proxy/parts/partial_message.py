@@ -20,7 +20,6 @@ class StreamPlace(NamedTuple):
 
     Attributes:
         of: identifies topic, stream and `Part.is_kept`.
-        number: number of the message.
     """
 
     of: bytes
@@ -59,14 +58,7 @@ class PartialMessage:
     nor overlap.
 
     Attributes:
-        message_id: key of the message.
-        topic: its Topic Name.
-        total_bytes: length of its payload.
-        qos: its QoS.
-        retain: its RETAIN flag.
         trailer: what only the last part has; None until that has come.
-        spans: the ranges of the payload that have come.
-        n_pieces: how many pieces are stored.
     """
 
     def __init__(self, part: Part, topic: str) -> None:

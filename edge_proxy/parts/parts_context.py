@@ -47,12 +47,8 @@ class PartsContext(NamedTuple):
     """What the end that cuts and the end that puts together have in common.
 
     Attributes:
-        config: keys of the plugin.
         clients: connects clients of the broker's own process.
         spool: the spool, which is open before either end begins.
-        in_thread: calls a function of the spool in its thread.
-        counts: counters of the plugin.
-        logger: logger of the plugin.
         clock: returns monotonic seconds.
     """
 

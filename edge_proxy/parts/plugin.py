@@ -22,11 +22,7 @@ T = TypeVar("T")
 
 
 class PartsPlugin(Plugin):
-    """The end that cuts, the end that puts together, or both: see `PartsConfig`.
-
-    Attributes:
-        counts: its counters.
-    """
+    """The end that cuts, the end that puts together, or both: see `PartsConfig`."""
 
     Config = PartsConfig
     has_local_clients = True

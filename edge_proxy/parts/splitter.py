@@ -78,13 +78,9 @@ class IncomingMessage:
 
     Attributes:
         first_byte: first byte of the PUBLISH.
-        topic: Topic Name.
         packet_id: packet identifier of the PUBLISH; 0 with QoS 0.
-        properties: encoded properties, with their length.
-        total_bytes: length of the payload.
         arrived_at: monotonic seconds.
         pieces: pieces of the payload that were not taken yet.
-        is_fed: whether all of the payload has come.
         is_lost: whether the connection has ended before.
         news: an event that is set when one of these changes.
     """

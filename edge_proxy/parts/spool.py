@@ -71,7 +71,6 @@ class Spooled(NamedTuple):
 
     Attributes:
         number: its key in the spool; later messages have larger ones.
-        partial: what has come of it.
         marks: properties of its parts that belong to the whole, encoded as in MQTT 5.
         expires_at: seconds of `now`; None where it does not expire.
         last_at: seconds of `attended` at which its last part came.
@@ -90,7 +89,6 @@ class Ended(NamedTuple):
     """A message that was delivered or dropped.
 
     Attributes:
-        message_id: identifier of the message.
         reason: why it was dropped; "" where it was delivered.
         at: seconds of `attended`.
         packet_id: packet identifier that is to be released at QoS 2, or None.
@@ -106,7 +104,6 @@ class Piece(NamedTuple):
     """Bytes of a payload that are to be stored.
 
     Attributes:
-        number: number of their message.
         start: offset of the bytes in its payload.
         data: the bytes.
     """

@@ -27,7 +27,6 @@ class Outcome(Enum):
         UNKNOWN: no such message came on this connection; the broker may know it.
         HELD: the message was not sent yet; the broker must not get the acknowledgement.
         RECEIVED: a QoS 2 message has arrived; PUBREL and PUBCOMP follow.
-        DELIVERED: the client has accepted it.
         REFUSED: the client answered with a reason code of 0x80 or above.
     """
 

@@ -101,14 +101,12 @@ class ClientSide:
     `check_invariants`.
 
     Attributes:
-        receive_maximum: the client's Receive Maximum.
         refusals: packets for the broker about messages that expired or had too many properties.
         outbox: the waiting messages, but those in `qos0_backlog`.
         qos0_backlog: small messages of QoS 0 that wait for a full connection. They came before
             those in `outbox`.
         acks: knows where each QoS 1 and 2 message is.
         ledger: the counts of this client's messages.
-        samplers: samplers of this client's path.
         connack: the broker's CONNACK; None before it.
         disconnect: reason code of the broker's DISCONNECT; None before it.
         pings: PINGREQ packets without an answer, and whether the broker is silent.

@@ -44,9 +44,6 @@ class ClientStream:
 
     Invariant: the passed-on bytes end within a packet exactly while `_rest_bytes` is above 0 and
     the packet is not being discarded.
-
-    Attributes:
-        has_disconnected: whether the client has sent a DISCONNECT.
     """
 
     __slots__ = (

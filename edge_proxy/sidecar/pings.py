@@ -24,7 +24,6 @@ class Pings:
     """The PINGREQ packets of one client.
 
     Attributes:
-        n_unanswered: how many PINGREQs have no answer.
         heard_at: monotonic seconds at which the broker's last bytes came.
         silent_since: monotonic seconds since which a silent broker has said nothing; None for a
             broker that is heard.

@@ -51,7 +51,6 @@ class ProxiedClient:
 
     Attributes:
         client: the packets for the client; it exists once `wants_broker`.
-        link: the network path to the client.
         version: protocol version of the CONNECT; before it, 3.1.1.
         peer: address of the client and its port, for the log.
         began_at: monotonic seconds at which it connected to the proxy.

@@ -53,13 +53,6 @@ class ProxyState:
     """What all clients of one proxy share.
 
     Attributes:
-        limits: limits of one client.
-        gate: the delivery gate.
-        outbox_rules: rules of the outboxes of all clients.
-        samplers: samplers of the clients' paths.
-        topics: cache of topics.
-        payloads: waiting payloads, each stored once.
-        logger: logger of the proxy.
         counters: counts of connections that were refused.
         ended: sum of the ledgers of clients that have left. What they had not acknowledged counts
             as `moved`: the broker sends it again to a persistent session.

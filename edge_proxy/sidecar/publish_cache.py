@@ -33,7 +33,6 @@ class KnownTopic(NamedTuple):
     """A topic that was read before.
 
     Attributes:
-        name: Topic Name.
         threshold_s: payload bytes above which a message is large; `sys.maxsize` for never.
     """
 

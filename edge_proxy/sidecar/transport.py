@@ -45,8 +45,6 @@ class ProxiedClients:
     Attributes:
         shared: what all clients share.
         reception: what the proxy's listeners share.
-        upstreams: addresses of the broker.
-        running: the transports of connected clients.
         clock: returns monotonic seconds.
         identity: how the broker is told who a client is.
         connack_timeout_seconds: time from a CONNECT to the broker's CONNACK.
@@ -147,7 +145,6 @@ class ClientTransport:
     Attributes:
         arrival: the client's connection.
         proxied: the client that they serve; set once there is a place for it.
-        logger: logger of the proxy.
         upstream: the address of the connection to the broker; set by `ProxiedClients`.
     """
 

@@ -50,11 +50,7 @@ def _tcp_info(transport: asyncio.Transport) -> TcpInfo | None:
 
 
 class ArrivalProof:
-    """Finds out by TCP whether the cloud's machine has received all of a suspect item.
-
-    Attributes:
-        item: the suspect item.
-    """
+    """Finds out by TCP whether the cloud's machine has received all of a suspect item."""
 
     def __init__(self, item: SentItem, transport: asyncio.Transport) -> None:
         """Begin before the first byte of the item is written."""
@@ -93,7 +89,6 @@ class ConnectionEnd(asyncio.Protocol):
     """The protocol of one of the three connections.
 
     Attributes:
-        name: ``cloud``, ``up`` or ``down``.
         transport: its transport while it is connected, else None.
         received_at: monotonic seconds at which the last bytes came.
     """
@@ -166,10 +161,8 @@ class CloudConnection:
     """One connection to the cloud, and the two local ones that come and go with it.
 
     Attributes:
-        uplink: the uplink or lane that it belongs to.
         ended: a future that becomes (reason, text for the log) at the end.
         relay: passes packets between the three, once the connection to the cloud is established.
-        upstream: the address that it goes to.
         closed: an event that is set when the connection to the cloud has ended.
         is_prompt: whether it has ended right after TCP had acknowledged all that was sent.
         cloud: the protocol of the connection to the cloud's broker.

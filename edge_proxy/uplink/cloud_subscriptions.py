@@ -41,10 +41,8 @@ class CloudRequests(NamedTuple):
     Attributes:
         marker: the payload of a marker to retain before all subscriptions, or None.
         subscribe: the filters of the cloud to subscribe to, before the marker's.
-        unsubscribe: the filters of the cloud to unsubscribe.
         clear: the topics whose retained messages the site's broker is to clear.
         add_records: records of the cloud's session that the site's broker is to store.
-        remove_records: records that it is to delete.
         ends_marker: whether the marker has come, so that the cloud need not retain it any longer.
     """
 
@@ -62,7 +60,6 @@ class _Round:
     """One marker on its way.
 
     Attributes:
-        marker: its payload, which no other marker has.
         topic_filters: the filters of the cloud whose retained messages come before it.
         missing: the topics of the site that have not come again, with their payload bytes.
     """

@@ -52,11 +52,7 @@ class UplinkError(PenstockError):
 
 
 class UplinkRefusedError(PenstockError):
-    """The cloud's broker or the site's has refused the uplink, or has ended it.
-
-    Attributes:
-        reason: one word under which it is counted.
-    """
+    """The cloud's broker or the site's has refused the uplink, or has ended it."""
 
     def __init__(self, reason: str, told: str) -> None:
         super().__init__(told)
@@ -68,8 +64,6 @@ class RelaySettings:
     """Settings of the three connections of an uplink, or of one of its lanes.
 
     Attributes:
-        keys: the uplink's keys.
-        lane: the lane.
         up_id: the Client Identifier, at the site's broker, of the client that subscribes.
         down_id: the Client Identifier there of the client that publishes.
         own_prefix: the prefix of the Client Identifiers of all clients that publish what this
@@ -79,7 +73,6 @@ class RelaySettings:
         password: the password at the cloud's broker, or None.
         marker_topic: the topic of the markers in the cloud; None for no markers.
         state_topic: the topic that is retained as "1" or "0" on both sides; None for no such topic.
-        receive_maximum: the Receive Maximum of the site's broker.
         maximum_packet_size: the bytes of the largest packet that the site's broker accepts.
         is_bridge: whether the CONNECT of MQTT 3.1.1 has the bridge bit.
         other_lane: the Client Identifier of the other lane at the cloud's broker; "" for none.

@@ -130,7 +130,6 @@ class PacketRelay:
     """One connection to the cloud, and the two local ones that belong to it.
 
     Attributes:
-        settings: the settings of the three connections.
         cloud: the bytes to send to the cloud's broker.
         up: the bytes to send from the local client that subscribes.
         down: the bytes to send from the local client that publishes.
@@ -140,7 +139,6 @@ class PacketRelay:
         is_accepted: whether the cloud's broker has accepted the connection, so that the local
             clients connect.
         keep_alive: the Keep Alive in seconds, from the keys or from the cloud's CONNACK.
-        session_present: whether the cloud's broker has the session.
         is_safe: whether the site's broker has the session of *down*, and with persistence has it on
             disk. Only then does the uplink subscribe in the cloud: when a site is killed before,
             the cloud's session is ended, with the messages that wait in it.
@@ -161,8 +159,6 @@ class PacketRelay:
         has_answered: whether the cloud's broker has answered a message or a PINGREQ.
         has_passed: whether a message has passed in either direction and was acknowledged.
         disconnect_code: the reason code of the cloud's DISCONNECT; 0 for none.
-        n_pings: the number of PINGREQs that were sent.
-        n_pongs: the number of PINGREQs that were answered.
     """
 
     def __init__(

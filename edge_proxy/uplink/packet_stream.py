@@ -39,7 +39,6 @@ class PacketStream:
     """Cuts the bytes that one connection receives into packets.
 
     Attributes:
-        version: protocol version.
         maximum_packet_size: bytes of the largest packet that may come; for a PUBLISH, of what
             stands before its payload.
         is_paused: whether no packet is handled. What was received waits for `go_on`.

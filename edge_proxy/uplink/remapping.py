@@ -123,12 +123,7 @@ def in_parts(topic_filter: str, prefix: str) -> str:
 
 
 class Remapping:
-    """The rules of both directions of one uplink, or of one lane of it.
-
-    Attributes:
-        up_rules: rules of what goes up, in their order.
-        down_rules: rules of what comes down, in their order.
-    """
+    """The rules of both directions of one uplink, or of one lane of it."""
 
     def __init__(
         self,
@@ -221,7 +216,6 @@ class Loops:
     """Recognises messages that go round in a loop.
 
     Attributes:
-        site: name of this site.
         max_hops: how many uplinks a message may go up.
         peer: name of the cloud broker's site; "" where it has none or the name is not known.
     """

@@ -30,11 +30,7 @@ is taken for the cause."""
 
 
 class Retries:
-    """The waits between attempts: each is twice as long as the one before.
-
-    Attributes:
-        n_short: how many accepted connections in a row were short.
-    """
+    """The waits between attempts: each is twice as long as the one before."""
 
     def __init__(self, keys: ReconnectKeys, rng: random.Random) -> None:
         """Begin with the first wait."""

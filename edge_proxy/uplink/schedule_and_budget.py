@@ -95,7 +95,6 @@ class Opening(NamedTuple):
     """What a schedule says of a point in time.
 
     Attributes:
-        is_open: whether the uplink may be connected.
         max_bytes_per_second: limit of what goes up; None for no limit.
         look_again_seconds: after so long this may have changed; `LOOK_SECONDS` at most.
     """

@@ -57,8 +57,6 @@ class Request(NamedTuple):
     """One filter of a SUBSCRIBE for the cloud.
 
     Attributes:
-        topic_filter: the filter, by its name in the cloud.
-        qos: Maximum QoS.
         wants_retained: whether retained messages are to be sent (Retain Handling 0, else 2).
         sizes: size class of the messages; None for both.
     """
@@ -88,7 +86,6 @@ class Changes(NamedTuple):
     """The requests to send to the cloud now.
 
     Attributes:
-        subscribe: the subscriptions, each filter once.
         unsubscribe: the filters to unsubscribe; none while a subscription waits for its answer.
     """
 
@@ -116,7 +113,6 @@ class _Wanted:
     """One topic filter of the cloud that the site wants.
 
     Attributes:
-        by_qos: for each QoS, the number of interests that want it.
         by_most: for each QoS, the number of interests with a rule that allows it.
         carrier: the filter that is subscribed to instead; "" for none.
         carried: the filters instead of which it is subscribed to; a dict, to keep their order.
@@ -283,12 +279,7 @@ class Union:
 
 
 class Subscriptions:
-    """The subscriptions that one lane wants in the cloud, and those that the cloud has.
-
-    Attributes:
-        union: the wanted filters.
-        is_coming: whether this lane is connected, or about to be.
-    """
+    """The subscriptions that one lane wants in the cloud, and those that the cloud has."""
 
     def __init__(self, rules: Iterable[DownRule], *, linger_seconds: float) -> None:
         """Begin without clients, and with a cloud that has nothing."""

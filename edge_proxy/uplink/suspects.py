@@ -82,7 +82,6 @@ class SentItem(NamedTuple):
             for a release that the site's broker repeats.
         packet_id: packet identifier of a message of QoS 1 or 2 or its release; 0 for others.
         n_bytes: bytes of the packet; 0 where they do not matter.
-        is_retained: whether the packet has the RETAIN flag.
     """
 
     kind: Literal["message", "release", "qos0", "filter", "own"]
@@ -113,10 +112,8 @@ class End(NamedTuple):
     """How a connection has ended that the cloud's broker had accepted.
 
     Attributes:
-        is_closed: whether the broker has ended it.
         code: reason code of the broker's DISCONNECT; 0 where there was none.
         under_way: items that the broker has not answered.
-        has_answered: whether the broker has answered something.
         is_prompt: whether it has ended right after TCP had acknowledged all that was sent.
         is_short: whether it was short, and so were those right before it.
     """
@@ -134,7 +131,6 @@ class Suspects:
 
     Attributes:
         is_careful: whether this connection, or the next one, sends one item at a time.
-        is_idle: whether nothing is suspect or set aside.
     """
 
     def __init__(self, clock: Callable[[], float], *, has_codes: bool = False) -> None:

@@ -77,11 +77,7 @@ class Uplink:
     Attributes:
         absence: for how long it has not been connected, and why.
         name: its name in the policy file; the lane of large messages adds ``/large``.
-        keys: its keys in the policy file.
-        lane: which messages it carries.
         lanes: all lanes of the uplink, this one included; set once all are made.
-        partnership: coordinates it with the other lane.
-        counts: its counters.
         client_id: Client Identifier at the cloud's broker.
         up_id: Client Identifier of its local client that subscribes.
         down_id: beginning of the Client Identifiers of its local clients that publish.

@@ -15,12 +15,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class OnOff:
-    """A server or a peer that is on and off by turns, for exponential times.
-
-    Attributes:
-        on_seconds: mean time on, T_ON.
-        off_seconds: mean time off, T_OFF.
-    """
+    """A server or a peer that is on and off by turns, for exponential times."""
 
     on_seconds: float
     off_seconds: float

@@ -45,7 +45,6 @@ class Stage:
     """A queue with one server.
 
     Attributes:
-        name: the name for tables and errors.
         service_rate: mu, messages a second while the server works.
         works_with: the peers that must all be on for the server to work.
         loses_without: the peers that must all be on when a message leaves; otherwise it is lost.

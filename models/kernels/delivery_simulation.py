@@ -42,8 +42,6 @@ class StageOutcome:
     """The fates of the messages that came to a stage, each a share of those created.
 
     Attributes:
-        name: the name of the stage.
-        arrived_ratio: the messages that arrived at the stage.
         dropped_ratio: the messages that found the stage full.
         expired_ratio: the messages whose lifetime ended in the stage.
         lost_ratio: the messages that left the stage while the next peer was off.
@@ -68,7 +66,6 @@ class DeliveryOutcome:
         response: the mean seconds from creation to the end of processing.
         quantiles: ``(2001,) float64``, seconds: response times at equal shares of the successes
             from 0 to 1; nan without any success.
-        stages: the outcome of each stage.
     """
 
     n_messages: int
@@ -106,7 +103,6 @@ class StagePassage(NamedTuple):
     """The fates of the messages that came to a stage.
 
     Attributes:
-        stage: the stage that they came to.
         numbers: the numbers of the messages that came.
         times: the times at which they came, seconds.
         passed: a mask of those that go on to the next stage.
@@ -188,12 +184,7 @@ def simulate(path: Path, n_messages: int, rng: np.random.Generator) -> DeliveryO
 
 @dataclass(frozen=True, slots=True)
 class DeliveryRuns:
-    """The independent runs of a delivery simulation.
-
-    Attributes:
-        replications: independent runs of each point.
-        messages: the messages of all runs of a point together.
-    """
+    """The independent runs of a delivery simulation."""
 
     replications: int = 8
     messages: int = 700_000

@@ -51,7 +51,6 @@ class Costs:
         hit: the cost of a dequeue that finds messages, cdh0.
         message: the cost of each message found, its deletion included, cdh.
         miss: the cost of a dequeue that finds nothing, cdm0.
-        monitoring: the cost of a look at the length, cM.
     """
 
     enqueue: float = 0.001
@@ -66,20 +65,16 @@ class DequeueSetting:
     """The parameters of a run; the defaults are table 1 of paper 000 and the reading above.
 
     Attributes:
-        strategy: the name of a dequeue strategy.
         request_rate: lambda, requests a second of a back end.
         sleep_time: the seconds between two retries of `rds`, or two polls of `pms`.
         controllers: dequeue controllers, over which back ends are dealt.
-        back_ends: the back ends that send requests.
         connections: the most requests that a back end may have outstanding at a time.
-        devices: the devices that send messages.
         period: the least time between two messages of a device, seconds.
         enqueue_controllers: the enqueue controllers that store messages.
         physical_queues: the physical queues of the logical queue.
         n_max: the most messages that one request returns.
         min_messages: the number of messages that a request waits for, where the strategy waits.
         max_queues_per_dequeue: the most physical queues that one round of a dequeue tries.
-        costs: the costs of operations.
         seconds: the length of the measured time, seconds.
         warm_up: the seconds before the measured time begins.
     """

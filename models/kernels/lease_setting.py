@@ -19,7 +19,6 @@ class LeaseSetting:
     """A queue between senders and receivers; the defaults are the paper's.
 
     Attributes:
-        order: the order in which messages are received.
         sender_threads: n1.
         broker_threads: n2.
         reliability_ratio: q, the share of deliveries that succeed; the failure probability p is 1 -

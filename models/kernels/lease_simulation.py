@@ -31,7 +31,6 @@ class LeaseOutcome:
 
     Attributes:
         figures: the figures that the analytic network predicts as well.
-        n_messages: the number of messages that were created.
         n_deliveries: the number of deliveries of the broker, failed ones included.
         n_duplicates: the number of deliveries of messages that the receiver already had.
     """
@@ -167,8 +166,6 @@ class _Queue:
 
     Attributes:
         delivered: the time at which the receiver first got each message.
-        begun: the begin of each delivery.
-        ended: the end of each delivery.
         waited: the total time, in seconds, for which visible messages waited for a delivery.
         n_duplicates: the number of duplicates, as in `LeaseOutcome`.
     """
@@ -272,7 +269,6 @@ class LeaseRuns:
     """The independent runs of a queue's simulation.
 
     Attributes:
-        replications: independent runs of each point.
         seconds: the time in which messages are created, seconds.
     """
 

@@ -81,7 +81,6 @@ class LinkChange(NamedTuple):
 
     Attributes:
         at: the time of the change, seconds.
-        state: the state from then on.
     """
 
     at: float
@@ -124,8 +123,6 @@ class Traffic(NamedTuple):
     Attributes:
         small_seconds: mean time between two small ones; infinite for none.
         large_seconds: the mean time between two large messages; infinite for none.
-        small_bytes: the length of a small message with its headers.
-        large_bytes: the payload length of a large message.
         is_random: whether messages arrive at random times (Poisson) instead of regularly.
     """
 
@@ -137,12 +134,7 @@ class Traffic(NamedTuple):
 
 
 class Latencies(NamedTuple):
-    """The latencies of a run, in seconds from when a message was due.
-
-    Attributes:
-        small: the latencies of small messages, in order of arrival.
-        large: the latencies of large messages, likewise.
-    """
+    """The latencies of a run, in seconds from when a message was due."""
 
     small: list[float]
     large: list[float]
@@ -153,10 +145,8 @@ class _MessageUnderWay:
     """A message that has left the broker.
 
     Attributes:
-        packet_id: Packet Identifier.
         left_bytes: the bytes that the link has not yet carried.
         due_at: the time at which the message was due, seconds.
-        is_large: whether the message is of the size class `large`.
     """
 
     packet_id: int
@@ -203,14 +193,9 @@ class _Subscriber:
     """One connection.
 
     Attributes:
-        bottleneck: the link between the broker and this subscriber.
         gate: the gate that decides when large messages leave.
-        traffic: the messages on it.
-        seed: the seed of arrivals and losses.
-        seconds: the time for which messages come.
         is_relayed: whether a relay is between the broker and the link.
         probe_period: T_Q, seconds.
-        found: the latencies of the messages that have arrived.
         on_way: the messages that have left the broker and that the link has not fully carried, in
             order.
     """
@@ -367,11 +352,7 @@ class _Subscriber:
 
 
 class Bottleneck:
-    """A link that one or more subscribers share; each has an equal share of its rate.
-
-    Attributes:
-        state: the present state.
-    """
+    """A link that one or more subscribers share; each has an equal share of its rate."""
 
     def __init__(self, changes: Sequence[LinkChange]) -> None:
         """Take the changes, the first at 0, in order."""

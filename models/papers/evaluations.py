@@ -55,7 +55,6 @@ class Evaluation:
     """One evaluation of a paper.
 
     Attributes:
-        paper: the number of the paper.
         command: the words behind ``penstock plan`` that run it alone.
         run: runs it, whole or quick, and returns its results.
         numbers: a function that yields the numbers of the paper's text from the results.

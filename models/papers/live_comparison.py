@@ -18,12 +18,7 @@ RUNS: Final = (
 
 
 class LiveResults(NamedTuple):
-    """The results of live runs.
-
-    Attributes:
-        tables: the tables for a page.
-        doubts: reasons to doubt the figures.
-    """
+    """The results of live runs."""
 
     tables: dict[str, Table]
     doubts: Sequence[str]

@@ -47,9 +47,6 @@ class ComparedFigure:
     """A figure of a model, and the same figure measured in a live run.
 
     Attributes:
-        paper: the number of the paper.
-        what: the name of the figure.
-        units: the independent units.
         late_seconds: the lateness that 99 of 100 actions of the clients did not exceed, which this
             machine causes.
     """

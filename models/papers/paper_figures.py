@@ -21,13 +21,9 @@ class ReportedNumber:
     """A number of a paper's text, and the simulation's.
 
     Attributes:
-        what: the name of the figure.
-        value: the paper's number.
-        found: the simulation's number.
         reading: our choice where the paper is silent, or the reason why our number differs.
         relation: the relation between the figure and its number in the paper's text.
         closed_form: the figure by queueing theory; nan where no closed form is known.
-        unit: the unit, which is written after the numbers.
     """
 
     what: str

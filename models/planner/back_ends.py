@@ -51,10 +51,8 @@ class ReceiverResult:
     """The simulated results of one number of receivers.
 
     Attributes:
-        count: the number of receivers.
         utilisation: rho.
         outcomes: the outcomes of independent runs; empty where they cannot keep up.
-        seconds: the length of a run.
         quantile_wait: the seconds that 99 of 100 messages do not wait longer than (M/M/N); infinite
             where the receivers cannot keep up.
     """
@@ -148,7 +146,6 @@ class StrategyResult:
     """The simulated results of one dequeue strategy.
 
     Attributes:
-        name: the name of the strategy.
         outcome: the outcome at the back end's load.
         busy_ratio: the share of the gateway's core that requests and messages take.
     """

@@ -27,7 +27,6 @@ class Costs:
         deliver_acknowledged: the cost of a message of QoS 1 to one subscriber, its PUBACK included.
         keep: the cost of storing a message for a session that outlives the process, for each
             session.
-        enqueue: the cost of storing a message in a queue.
         dequeue: the cost of receiving and deleting a message of a queue, in batches of a hundred.
         request: the cost of a request over HTTP that finds nothing.
         receive_byte: the cost of receiving a payload byte.
@@ -37,11 +36,7 @@ class Costs:
         alone_delivery: the further cost of each delivery of such a message.
         alone_commit: the cost of a commit of one message, or of one PUBACK.
         idle: the cost of each second, without any message.
-        look: the cost of looking at one connection's RTT.
-        connect: the cost of opening and closing a connection.
         base_bytes: the memory of a broker without clients.
-        connection_bytes: the memory of an idle connection.
-        subscription_bytes: the memory of a subscription.
         queued_bytes: the memory of a message that waits, without its payload.
     """
 

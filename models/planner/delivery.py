@@ -52,9 +52,6 @@ class Variant:
     """One way to send from devices of a kind to subscribers of a kind.
 
     Attributes:
-        name: the name in tables.
-        devices: the devices that send.
-        subscribers: the subscribers that receive.
         capacity: the most messages that wait for one subscriber; None for any number.
     """
 
@@ -69,8 +66,6 @@ class Delivery:
     """The results of a variant.
 
     Attributes:
-        variant: the variant that was simulated.
-        outcomes: the outcomes of independent runs.
         light: the share of messages that would arrive if services took no time; nan where no closed
             form is known.
         wire_seconds: the time that each message is on links, which is added to each response time.

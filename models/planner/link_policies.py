@@ -72,11 +72,8 @@ class LinkCase(NamedTuple):
     """The link and the traffic of one subscriber.
 
     Attributes:
-        about: the description of the case.
         good: the link's good state, in which it begins.
-        bad: the link's bad state.
         mean_seconds: the mean lengths of good and bad phases.
-        traffic: the messages on it.
     """
 
     about: str
@@ -91,7 +88,6 @@ class SizeBorder(NamedTuple):
 
     Attributes:
         threshold_s: payload bytes above which a message is large; None: all are alike.
-        why: the reason, as text.
     """
 
     threshold_s: int | None
@@ -142,11 +138,8 @@ class PolicyResults:
     """The results of all policies for subscribers of a kind.
 
     Attributes:
-        case: the case that was simulated.
         by_policy: the latencies on each link, by policy or `TWO_LANES`.
-        figures: the latencies, summed up.
         small_ratio: share of the small messages that was simulated.
-        seconds: the length of a run of each link.
     """
 
     case: LinkCase

@@ -39,9 +39,7 @@ class Flow(NamedTuple):
     """Messages to one subscriber from devices of a kind.
 
     Attributes:
-        devices: the name of the kind of devices.
         rate: the messages a second.
-        payload_bytes: the payload length of each message.
     """
 
     devices: str
@@ -59,7 +57,6 @@ class LoadStage:
     """A stage that serves work, such as the broker's core or a link.
 
     Attributes:
-        name: the name of the stage, with what overflows there.
         rate: the arriving work a second.
         most: the most work a second that it can do.
         work: the unit of the work: messages, bytes or processor seconds.
@@ -117,7 +114,6 @@ class BrokerWork(NamedTuple):
     """A kind of work that takes the broker's core.
 
     Attributes:
-        name: the name of the work.
         rate: the number of times that the work occurs, a second.
         seconds: the processor time of each while the broker is busy.
         alone_seconds: the further processor time of each while the broker is not busy.

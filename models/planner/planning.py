@@ -30,12 +30,7 @@ MEMORY_RATIO: Final = 0.8
 
 
 class BackEndPlan(NamedTuple):
-    """The results of one back end.
-
-    Attributes:
-        receivers: the results of each compared number of receivers.
-        strategies: the dequeue strategies that were compared.
-    """
+    """The results of one back end."""
 
     receivers: Sequence[back_ends.ReceiverResult]
     strategies: Sequence[back_ends.StrategyResult]
@@ -46,17 +41,13 @@ class Plan:
     """The predictions for a fleet.
 
     Attributes:
-        fleet: the fleet that was planned for.
-        costs: the costs on its machine.
         stages: the fullest first.
         deliveries: the deliveries by devices and subscribers of a kind: as in the file, then the
             alternatives.
         held: the policies that were compared for subscribers whose links have bad phases and who
             get messages of two sizes.
-        policy: the policy of withholding.
         two_lanes: subscribers of `held` for whom a second connection is shown to give small
             messages a lower p99.
-        queues: the queue of each back end.
     """
 
     fleet: Fleet

@@ -40,8 +40,6 @@ class ScaledFleet:
     """A fleet for a run.
 
     Attributes:
-        fleet: the fleet to be run, and predicted.
-        time_ratio: the factor by which its times are shorter.
         picked: the number of devices whose messages one subscriber gets, by the names of both
             kinds.
         has_links: whether clients are to have the fleet's links, in their good phases.

@@ -52,7 +52,6 @@ class Arrivals(NamedTuple):
     """The messages that one subscriber gets of devices of a kind.
 
     Attributes:
-        created: the number of messages on its topics.
         seconds: ``(n,) float64``: the seconds from creation to arrival of each message that
             arrives.
         last: the time at which the last one arrives, or the last one was created.

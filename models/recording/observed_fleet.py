@@ -48,11 +48,8 @@ class ObservedFleet(NamedTuple):
     """The fleet and the figures of a recording.
 
     Attributes:
-        fleet: the fleet as the planner's file has it.
-        notes: the assumptions, each a sentence.
         figures: the newest value of each of the broker's figures, by name.
         rates: the rate of each of the broker's counters a second, by name.
-        seconds: the length of the recording.
     """
 
     fleet: dict[str, Any]

@@ -100,11 +100,7 @@ class RecordingChoice:
 
 
 class Recorder:
-    """One recording.
-
-    Attributes:
-        n_clients: the number of clients that were seen.
-    """
+    """One recording."""
 
     def __init__(self, address: Address, wanted: RecordingChoice, take: Take) -> None:
         """Prepare the connection.

@@ -20,9 +20,6 @@ class RttRow(NamedTuple):
     """The path to a client, as the broker knew it.
 
     Attributes:
-        seconds: the time of the look.
-        client: the Client Identifier, or its replacement.
-        is_connected: whether it had a network connection.
         rtt_seconds: newest estimate of the plugin `probing`.
         rtt_bytes: payload bytes of the packet that was timed; 0 for a bare acknowledgement.
         unanswered_seconds: the time for which the oldest timed packet had been without an answer.
@@ -47,14 +44,7 @@ class RttRow(NamedTuple):
 
 
 class MessageRow(NamedTuple):
-    """A message that was published.
-
-    Attributes:
-        seconds: the time at which the recorder had it.
-        topic: the Topic Name, perhaps with replaced levels.
-        payload_bytes: the length of the payload.
-        expiry_seconds: the remaining Message Expiry Interval.
-    """
+    """A message that was published."""
 
     seconds: float
     topic: str
@@ -67,7 +57,6 @@ class SubscriptionRow(NamedTuple):
 
     Attributes:
         seconds: the time at which it was first seen.
-        client: the Client Identifier, or its replacement.
         topic_filter: without the share's name, or None.
     """
 
@@ -80,9 +69,7 @@ class FigureRow(NamedTuple):
     """One of the broker's own figures.
 
     Attributes:
-        seconds: the time at which it came.
         name: topic below ``$SYS/broker/``.
-        value: the value as it was published.
     """
 
     seconds: float
@@ -110,7 +97,6 @@ class Writer:
 
     Attributes:
         n_bytes: the total length of all files, bytes.
-        n_rows: the number of rows of each kind.
     """
 
     def __init__(self, folder: Path, max_bytes: int) -> None:

@@ -18,16 +18,7 @@ Protocol = Literal["3.1.1", "5"]
 
 @dataclass(frozen=True, slots=True)
 class StreamPlan:
-    """A stream of a publisher.
-
-    Attributes:
-        number: the number of the stream in the scenario.
-        client_id: the Client Identifier of its connection.
-        topic: the Topic Name.
-        payload_bytes: the payload length of each message.
-        qos: the QoS of each message.
-        times: the times at which messages are due.
-    """
+    """A stream of a publisher."""
 
     number: int
     client_id: str
@@ -42,13 +33,8 @@ class PublisherPlan:
     """A publisher.
 
     Attributes:
-        client_id: the name in the results.
-        number: the number of the publisher in the run.
-        address: the address of the broker.
-        protocol: the version of MQTT.
         streams: its streams, each of which has a connection of its own.
         file: the path of the file for the messages that it published.
-        log: the path of its log.
         sounds: whether it sends test messages to its subscribers until the traffic begins.
     """
 
@@ -67,9 +53,6 @@ class Awaited:
     """A stream of a publisher that a subscriber should receive.
 
     Attributes:
-        publisher: the number of the publisher.
-        stream: the number of the stream.
-        messages: the number of its messages.
         is_promised: whether every message must arrive: at QoS 1 and 2.
     """
 
@@ -84,8 +67,6 @@ class LanePlan:
     """A connection of a subscriber.
 
     Attributes:
-        client_id: the Client Identifier.
-        filters: the topic filters of its subscriptions.
         sizes: the size class of its subscriptions, ``small`` or ``large``; None for both.
         has_lanes: whether it opens a second connection by itself, as `penstock.lanes` does.
     """
@@ -101,17 +82,11 @@ class SubscriberPlan:
     """A subscriber.
 
     Attributes:
-        client_id: the name in the results.
-        address: the address of the broker.
         port: the TCP port of the broker, or of a load balancer before it.
         protocol: the version of MQTT.
         lanes: its connections; a message on any of them counts as received.
-        qos: the maximum QoS that it requests.
-        keep_alive_seconds: the Keep Alive of its CONNECT.
-        user_properties: the User Properties of its CONNECT.
         awaited: the streams that it should receive completely.
         file: the path of the file for the messages that it received.
-        log: the path of its log.
     """
 
     client_id: str

@@ -235,14 +235,7 @@ class _Publisher(_Client):
 
 
 class _Work(NamedTuple):
-    """The message that a subscriber works on.
-
-    Attributes:
-        mid: the packet identifier.
-        qos: the QoS of the PUBLISH.
-        publisher: the number of the publisher.
-        number: the number of the message.
-    """
+    """The message that a subscriber works on."""
 
     mid: int
     qos: int

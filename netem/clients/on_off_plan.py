@@ -20,8 +20,6 @@ class OnOffPublisher:
     """A client that publishes messages as they are created.
 
     Attributes:
-        client_id: the Client Identifier.
-        topic: the Topic Name.
         on: the begin and the end of each time on, ascending; the last end may be infinite.
         created: the creation time of each message, ascending.
         services: the seconds for which a subscriber works on each message; empty for no time.
@@ -31,8 +29,6 @@ class OnOffPublisher:
         lifetime: the seconds from the creation of a message to its end; infinite for none. A
             message is sent with the remaining lifetime, in whole seconds rounded up (Message Expiry
             Interval).
-        host: the host of the process that has this client.
-        address: the address of the broker, for this client.
     """
 
     client_id: str
@@ -60,13 +56,8 @@ class OnOffSubscriber:
     """A client that receives messages and works on one after the other.
 
     Attributes:
-        client_id: the Client Identifier.
         filters: the topic filters of its subscriptions, with QoS 1.
-        on: the times on, as in `OnOffPublisher`.
-        keeps_session: whether its session outlives its connections.
         receive_maximum: the Receive Maximum of its CONNECT; None for the protocol's default.
-        host: the host, as in `OnOffPublisher`.
-        address: the address of the broker, for this client.
     """
 
     client_id: str
@@ -83,10 +74,7 @@ class OnOffClientsPlan:
     """The clients of a run.
 
     Attributes:
-        port: the TCP port of the broker.
         end_seconds: the time at which all clients end, unless messages still arrive.
-        publishers: the publishers by their number.
-        subscribers: the subscribers by their number.
         quiet_seconds: the time without an arrival after which no more messages are awaited.
     """
 
@@ -113,8 +101,6 @@ class Sent(NamedTuple):
     """A PUBLISH that a publisher sent.
 
     Attributes:
-        publisher: the number of the publisher.
-        number: the number of the message.
         at: the time since the beginning, seconds.
         expiry_seconds: the Message Expiry Interval; infinite for none.
     """
@@ -129,10 +115,7 @@ class Answered(NamedTuple):
     """A PUBACK that a publisher got.
 
     Attributes:
-        publisher: the number of the publisher.
-        number: the number of the message.
         at: the time since the beginning, seconds.
-        reason_code: the Reason Code.
     """
 
     publisher: int
@@ -145,11 +128,7 @@ class Arrived(NamedTuple):
     """A PUBLISH that a subscriber got.
 
     Attributes:
-        subscriber: the number of the subscriber.
-        publisher: the number of the publisher.
-        number: the number of the message.
         at: the time since the beginning, seconds.
-        is_duplicate: the DUP flag.
         asked_at: the time at which the subscriber began to connect, on the connection that
             delivered it.
     """
@@ -166,9 +145,6 @@ class Worked(NamedTuple):
     """A message whose work a subscriber has finished within its lifetime.
 
     Attributes:
-        subscriber: the number of the subscriber.
-        publisher: the number of the publisher.
-        number: the number of the message.
         at: the time since the beginning, seconds.
     """
 
@@ -183,9 +159,7 @@ class OnOffRecords:
     """The records of clients.
 
     Attributes:
-        sent: the messages that were sent, in order of time.
         answered: the PUBACKs that came, in order of time.
-        arrived: the messages that arrived, in order of time.
         worked: the messages whose work was finished, in order of time.
         late: the lateness of each action of the schedule, seconds.
     """

@@ -62,7 +62,6 @@ class Times:
         period_seconds: the time between two messages; with ``poisson``, its mean.
         arrivals: ``periodic``, or ``poisson`` (exponential inter-arrival times).
         until_seconds: the end of the stream, exclusive, in seconds after the beginning.
-        chance: the seed of random times.
     """
 
     first_seconds: float | Literal["random"]

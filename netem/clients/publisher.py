@@ -45,8 +45,6 @@ class Published(NamedTuple):
     """A message from its publisher's view.
 
     Attributes:
-        stream: the number of the stream.
-        number: the number of the message.
         published_at: the time at which it was given to the connection, monotonic seconds.
         acknowledged_at: the time of its PUBACK or PUBCOMP, monotonic seconds; None if none arrived.
     """

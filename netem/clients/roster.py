@@ -33,10 +33,8 @@ class PublisherMember(NamedTuple):
     """A publisher.
 
     Attributes:
-        client_id: the name in the results.
         number: the number in the run, from 0.
         topic_number: the value of ``{n}`` in a topic, from 1.
-        publisher: the publisher's entry in the scenario.
     """
 
     client_id: str
@@ -50,9 +48,6 @@ class SubscriberMember(NamedTuple):
 
     Attributes:
         client_id: the name in the results; the Client Identifier where it has one connection.
-        group: the name of its entry in the scenario.
-        is_focus: whether its latencies are reported and compared.
-        subscriber: the subscriber's entry in the scenario.
     """
 
     client_id: str
@@ -65,12 +60,6 @@ class Roster:
     """The clients of one broker in the run with one seed.
 
     Attributes:
-        scenario: the scenario of the run.
-        broker: the name of the broker.
-        seed: the seed of the run.
-        publishers: the publishers by their number.
-        subscribers: the subscribers of the scenario.
-        streams: the names of the streams, by their number.
         units: the independent unit of each subscriber, by the subscriber's name in the scenario.
     """
 

@@ -41,11 +41,6 @@ class Delivered(NamedTuple):
     """A PUBLISH as the subscriber received it.
 
     Attributes:
-        publisher: the number of the publisher.
-        stream: the number of the stream.
-        number: the number of the message.
-        qos: the QoS of the PUBLISH.
-        is_duplicate: the DUP flag.
         at: the time at which it was read, monotonic seconds.
     """
 

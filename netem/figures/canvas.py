@@ -37,13 +37,7 @@ zero."""
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """A picture.
-
-    Attributes:
-        name: the name of its file in the folder of the report.
-        title: the finding, as a sentence.
-        about: the description of the curves and axes.
-    """
+    """A picture."""
 
     name: str
     title: str
@@ -68,7 +62,6 @@ class Canvas:
     """A picture with a title that says the finding, a description, and the origin of its figures.
 
     Attributes:
-        figure: the figure of matplotlib.
         top: the upper edge of the axes, as a share of the picture's height.
         bottom: the lower edge of the axes, likewise.
     """

@@ -55,10 +55,7 @@ class Estimate(NamedTuple):
     """A figure and its 95 % confidence interval.
 
     Attributes:
-        value: the figure of all units.
         low: the lower end of the interval; nan where there is none.
-        high: the upper end, likewise.
-        n_units: the number of independent units.
     """
 
     value: float

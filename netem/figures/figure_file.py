@@ -50,12 +50,7 @@ CELL: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table of text, as a page shows it.
-
-    Attributes:
-        columns: headings.
-        rows: the rows, each with a cell for every column.
-    """
+    """A table of text, as a page shows it."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -123,12 +118,8 @@ class Origin:
     """The origin of figures.
 
     Attributes:
-        command: the command that makes the figures again.
         commit: the commit of the checkout, as `provenance.commit` says.
-        machine: the machine on which the command ran.
-        python: the Python that ran it.
         date: the date of its begin, as YYYY-MM-DD in UTC.
-        doubts: reasons to doubt the figures.
     """
 
     command: str

@@ -75,7 +75,6 @@ class KindRow(NamedTuple):
 
     Attributes:
         words: its kind, congestion control and way, as text.
-        cells: one cell, or all cells of a kind.
     """
 
     words: tuple[str, str, str]
@@ -84,11 +83,7 @@ class KindRow(NamedTuple):
 
 @dataclass(frozen=True)
 class KindFigures:
-    """Figures of the cells of a run.
-
-    Attributes:
-        measures: the measures of the run.
-    """
+    """Figures of the cells of a run."""
 
     measures: Measures
 

@@ -78,7 +78,6 @@ class Figure(NamedTuple):
     """A figure of a broker, before its interval is known.
 
     Attributes:
-        statistic: the function of its units.
         n_units: the number of units; 0 where data is missing.
         is_exact: whether no random value has a part in it.
     """
@@ -100,10 +99,6 @@ class TargetVerdict(NamedTuple):
     """The verdict on a target.
 
     Attributes:
-        figure: the figure that the target is about.
-        found: the measured figure with its interval, as text.
-        bounds: the target's bound, as text.
-        standing: the standing of the figure against the bound.
         is_judged: whether the verdict counts: that of a timing does not in a short run.
     """
 
@@ -140,12 +135,7 @@ def quantile(latencies: Seconds, share: float) -> float:
 
 
 class Measures:
-    """Figures of a run.
-
-    Attributes:
-        scenario: the scenario that was run.
-        tables: the rows of the run.
-    """
+    """Figures of a run."""
 
     def __init__(self, scenario: Scenario, tables: Tables) -> None:
         self.scenario = scenario

@@ -15,13 +15,9 @@ class MessageOutcome(NamedTuple):
     """A message that a subscriber should have received.
 
     Attributes:
-        message: the message as it was published.
-        subscriber: the Client Identifier of the subscriber.
-        is_focus: whether its latency is reported and compared.
         qos: the QoS at which it is delivered; at 0 nothing is promised.
         delivered_s: the time of its first delivery, seconds since the beginning; infinite for
             never.
-        copies: the number of its deliveries.
     """
 
     message: MessageRow

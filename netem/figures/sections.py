@@ -32,9 +32,6 @@ class Section:
     """A table of the report below its heading.
 
     Attributes:
-        name: the name of the table in a file of figures.
-        heading: the heading of the section.
-        columns: headings.
         rows: the rows, each with a cell for every column.
         words: the number of columns, from the left, that hold text; the others hold numbers.
     """

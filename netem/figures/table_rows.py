@@ -15,14 +15,7 @@ class MessageRow(NamedTuple):
     """A message from the view of its publisher and the broker.
 
     Attributes:
-        broker: the name of the broker.
-        seed: the seed of the run.
-        publisher: the Client Identifier of the publisher.
-        stream: the name of its stream in the scenario.
-        topic: its Topic Name.
         number: its number in the stream of this publisher, from 0.
-        payload_bytes: its payload length.
-        qos: the QoS at which it was published.
         due_s: the time at which it was due; latencies count from here.
         published_s: the time at which it was given to the connection.
         acknowledged_s: the time of its PUBACK or PUBCOMP; None at QoS 0.
@@ -47,14 +40,6 @@ class DeliveryRow(NamedTuple):
     """A PUBLISH at a subscriber; a message that comes twice has two, in the order of arrival.
 
     Attributes:
-        broker: the name of the broker.
-        seed: the seed of the run.
-        subscriber: the Client Identifier of the subscriber.
-        publisher: the publisher of the message.
-        stream: the stream of the message.
-        number: the number of the message.
-        qos: the QoS of the PUBLISH.
-        is_duplicate: whether its DUP flag was set.
         delivered_s: the time at which its last byte was read.
     """
 
@@ -73,13 +58,7 @@ class ExpectedRow(NamedTuple):
     """A stream of a publisher that a subscriber should receive completely.
 
     Attributes:
-        broker: the name of the broker.
-        seed: the seed of the run.
-        subscriber: the Client Identifier of the subscriber.
         group: the name of the subscriber's entry in the scenario.
-        is_focus: whether its latencies are reported and compared.
-        publisher: the Client Identifier of the publisher.
-        stream: the name of the stream.
         qos: the QoS of its delivery: the lesser of both sides' (nothing is promised at 0).
         unit: the name of the subscriber's independent unit: a link, with all links that share its
             random values. Units are paired over brokers by this name and the seed.
@@ -100,8 +79,6 @@ class MemoryRow(NamedTuple):
     """A look at a broker's memory; those before the beginning have negative times.
 
     Attributes:
-        broker: the name of the broker.
-        seed: the seed of the run.
         at_s: the time of the look.
         rss_bytes: the resident set of its process and those it has started.
     """
@@ -116,10 +93,6 @@ class WithheldRow(NamedTuple):
     """A time for which Penstock withheld messages from a subscriber.
 
     Attributes:
-        broker: the name of the broker.
-        seed: the seed of the run.
-        subscriber: the Client Identifier of the subscriber.
-        begin_s: the begin.
         end_s: the end, exact to the time between two looks.
         most_messages: the most messages that were withheld at a time.
     """
@@ -136,13 +109,8 @@ class LinkRow(NamedTuple):
     """A time for which a link had one profile.
 
     Attributes:
-        broker: the name of the broker.
-        seed: the seed of the run.
         link: its name, such as ``cloud-edge``.
-        profile: the name of the profile.
         is_impaired: whether this is another profile than the topology's.
-        begin_s: the begin.
-        end_s: the end.
     """
 
     broker: str
@@ -158,11 +126,6 @@ class PacketsRow(NamedTuple):
     """The fates of the packets of one direction of a link, from its making to the end of the run.
 
     Attributes:
-        broker: the name of the broker.
-        seed: the seed of the run.
-        link: the name of the link.
-        direction: ``upstream`` or ``downstream``.
-        taken: the packets that entered it.
         delivered: the packets that arrived, duplicates included.
         lost: the packets lost by chance, as its profile says.
         dropped: the packets dropped at a full queue, as its profile says.
@@ -188,14 +151,12 @@ class RunRow(NamedTuple):
     """A broker in a run.
 
     Attributes:
-        broker: the name of the broker.
         seed: the seed of the run.
         round: the number of the round, from 1; brokers of the same round ran at the same time.
         harness_dropped: the packets that were dropped on all its links without a profile's order.
         deliveries: the number of times at which its forwarder had packets to deliver during the
             traffic.
         late_deliveries: the number of times at which packets were late by more than 10 ms.
-        most_late_s: the greatest lateness.
     """
 
     broker: str
@@ -211,10 +172,6 @@ class MachineRow(NamedTuple):
     """The load of the machine in one second of the traffic.
 
     Attributes:
-        seed: the seed of the run.
-        round: the number of the round, as in `RunRow`.
-        begin_s: the begin.
-        end_s: the end.
         busy_share: the share of all processors that was in use.
         steal_share: the share of all processors that the hypervisor gave to others.
         others_share: the share of all processors that programs outside the run used.

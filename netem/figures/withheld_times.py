@@ -21,8 +21,6 @@ class Accuracy:
     """The times of withholding compared with those of impairment, all in seconds.
 
     Attributes:
-        withheld: the time for which messages were withheld.
-        impaired: the time for which the way was impaired.
         both: the time for which messages were withheld during an impairment.
         outside: the time for which messages were withheld, neither in an impairment nor within
             `GRACE_SECONDS` after it.

@@ -59,11 +59,7 @@ class Counts:
 
 
 class Channel:
-    """One direction of a link.
-
-    Attributes:
-        counts: its packets by outcome.
-    """
+    """One direction of a link."""
 
     __slots__ = (
         "_arriving",

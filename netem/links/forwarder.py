@@ -131,7 +131,6 @@ class ForwardedLink:
     Attributes:
         upstream: the way from the client's device to the server's.
         downstream: the way from the server's device to the client's.
-        schedule: the changes of both.
     """
 
     def __init__(self, server: int, client: int, profile: Profile, seed: str) -> None:

@@ -23,10 +23,7 @@ class AddLink:
     """The request to make two TUN devices and to forward between them.
 
     Attributes:
-        link: the number of the link.
         devices: the names of the server's device and the client's.
-        profile: the profile at the beginning.
-        seed: the seed of its random values.
     """
 
     link: int
@@ -48,8 +45,6 @@ class FollowPlan:
     """The request to change a link by a plan.
 
     Attributes:
-        link: the number of the link.
-        changes: the plan.
         begin_at: the time of the plan's beginning, monotonic seconds; it may be in the past.
     """
 
@@ -95,7 +90,6 @@ class Answer:
             first.
         upstream: for `ReadCounts`, the packets towards the server.
         downstream: for `ReadCounts`, the packets towards the client.
-        lateness: for `ReadLateness`, the lateness.
     """
 
     error: str | None = None

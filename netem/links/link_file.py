@@ -45,8 +45,6 @@ class LinkFile:
     """The content of a link file.
 
     Attributes:
-        profiles: the profiles by name.
-        begin: the profile at the beginning.
         changes: the changes between profiles; None if the link does not change.
     """
 

@@ -69,7 +69,6 @@ class Trace:
 
     Attributes:
         at_seconds: the times of the changes, seconds after the beginning, from 0, ascending.
-        profiles: the profile from each time on, one for each time.
         repeat_seconds: the period after which the trace repeats, at least `LEAST_SECONDS` after the
             last change; None if it does not repeat.
     """

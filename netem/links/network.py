@@ -95,7 +95,6 @@ class Host:
     """A host of a network; made by `Network.host`.
 
     Attributes:
-        name: the name of the host, unique in the network.
         namespace: the name of its network namespace, as for ``ip netns exec``.
         address: its IPv4 address for hosts that share a link with it, and after `Network.route` for
             all connected hosts.
@@ -166,7 +165,6 @@ class Link:
     Attributes:
         server_address: the IPv4 address of the first host on this link.
         client_address: the IPv4 address of the second host.
-        device: the name of its device in both hosts.
     """
 
     def __init__(

@@ -131,7 +131,6 @@ class Relay:
     """Relays connections to one target over a link whose profile can change.
 
     Attributes:
-        profile: the current link.
         address: the (host, port) that it listens on, once started.
     """
 

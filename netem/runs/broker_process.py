@@ -136,12 +136,7 @@ _ASKED: Final = {
 
 
 class RunningBroker:
-    """A broker that was started.
-
-    Attributes:
-        process: its process, which may have child processes.
-        log: its log, which holds all starts in one directory.
-    """
+    """A broker that was started."""
 
     def __init__(
         self,

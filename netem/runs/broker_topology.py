@@ -41,7 +41,6 @@ class Crew:
     """The clients of some hosts: a process that has forked one process for each client.
 
     Attributes:
-        process: the parent of all clients.
         told: the lines that each client has written, by client id.
     """
 
@@ -105,12 +104,9 @@ class BrokerTopology:
     """One broker with its sidecar, edge brokers, links and clients.
 
     Attributes:
-        name: the name of the broker in the scenario.
-        roster: the clients that take part.
         directory: the directory for the files of the broker and the clients.
         network: the network with the hosts and links of this broker alone, so that no other
             broker's packets delay its own.
-        links: the links by their names in the scenario.
         broker: the running one, on the broker's host.
         helpers: its sidecar and edge brokers, after their start.
         crew: its clients, after their start.

@@ -51,7 +51,6 @@ class EachKind:
         streams: the names of streams in `Scenario.traffic` whose topics contain ``{to}``.
         congestion_controls: the congestion controls of the TCP connections over a link, on both
             sides.
-        ways: the ways of subscribers to the broker.
         links_at_once: the most links that run at a time, of all brokers together, but at least one
             kind; None for all.
         few: the brokers that are measured on the first of `ways` alone.
@@ -71,7 +70,6 @@ class Cell(NamedTuple):
     """A kind with a congestion control and a way to the broker.
 
     Attributes:
-        kind: the name of the kind.
         congestion_control: the congestion control of the TCP connections over its link.
         way: the way to the broker.
         receivers: the names of its subscribers, and of their hosts.

@@ -88,7 +88,6 @@ class Load(NamedTuple):
         disturbed_share: the share of the time for which that thread may have waited for programs
             outside the run; nan if the kernel does not report it.
         runnable: the number of processes that ran or waited at the second look.
-        most_late_seconds: the greatest lateness of a forwarder.
     """
 
     begin: float

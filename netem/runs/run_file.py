@@ -26,7 +26,6 @@ class ProcessorShare(NamedTuple):
     """The processor time of a broker.
 
     Attributes:
-        broker: the name of the broker.
         seed: the seed of the run.
         share: the processor time of its process and those it has started, from the beginning of the
             traffic to the end of the run, divided by that time: 1 is one core.
@@ -43,15 +42,11 @@ class RunInfo:
 
     Attributes:
         scenario: the scenario with the durations and the seeds of this length.
-        length: the length of the run, ``full`` or ``short``.
-        command: the command that makes it again.
         commit: short commit of Penstock's source, with ``and changes`` if it was modified; None
             without a checkout.
         machine: the machine's cores, model, memory and kernel.
-        python: the version of Python.
         date: the time of the beginning, ISO 8601 with the offset from UTC.
         versions: the program and version of each broker, by the broker's name.
-        processor: the processor time of each broker and seed.
         remarks: the reasons to doubt the figures, a line each.
     """
 

@@ -74,8 +74,6 @@ class RunOutcome:
     """The results of a run.
 
     Attributes:
-        rows: the rows of all brokers and seeds.
-        processor: the processor time of each broker on each seed.
         remarks: the reasons to doubt the figures, a line each.
     """
 
@@ -145,8 +143,6 @@ class _RoundDisplay:
     """The display of one round's progress.
 
     Attributes:
-        display: the display.
-        words: the description of the round.
         left_seconds: the least time that this and the following rounds take.
     """
 

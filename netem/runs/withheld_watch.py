@@ -33,10 +33,8 @@ class WithheldLook(NamedTuple):
     """The state of one client at one look.
 
     Attributes:
-        client_id: the Client Identifier.
         at: the time of the look, monotonic seconds.
         before: the time of the previous look, monotonic seconds.
-        withheld: the messages that were withheld at that moment.
         withheld_total: the messages that had been withheld since the start.
     """
 
@@ -51,7 +49,6 @@ class WithheldInterval(NamedTuple):
     """A time for which messages were withheld from a client.
 
     Attributes:
-        client_id: the Client Identifier.
         begin: the begin, monotonic seconds.
         end: the end, monotonic seconds.
         most_messages: the most messages that were withheld at a time.

@@ -58,7 +58,6 @@ class AccessList:
 
     Attributes:
         by_user: user name to its own rules; None for clients without one.
-        patterns: rules for all clients.
     """
 
     def __init__(

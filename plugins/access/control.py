@@ -67,8 +67,6 @@ class Scope:
     """The rules of one or more listeners, with the contents of their files.
 
     Attributes:
-        rules: the rules from the policy file.
-        passwords: the passwords by user name.
         access_list: None allows every topic.
         scram_users: None where these listeners have no SCRAM.
         verified: digests of passwords that were right, by user name.
@@ -136,7 +134,6 @@ class FileAccess(AccessControl):
         scopes: rules by listener; "" for all others.
         checks_publish: whether any listener has an ACL file.
         checks_subscribe: False: a SUBSCRIBE is always allowed, as in mosquitto.
-        checks_receive: the same as `checks_publish`.
     """
 
     checks_subscribe = False

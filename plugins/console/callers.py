@@ -67,12 +67,10 @@ class Session:
     """A login.
 
     Attributes:
-        user: the name of the user or of the token.
         token: the digest of the token; b"" for a login with a password.
         holds: says whether the password is still the user's.
         began_at: monotonic seconds of the login.
         used_at: monotonic seconds of the last request.
-        csrf: what each change must repeat.
     """
 
     user: str
@@ -87,10 +85,8 @@ class Rules(NamedTuple):
     """The roles of callers, from the policy file.
 
     Attributes:
-        users: the roles of users.
         anonymous: the role without login; None for none.
         names: names that a browser may know the console by, in lower case, beside its `Host`.
-        is_secure: the console has TLS.
     """
 
     users: Mapping[str, Role]
@@ -103,7 +99,6 @@ class Callers:
     """The callers of the console.
 
     Attributes:
-        rules: the roles of callers.
         check_password: checks a user's password; None where there are no users.
         tokens: the owners of bearer tokens by the digest of the token.
         port: of the console; browsers send a cookie to all ports of a host.

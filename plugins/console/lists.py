@@ -32,11 +32,8 @@ class Form(NamedTuple, Generic[Row]):
     """What a list can be asked for.
 
     Attributes:
-        name: of the list in the answer.
         key: returns the text that names a row, by which the list is ordered unless asked otherwise.
-        key_name: the name of that order.
         sorts: names of numbers in a row by which it can be ordered.
-        texts: returns the texts that a search looks at.
         first: the order without `sort`; None for that of the key.
     """
 
@@ -53,9 +50,6 @@ class Page(Generic[Row]):
 
     Attributes:
         search: in lower case; "" for all rows.
-        sort: the name of the order.
-        limit: rows of the page.
-        total: rows seen that match.
 
     Raises:
         RequestError: a wrong query.

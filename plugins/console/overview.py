@@ -111,11 +111,8 @@ class Reading(NamedTuple):
     """What is kept of the metrics of one moment.
 
     Attributes:
-        at: Unix time.
         monotonic: monotonic seconds.
-        totals: of the counters of rates.
         counts: of the histograms, by metric and labels: bounds and the values in each bucket.
-        gauges: for the graphs.
     """
 
     at: float

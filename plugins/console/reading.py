@@ -82,7 +82,6 @@ class Program(NamedTuple):
 
     Attributes:
         kind: ``broker``, ``proxy``, ``edge`` or ``queue``.
-        has: the parts that answer.
         operations: what can be seen and done; None in ``queue``.
         plugin_metrics: returns the metrics of the plugins where there are no operations.
         plugin_problems: returns what keeps the plugins from serving, where there are none.
@@ -126,13 +125,7 @@ class Program(NamedTuple):
 
 
 class Reading:
-    """The routes and their answers.
-
-    Attributes:
-        per_object: whether there are metrics of single objects.
-        streams: the open tails.
-        overview: the overview.
-    """
+    """The routes and their answers."""
 
     def __init__(
         self,

@@ -44,9 +44,7 @@ class Segment:
     """One file without a name; dropping the last reference closes it.
 
     Attributes:
-        fileno: the file descriptor.
         end_bytes: the position where the next payload begins.
-        n_payloads: the number of payloads that it holds.
     """
 
     __slots__ = ("_free_bytes", "_holes", "end_bytes", "fileno", "n_payloads")

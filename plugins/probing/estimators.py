@@ -53,7 +53,6 @@ class MovingAverage:
     RTTs"; it gives neither length nor weights).
 
     Attributes:
-        window_seconds: the recent past.
         value: seconds, or None before the first sample.
     """
 
@@ -83,7 +82,6 @@ class SourceEstimates:
         payload_bytes: the payload bytes of the packet that it was timed on.
         updated_at: monotonic seconds of that sample, or None before the first.
         minimum: least recent sample.
-        average: moving average.
     """
 
     name: str

@@ -69,10 +69,6 @@ class SubscriberPath:
     """The records of one subscriber, beside its link.
 
     Attributes:
-        timer: the timer of normal deliveries.
-        sources: the sources that have had a sample.
-        probe: the timer of probes.
-        stall: the stall detector of the connection.
         totals: data segments and retransmissions of the connection at its last look, or None.
     """
 

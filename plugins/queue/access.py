@@ -123,7 +123,6 @@ class Caller(NamedTuple):
     Attributes:
         name: the name of the token; "" where callers need none.
         secret: the secret for signatures of version 4; "" where the token has only a digest.
-        roles: the roles by pattern of queue names.
         rate: limits the requests; None for no limit.
     """
 
@@ -160,11 +159,7 @@ ANYBODY: Final = Caller("", "", {"*": ("read", "write", "admin", "publish")})
 
 
 class OperatorAccess:
-    """The callers of routes that the console serves: it has checked who they are.
-
-    Attributes:
-        is_open: False: each has a role.
-    """
+    """The callers of routes that the console serves: it has checked who they are."""
 
     is_open = False
 

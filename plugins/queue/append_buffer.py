@@ -143,8 +143,6 @@ class AppendBuffer:
         stored: tells of what is stored; None to tell nobody.
 
     Attributes:
-        published: the ledger of what the broker offered.
-        requested: the counts of what came in requests.
         on_room: called when there may be room again after a message was refused.
         stored_bytes: payload bytes that were stored, since the program began.
         on_stored: called when they have grown.

@@ -13,12 +13,9 @@ class Published(NamedTuple):
     """How far a batch was published.
 
     Attributes:
-        is_finished: all of its rows are done.
         is_repeat: the batch was committed before this request; the stages of then count.
         n_rows: the rows of the batch; 0 where it is an older one of its query, of which no more is
             known.
-        n_done: the rows that were published, or are not to be.
-        unpublished: rows that were not published, by reason.
         obstacle: what the next row waits for, or "".
     """
 

@@ -318,11 +318,7 @@ class LogicalQueue:
     """A logical queue of the engine.
 
     Attributes:
-        name: its name.
         incarnation: the incarnation of the engine's queue; "" until it is known.
-        spec: its settings.
-        buffer: takes new messages.
-        receivers: the groups that had requests, by name.
         is_closing: whether waiting requests are to be answered at once.
     """
 

@@ -57,10 +57,7 @@ class QueueSink(MessageSink):
 
     Attributes:
         name: unique among the broker's sinks.
-        topic_filters: MQTT topic filters.
         sizes: the size class of its messages; None for both.
-        counts: the counts for the ledger.
-        queue: the logical queue.
     """
 
     def __init__(self, queue: LogicalQueue) -> None:
@@ -106,8 +103,6 @@ class QueuePlugin(Plugin):
     """Stores messages published to the queues' topics and serves them to back ends.
 
     Attributes:
-        service: the logical queues.
-        engine: holds their messages.
         sinks: route targets of the queues that there are.
         sources: feeds consumers over MQTT.
         batches: the batches of requests that the broker publishes; None without them.

@@ -72,9 +72,7 @@ class QueueService:
     """The logical queues of an engine: those of the policy file, and those of requests.
 
     Attributes:
-        engine: holds the messages.
         on_change: called after queues were created, changed or deleted.
-        stored: tells of messages that are stored.
     """
 
     def __init__(

@@ -38,13 +38,7 @@ class OneServer:
 
 @dataclass(frozen=True, slots=True)
 class RedisSentinels:
-    """Programs of Redis that watch a master and its replicas.
-
-    Attributes:
-        addresses: of the sentinels.
-        master: name that the master has there.
-        login: to the sentinels.
-    """
+    """Programs of Redis that watch a master and its replicas."""
 
     addresses: tuple[Address, ...]
     master: str

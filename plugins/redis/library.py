@@ -21,7 +21,6 @@ class Library:
         family: the beginning of the library's name, whatever its version; it ends with ``_``.
         version: the version of the functions and of the keys; a release that changes either has
             another one.
-        package: the package of the folder.
     """
 
     family: str

@@ -54,7 +54,6 @@ class Login:
         tls_ca: file of the authorities that the server's certificate is checked with; None for a
             plain connection.
         tls_certificate: file of the client's certificate; None for none.
-        tls_key: file of its key.
     """
 
     user: str | None = None

@@ -73,7 +73,6 @@ class Patience(NamedTuple):
         timeout_seconds: how long an answer is waited for; then the connection is given up.
         retry_seconds: the age at which a call fails that no server takes.
         min_replicas: how many replicas must have what is stored; 0 to wait for none.
-        replication_seconds: how long replicas are waited for.
         slowdown_detection_time: seconds without an answer after which a server is silent; None for
             never.
     """
@@ -89,12 +88,10 @@ class Call:
     """A command on its way.
 
     Attributes:
-        command: its words.
         slot: hash slot of its keys; 0 where there is but one server.
         is_stored: whether replicas are waited for.
         number: its number among all calls, in the order in which they were made.
         made_at: the loop's time of that, in seconds.
-        future: has its answer.
         is_sent: whether it may have been carried out.
         is_kept: whether it waits for a server however long that takes.
     """
@@ -156,7 +153,6 @@ class Silence:
     Attributes:
         step: seconds between two looks. Looks are counted, not time: while this program stands
             still, no server can answer it.
-        is_silent: whether it is.
     """
 
     def __init__(self, patience: Patience) -> None:
@@ -235,7 +231,6 @@ class Pipeline:
         logger: gets faults.
 
     Attributes:
-        address: of the server.
         failure: why there is no connection; None where there is one.
     """
 

@@ -50,9 +50,7 @@ class Routes:
     """Sends calls to the servers of their keys.
 
     Attributes:
-        on_away: is called when a server is away.
         on_return: is called when keys may be reached that could not be.
-        has_away: whether any server is away.
         n_changes: grows when a server goes away or comes back, and when slots are moved: what was
             known of a key is then to be asked for again.
     """

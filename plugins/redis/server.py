@@ -32,16 +32,12 @@ class RedisServer:
 
     Attributes:
         host: name or address of the only server.
-        port: its port.
-        db: number of the database.
-        prefix: begins the name of each key.
         login: how a connection begins.
         sentinels: the sentinels that know which server is the master; None for those that have
             none.
         cluster: some nodes of a cluster; () for a server that is in none.
         local_nodes: the nodes of the cluster on this machine: receives prefer what they are masters
             of.
-        patience: how long is waited for what.
     """
 
     host: str = "127.0.0.1"

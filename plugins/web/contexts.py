@@ -41,7 +41,6 @@ class Context:
     """Where a console is, and what it needs; a name in the file of contexts stands for it.
 
     Attributes:
-        url: the URL of the console.
         token_file: the file with the token, from the directory of the file of contexts; None for
             none.
         ca_file: the certificate authority of an ``https`` console, likewise; None for those of the

@@ -82,11 +82,7 @@ class HttpStartError(PenstockError):
 
 
 class RequestError(PenstockError):
-    """A request that cannot be answered.
-
-    Attributes:
-        status: HTTP status of the answer.
-    """
+    """A request that cannot be answered."""
 
     def __init__(self, message: str, status: int = 400) -> None:
         super().__init__(message)

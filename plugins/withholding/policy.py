@@ -179,8 +179,6 @@ class Situation(NamedTuple):
         probe_period: T_Q, time until the next RTT estimate.
         is_overdue: whether L_now is that of a packet that has not been answered so far.
         now: monotonic seconds.
-        n_bytes: of the message's payload.
-        is_bad: whether the path is bad, by `Passage.is_bad`.
         passage: of the subscriber's large messages, for policies that learn.
     """
 
@@ -199,9 +197,7 @@ class Judgement(NamedTuple):
     """A policy's answer.
 
     Attributes:
-        delivers: whether the message is delivered now.
         cause: one of `penstock.broker.outbox.large_messages.CAUSES`.
-        why: the same in words, with what was compared.
         release_sojourn: ΔS in seconds above which a withheld message is delivered, unless news of
             the path causes an earlier decision.
     """
@@ -220,7 +216,6 @@ class Policy(ABC):
     inequalities are strict.
 
     Attributes:
-        name: in policy files.
         max_withhold: D, seconds; infinite for policies without it.
     """
 

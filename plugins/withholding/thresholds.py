@@ -168,7 +168,6 @@ class Thresholds:
         fixed: seconds for subscribers without a more specific value.
         by_client: pattern of client ids to seconds.
         by_listener: name of a listener to seconds.
-        learned_from: which value of the link is learned from.
     """
 
     fixed: float | None = None

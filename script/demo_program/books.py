@@ -19,8 +19,6 @@ class Comparison(Generic[Key]):
     """The messages that should be in a place, and those that are there.
 
     Attributes:
-        expected: the number of messages that should be there.
-        missing: the messages that are missing.
         repeated: the messages that are there more than once.
     """
 

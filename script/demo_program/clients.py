@@ -29,7 +29,6 @@ class Client:
     """A connected client.
 
     Attributes:
-        name: its Client Identifier.
         lost: the reason why the connection was lost, or "".
     """
 

@@ -46,12 +46,7 @@ class Windows:
 
 
 class Spark:
-    """The pipeline from the queue `telemetry` into Parquet files.
-
-    Attributes:
-        rows_folder: the messages, each once.
-        windows_folder: their aggregates.
-    """
+    """The pipeline from the queue `telemetry` into Parquet files."""
 
     def __init__(self, programs: Programs, places: Places, folder: Path) -> None:
         """Write the pipeline's file and run it; `wait_until_started` before it is needed."""

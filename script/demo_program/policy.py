@@ -20,11 +20,8 @@ class Places:
     """The files and ports of one broker of the demo.
 
     Attributes:
-        policy_file: the policy file that it is started with.
-        mqtt_port: the TCP port of its listener on loopback.
         http_port: the TCP port of the queue's HTTP API.
         queue_file: the file of its queues; the stage of its batches is beside it.
-        sessions_file: the file of its sessions.
     """
 
     policy_file: Path

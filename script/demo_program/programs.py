@@ -24,8 +24,6 @@ class Program:
     """A running program with a log of its own.
 
     Attributes:
-        name: the name for messages.
-        log: the file of its output.
         pid: the process id of the program, which leads a process group of its own.
     """
 

@@ -39,17 +39,14 @@ class SideResult:
     """The results of one broker.
 
     Attributes:
-        name: the name of the side.
         sent: the numbers of acknowledged small messages and pictures.
         delivered: the numbers delivered to (the direct subscriber, the subscriber behind the slow
             link).
         withheld: the number of large messages that the gate withheld.
-        released: the number of these that it has released.
         ledger: the broker's own counts for its subscribers.
         sinks: the broker's own counts for each queue.
         in_bad: the latency on the slow link of small messages that were published while it was bad.
         whole: the latency on the slow link of all small messages.
-        pictures: the latency on the slow link of all pictures.
         latencies: the (seconds since the start, latency) of each small message on the slow link.
     """
 
@@ -72,12 +69,10 @@ class Result:
 
     Attributes:
         sides: the results of the sides, in the order in which they are shown.
-        taken: the pictures taken from their queue.
         ingested: the number of messages in Parquet files; None without Spark.
         windows: the content of the aggregates; None without Spark.
         bad: the begin and the end of the bad time, seconds since the start.
         pictures_at: the times at which pictures were published, seconds since the start.
-        problems: the losses and faults, each a sentence.
         too_slow: the sides whose small messages were not protected, each a sentence.
         seconds: the duration of the whole demo, seconds.
     """

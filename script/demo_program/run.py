@@ -74,7 +74,6 @@ class Wishes:
 
     Attributes:
         folder: the folder for all files of the demo; emptied first.
-        seconds: the time for which messages are published.
         with_spark: whether Spark reads the queue; without it, the demo reads it itself.
         congestion_control: the congestion control of the brokers' connections; None for the
             machine's.

@@ -31,11 +31,7 @@ MAX_SECONDS: Final = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """The schedule of a demo: when the link is bad.
-
-    Attributes:
-        seconds: the time for which messages are published.
-    """
+    """The schedule of a demo: when the link is bad."""
 
     seconds: float
 

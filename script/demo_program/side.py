@@ -35,9 +35,7 @@ class Side:
     """A broker with a publisher and two subscribers.
 
     Attributes:
-        name: the name for the report.
         places: the places of the broker's files and ports.
-        publisher: the publisher of all messages.
         direct: a subscriber (MQTT 3.1.1) on this machine's own loopback.
         slow: a subscriber (MQTT 5) behind the slow link.
         reader: the reader of the broker's own figures.

@@ -23,8 +23,6 @@ class Sample:
 
     Attributes:
         metric: the name of the measured quantity, as in the topic; its parts are joined by dots.
-        value: the value, which is finite.
-        unit: the unit of the value.
         at: the time, seconds since the Unix epoch.
         pid: the process id of the process that it is about, or None.
         process: the name of that process, or None.

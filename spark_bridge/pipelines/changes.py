@@ -36,12 +36,7 @@ class QueryRecord:
     """The properties of a sink's query that are compared.
 
     Attributes:
-        queue: the logical queue.
-        group: the group as which it reads.
-        place: the format, and the path or table.
-        mode: Spark's output mode.
         state: a line for each operator that keeps state, with its expressions.
-        columns: the columns of the rows, as DDL.
         steps: the steps between source and sink, as texts.
         types: the types of the columns, as Spark's JSON.
         partition_by: the columns whose values are folders.

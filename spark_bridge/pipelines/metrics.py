@@ -34,9 +34,6 @@ _SECONDS: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 300.0)
 class QueryMetrics(StreamingQueryListener):
     """A listener that serves the figures of all queries of a session.
 
-    Attributes:
-        port: the TCP port at which it answers.
-
     Raises:
         OptionError: `bind` cannot be used.
     """

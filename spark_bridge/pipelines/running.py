@@ -75,7 +75,6 @@ class Query:
         name: the name of the query in Spark.
         rows: the rows that are written; for several sinks, the rows that are read for them.
         source: options of the source, whose group is committed.
-        sinks: the sinks by name.
         checkpoint: path or URI of the query's own checkpoint folder.
         write: a function that writes a micro-batch to several sinks; None where Spark writes to the
             one sink.
@@ -94,7 +93,6 @@ class Summary:
     """The results of one query in this run.
 
     Attributes:
-        rows: the number of messages that were read.
         micro_batches: the number of micro-batches that had messages.
         seconds: their duration, from the request for the queue's offsets to Spark's commit log.
         late_groups: rows that reached an aggregate after their window was complete. Spark drops and

@@ -68,7 +68,6 @@ class DequeueResults:
     """The outcomes of the runs; those of equal places had equal seeds.
 
     Attributes:
-        rates: lambda, ascending.
         by_rate: the outcomes by label of `RUNS` and lambda.
         by_sleep_time: the outcomes of RDS at the highest lambda, by sleep time.
     """

@@ -22,7 +22,6 @@ class Cluster:
     """Nodes with their physical queues.
 
     Attributes:
-        rings: the rings of the nodes.
         served: the number of messages that each node has served as master, by second.
     """
 

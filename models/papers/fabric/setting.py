@@ -23,7 +23,6 @@ class Fault:
     """A fault of a node, with all that runs on it.
 
     Attributes:
-        node: the name of the node.
         begins: the begin of the fault, seconds.
         ends: the end of the fault, seconds; infinite for a node that is killed, whose unanswered
             messages are lost.
@@ -65,7 +64,6 @@ class FabricSetting:
             of which pauses once a second for a length drawn evenly (the garbage collection of
             section 3.4.3).
         patience: the seconds after which a client counts a missing answer as an error.
-        copy_seconds: the time from the master to a copy and back.
         seconds: the time in which messages come, seconds.
     """
 

@@ -17,7 +17,6 @@ class StoreCosts(NamedTuple):
 
     Attributes:
         round_seconds: the cost that all requests of a round share.
-        message_seconds: the cost of the requests of each message.
     """
 
     round_seconds: float

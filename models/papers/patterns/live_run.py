@@ -67,7 +67,6 @@ class PathKind(NamedTuple):
     Attributes:
         name: the name in tables, with the paper's times.
         publisher: the times on and off of the publisher, or of its network where it is unreliable.
-        subscriber: the times on and off of the subscriber.
         publisher_is_reliable: whether the publisher has pattern D; otherwise it has A.
         subscriber_is_reliable: whether the subscriber has pattern E; otherwise it has B.
         lifetime: the lifetime of a message in whole seconds; infinite for none.
@@ -125,7 +124,6 @@ class PathRuns:
     """The paths of each kind that run at a time, and for how long.
 
     Attributes:
-        paths: the paths of each kind, which run at a time.
         seconds: the time in which messages are created, seconds.
     """
 
@@ -141,7 +139,6 @@ class PathFigures(NamedTuple):
         done: the messages that were done within their lifetime.
         seconds: the time from creation to the end of the service, of all messages that were done
             together.
-        full: the messages that found the queue full.
     """
 
     created: int

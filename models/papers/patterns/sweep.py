@@ -67,7 +67,6 @@ class Limit(NamedTuple):
     """A limit of messages in figure 11.
 
     Attributes:
-        label: the label in tables.
         lifetime: the lifetime of a message, seconds.
         capacity: K of each stage; None for no limit.
         serves_expired: whether expired messages are served, as in `Path`.
@@ -98,13 +97,7 @@ LIMITS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class ClosedFormCheck:
-    """A closed form beside the simulation of the same queue.
-
-    Attributes:
-        what: the queue, and its figure.
-        closed_form: the figure by the closed form.
-        found: the simulation's figure.
-    """
+    """A closed form beside the simulation of the same queue."""
 
     what: str
     closed_form: float

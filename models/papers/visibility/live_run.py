@@ -71,7 +71,6 @@ class QueueRuns:
     """The queues of each setting that run at a time, and for how long.
 
     Attributes:
-        queues: the queues of each setting, which run at a time.
         seconds: the time in which messages are created, seconds.
     """
 
@@ -83,11 +82,9 @@ class QueueFigures(NamedTuple):
     """The results of one queue.
 
     Attributes:
-        messages: the messages that were created.
         delivery_seconds: the time from creation to delivery, of all messages together.
         waited_seconds: the time that all messages together waited, in senders and queue.
         duplicates: deliveries of a message that had been delivered.
-        deliveries: the deliveries that began.
     """
 
     messages: int
@@ -206,15 +203,11 @@ class QueueRun:
     """One queue, its senders and its receivers.
 
     Attributes:
-        name: the name of the queue.
-        setting: the parameters of the queue.
-        draws: the random values of the run.
         late: the lateness of each action, seconds.
         stored: the numbers of messages in the order in which they were stored, where the setting
             has an order.
         received: for each received message its number, the time of the request, and the time of its
             arrival.
-        failures: the failures of its threads.
         is_done: an event that is set when all messages are delivered and settled, or a thread has
             failed.
     """

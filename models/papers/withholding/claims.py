@@ -61,11 +61,7 @@ class CheckedClaim(NamedTuple):
     """A claim and whether it holds.
 
     Attributes:
-        claim: the claim as a sentence.
         standing: `MET` where the results support the claim.
-        found: the results as text.
-        short: the claim as text beside a plot.
-        brief: the results as text beside a plot.
         subject: the figure of the paper that the claim is about, as in `FIGURE_8`.
     """
 

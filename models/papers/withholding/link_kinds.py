@@ -37,7 +37,6 @@ class SimulatedKind(NamedTuple):
     Attributes:
         changes: a function that makes the changes of a link from random values, the length of the
             run in seconds and the congestion control.
-        traffic: the traffic of each subscriber.
         n_subscribers: the number of subscribers that share a link.
         by_congestion_control: whether the congestion control makes a difference in this
             approximation.

@@ -62,7 +62,6 @@ class LinkCell(NamedTuple):
     """A kind of link, seen from a broker.
 
     Attributes:
-        kind: the name of the kind in `KINDS`.
         congestion_control: the congestion control of the connection.
         is_relayed: whether a load balancer is between the broker and the link.
     """
@@ -90,8 +89,6 @@ class VariedConstant(NamedTuple):
     """A constant of the rule, and the values that are tried for it.
 
     Attributes:
-        module: the module by whose name the constant is used.
-        name: the name of the constant.
         values: the values in place of the constant's own.
     """
 

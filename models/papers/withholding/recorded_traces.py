@@ -43,7 +43,6 @@ class Trace(NamedTuple):
     """The path of one client over time.
 
     Attributes:
-        name: the name of the client.
         rtts: the RTT of the query in each second, seconds.
         arrivals: the arrivals of its large messages; None: none was recorded.
     """

@@ -93,7 +93,6 @@ class WithholdingResults:
     """The mean latency of each policy on each trace.
 
     Attributes:
-        sweep: the parameters of the sweep.
         means: (label, T_Q, threshold_l or None) to one mean latency in seconds for each trace.
     """
 

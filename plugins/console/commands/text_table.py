@@ -63,13 +63,7 @@ def yes_or_no(value: Any) -> str:
 
 
 class Column(NamedTuple):
-    """A column of a table.
-
-    Attributes:
-        title: its name.
-        key: of the row.
-        form: makes a text of the value.
-    """
+    """A column of a table."""
 
     title: str
     key: str

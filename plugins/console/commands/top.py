@@ -97,14 +97,7 @@ def watch(
 
 
 class Seen(NamedTuple):
-    """What was read at one time.
-
-    Attributes:
-        me: of the program.
-        overview: of the broker.
-        clients: rows.
-        total: clients.
-    """
+    """What was read at one time."""
 
     me: Any
     overview: Any

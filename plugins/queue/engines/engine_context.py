@@ -32,7 +32,6 @@ class EngineContext:
     """The logical queues, and the ways to read the clock and to write.
 
     Attributes:
-        queues: the queues by name.
         clock: the clock of the engine; another one once the storage is open.
         cache: decoded segments.
         arrivals: wakes those who wait for messages.

@@ -57,13 +57,10 @@ class LeaseBatch:
     Attributes:
         place: the group and the physical queue of the messages.
         deadline: the engine's time at which they become visible.
-        offsets: the offsets of the messages.
         left: the number of messages that still wait for the deadline.
         counts: the receive counts of their segment.
         first_offset: the first offset of their segment.
-        nonce: the nonce of their receive.
         sizes: the payload bytes of the segment's messages.
-        is_delay: whether they are delayed, not leased.
     """
 
     place: LocalPlace
@@ -90,7 +87,6 @@ class Lease(NamedTuple):
 
     Attributes:
         deadline: the engine's time at which the lease would have ended.
-        nonce: the nonce of the receive.
         sizes: payload bytes of the messages of its segment.
         first_offset: the first offset of its segment.
     """
@@ -107,11 +103,8 @@ class LocalGroup(StoredGroup["LocalPlace"]):
     Attributes:
         row_id: its row number.
         used_at: the engine's time of its newest request; `Arrivals.note_uses` has those that wait.
-        stored_used_at: what the storage has of `used_at`.
         waiting_in: numbers of the physical queues in which messages wait.
         was_full: whether `max_leased_messages` were leased when a message was settled.
-        delay_seconds: the delay of the queue's messages.
-        key_of: reads the key of a message.
     """
 
     n_leased = 0
@@ -209,15 +202,11 @@ class LeaseRequest:
     """One call of `lease` on one physical queue.
 
     Attributes:
-        now: the engine's time.
-        deadline: the end of its leases.
         max_messages: the most messages.
         max_bytes: the most payload bytes after the first message.
-        nonce: another one in each call, as receipts have it.
         received: what it has got so far.
         n_bytes: the payload bytes of these.
         is_full: whether no more messages or bytes fit.
-        n_looked: messages that this step has looked at singly.
         settled: bits to be settled unseen, by reason and first offset.
         sizes: payload bytes of the messages of these segments.
         dead: messages that were received too often: first offset and index.
@@ -260,18 +249,12 @@ class LocalPlace:
     """A group in one physical queue; see the module for the theory of operation.
 
     Attributes:
-        group: the group.
-        physical: the physical queue.
-        floor: everything below is settled.
         settled: bit maps of settled messages in segments behind the floor, by first offset.
         waiting: messages that are not settled; `note_waiting` changes it.
         cursor: every message below it was looked at in this run.
         counts: receive counts of the messages of a segment, by first offset.
         dirty: first offsets of segments whose counts are not stored.
-        leased: batch of each leased message.
-        delayed: batch of each delayed message.
         settling: offsets of messages whose settling is under way.
-        is_ordered: whether keys are delivered in order.
     """
 
     def __init__(self, group: LocalGroup, physical: PhysicalQueue, floor: int) -> None:

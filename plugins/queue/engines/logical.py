@@ -33,7 +33,6 @@ class Waitable:
 
     Attributes:
         arrivals: how often something may have become visible.
-        on_arrival: is called each time.
         used_at: the engine's time of its newest request.
     """
 
@@ -59,9 +58,7 @@ class Extent(Protocol):
     """What is known of a physical queue.
 
     Attributes:
-        number: its number within its queue.
         earliest: the first offset that may still exist.
-        next: the offset of the next message.
         messages: how many exist.
         stored_bytes: the bytes that they take in the storage.
     """
@@ -90,8 +87,6 @@ class StoredGroup(Waitable, ABC, Generic[PlaceT]):
     """A group, as every engine has it.
 
     Attributes:
-        name: its name.
-        spec: its settings.
         epoch: the number of its seeks, modulo 65,536.
         reader: the reader that it belongs to; "" for none.
         places: what the group has settled in each physical queue, by its number.
@@ -145,19 +140,12 @@ class StoredQueue(Waitable, ABC, Generic[PartT, GroupT]):
     """A logical queue, as every engine has it.
 
     Attributes:
-        name: its name.
-        incarnation: UUID of its life.
-        spec: its settings.
-        physical: physical queues by number, ascending.
-        groups: the groups by name.
         messages: the number of messages.
         payload_bytes: the bytes of their payloads.
         stored_bytes: the bytes that they take in the storage.
         reserved_messages: messages whose room is reserved and that are not stored yet.
         reserved_bytes: the payload bytes of these.
         removed: messages that left unread, by reason.
-        key_of: reads the key of a message.
-        is_limited: whether its settings limit what it holds.
     """
 
     def __init__(self, name: str, incarnation: str, spec: QueueSpec) -> None:

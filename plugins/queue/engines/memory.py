@@ -15,7 +15,6 @@ class MemoryStore:
     It keeps no rows, as there is no start at which they are read.
 
     Attributes:
-        name: what messages call it.
         tightened: empty, as there are no files.
     """
 

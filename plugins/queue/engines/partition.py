@@ -34,17 +34,11 @@ class PhysicalQueue:
     It changes on the loop's thread alone, when a transaction is done.
 
     Attributes:
-        row_id: row number.
-        queue_id: row number of its logical queue.
-        number: within its logical queue.
         earliest: first offset that may still exist.
-        next: offset of the next message.
         messages: the number of messages.
         payload_bytes: the bytes of their payloads.
         stored_bytes: the bytes of their segments.
-        index: the index of its segments.
         gone: bit map, and payload bytes, of messages that left a segment, by its first offset.
-        aside: messages that are set aside.
         delays: the delays of the messages of a segment, by first offset, where one has a delay of
             its own that was not over at the last look.
         last_own_delay: first offset of the newest segment in which a message has a delay of its

@@ -26,8 +26,6 @@ class StoredIdentifier(NamedTuple):
 
     Attributes:
         stored_at: seconds of the engine's clock.
-        number: its physical queue.
-        offset: its offset there.
     """
 
     stored_at: float
@@ -39,9 +37,7 @@ class Newest(NamedTuple):
     """The newest message of a key.
 
     Attributes:
-        number: its physical queue.
         first_offset: the first offset of its segment.
-        bit: index in the segment.
     """
 
     number: int
@@ -56,8 +52,6 @@ class LocalQueue(StoredQueue[PhysicalQueue, LocalGroup]):
         row_id: row number.
         stored: messages with deduplication identifiers, in the order in which they were stored.
         newest: newest message of each key, for `keeps_last`; None while it is not known.
-        arrivals: how often messages were stored.
-        is_deleted: whether it exists no longer.
     """
 
     def __init__(self, row: QueueRow, spec: QueueSpec) -> None:

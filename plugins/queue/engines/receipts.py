@@ -41,7 +41,6 @@ class Receive(NamedTuple):
     """What the handles of messages have in common that were received together.
 
     Attributes:
-        number: physical queue.
         receive_count: the receive count of the messages with this receive.
         nonce: another one in each receive, modulo `N_NONCES`.
         epoch: the epoch of the group, another one after each seek, modulo 65,536.
@@ -63,7 +62,6 @@ class Received:
     Attributes:
         receive: what they have in common.
         indexes: the indexes of the handles among those that were read together.
-        offsets: the offsets of their messages.
     """
 
     receive: Receive

@@ -30,11 +30,8 @@ class Request:
 
     Attributes:
         future: is completed with `result`; None where nothing waits for it.
-        result: the result of the request, once it is built.
-        n_messages: how many it stores.
         is_for_readers: whether it makes room, and so is done where nothing can be stored.
         is_repeated: whether it must be built again, in a later transaction.
-        is_alone: whether it has a transaction of its own.
     """
 
     future: asyncio.Future[Any] | None = None
@@ -242,10 +239,7 @@ class DeadLetter(NamedTuple):
     """A message that dies.
 
     Attributes:
-        place: the group and the physical queue in which it is.
         first_offset: the first offset of its segment.
-        bit: index in the segment.
-        row: what `Incoming.add_row` takes.
     """
 
     place: LocalPlace
@@ -297,10 +291,6 @@ class Letter(NamedTuple):
 
     Attributes:
         first_offset: the first offset of the segment in which it is.
-        bit: index in the segment.
-        target: queue that it is moved to.
-        number: physical queue there.
-        row: what `Incoming.add_row` takes.
     """
 
     first_offset: int

@@ -153,12 +153,8 @@ class Decoded:
 
     Attributes:
         first_offset: offset of its first message.
-        n_messages: messages in it.
-        batch: its messages as columns.
         sizes: payload bytes of each.
-        memory_bytes: roughly what it takes.
         clock_offset: added to `Batch.enqueued_at` to get seconds of the engine's clock.
-        flags: the flags of the segment.
     """
 
     __slots__ = (
@@ -251,11 +247,7 @@ def _check_offsets(physical_id: int, segment: Segment, offsets: list[int]) -> No
 
 
 class SegmentCache:
-    """Decoded segments of all queues; the least recently used ones are evicted.
-
-    Attributes:
-        n_bytes: what they take.
-    """
+    """Decoded segments of all queues; the least recently used ones are evicted."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes

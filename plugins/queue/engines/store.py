@@ -28,9 +28,7 @@ class BrokenSegmentError(StorageError):
     """A segment cannot be read; those after it can, once it is set aside.
 
     Attributes:
-        physical_id: row number of its physical queue.
         first_offset: the first offset of the segment.
-        why: what was found.
     """
 
     def __init__(self, physical_id: int, first_offset: int, why: str) -> None:
@@ -50,7 +48,6 @@ class Segment(NamedTuple):
         stored_bytes: the bytes of its frame.
         newest_at: arrival of its last message, seconds since the Unix epoch.
         newest_clock: the arrival of its last message in seconds of the engine's clock.
-        flags: some of `EXPIRES` and `DELAYED`.
     """
 
     first_offset: int
@@ -115,9 +112,6 @@ class Rows:
     """All rows except the frames of segments, as read at the start.
 
     Attributes:
-        queues: logical queues.
-        physical: physical queues.
-        groups: groups.
         floors: offset below which a group has settled everything, by group and physical queue.
         segments: the segments by physical queue, in ascending order of offsets.
         gone: bit map and payload bytes of messages that left a segment, by physical queue and first
@@ -126,7 +120,6 @@ class Rows:
         receives: receive counts of each message, u16, with the same keys.
         deduplication: the identifiers in the order in which they were stored.
         aside: messages that are set aside, by physical queue.
-        meta: texts by name.
     """
 
     queues: list[QueueRow] = field(default_factory=list)
@@ -151,25 +144,18 @@ class Changes:
         queues: rows to be inserted or replaced.
         deleted_queues: logical queues to be deleted, with all that belongs to them; the segments
             are left to `Store.sweep`.
-        physical: rows to be inserted or replaced.
-        groups: rows to be inserted or replaced.
         group_uses: `used_at` of groups, and the group, to be set.
         deleted_groups: groups to be deleted, with all that belongs to them.
         reset_groups: groups whose settled and received messages are forgotten.
-        floors: the floors to be set.
         segments: frames to be stored, each with its physical queue.
         replaced_segments: other frames of segments that are there, with other sizes.
         deleted_segments: physical queue and first offset, with all that belongs to them.
         aside: of these, those that cannot be read, whose bytes are kept: physical queue, segment,
             and messages that the queue then lacks.
-        gone: the messages that left, to be set.
-        settled: the settled messages to be set.
-        receives: the receive counts to be set.
         passed: by group and physical queue, `settled` and `receives` from an offset up to another
             leave.
         deduplication: rows to be inserted or replaced, or None for those to be deleted, by queue
             and identifier.
-        meta: the texts to be set.
     """
 
     must_flush: bool = False

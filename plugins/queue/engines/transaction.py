@@ -51,10 +51,6 @@ class Surroundings:
     """What transactions are built from.
 
     Attributes:
-        store: is written to.
-        cache: holds decoded segments.
-        clock: the clock of the engine.
-        logger: gets faults.
         on_stored: is called with a queue that got messages.
     """
 
@@ -77,10 +73,7 @@ class Transaction:
     """What a group of requests changes.
 
     Attributes:
-        now: the engine's time.
-        changes: rows for the store.
         more: physical queues of which more must be cut.
-        arrived: queues that got messages.
     """
 
     def __init__(self, around: Surroundings) -> None:

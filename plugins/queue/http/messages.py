@@ -86,7 +86,6 @@ class Sender(NamedTuple):
     """Who sends messages, and when.
 
     Attributes:
-        caller: its name becomes the publisher, if it has one.
         now: monotonic seconds, as the messages' arrival.
     """
 

@@ -62,7 +62,6 @@ class AnswerError(RequestError):
 
     Attributes:
         more: keys of the answer beside `error`.
-        headers: the headers of the answer.
     """
 
     def __init__(
@@ -81,11 +80,7 @@ class Context(NamedTuple):
     """What the routes need.
 
     Attributes:
-        service: the queues.
-        access: the callers.
         clock: returns monotonic seconds.
-        bodies: the bodies of requests that are being received.
-        slicer: runs what takes long.
     """
 
     service: QueueService

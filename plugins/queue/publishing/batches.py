@@ -101,11 +101,7 @@ class NoBrokerError(PenstockError):
 
 
 class Batches:
-    """The batches of all owners.
-
-    Attributes:
-        counts: what was done.
-    """
+    """The batches of all owners."""
 
     def __init__(
         self,

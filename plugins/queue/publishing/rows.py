@@ -38,7 +38,6 @@ class StagedRow(NamedTuple):
         topic: Topic Name in UTF-8.
         payload: payload bytes.
         qos: 0, 1 or 2.
-        retain: RETAIN.
         expiry: seconds from the staging on after which it is not published; None for never.
         properties: encoded, with `QOS_PROPERTY`, without expiry and without their length.
     """

@@ -70,7 +70,6 @@ class StageKey(NamedTuple):
     Attributes:
         owner: name of the token; "" where callers need none.
         writer: the writer of the batch; all of its stages have one writer.
-        name: the name of the attempt.
     """
 
     owner: str
@@ -82,8 +81,6 @@ class BatchKey(NamedTuple):
     """A batch: no two are published under one key.
 
     Attributes:
-        owner: the owner, as in `StageKey`.
-        query: name of what makes the batches.
         number: the number of the batch; it rises.
     """
 
@@ -96,9 +93,6 @@ class Publication(NamedTuple):
     """A batch that was committed.
 
     Attributes:
-        key: the key of the batch.
-        n_rows: the rows of the batch.
-        n_done: the rows that were published, or are not to be.
         unpublished: rows that were not published, by reason.
         number: the number by which the file knows it; 0 if it is finished.
         first_row: number of its first row among all rows of its owner.
@@ -123,9 +117,7 @@ class Committed(NamedTuple):
     """What became of a commit.
 
     Attributes:
-        publication: the publication of the batch.
         is_repeat: the batch was committed before, and the stages of then count.
-        n_dropped: stages of the writer that were deleted.
     """
 
     publication: Publication
@@ -137,10 +129,8 @@ class Chunk(NamedTuple):
     """Rows of a publication that follow each other.
 
     Attributes:
-        n_before: rows of the publication before these.
         n_rows: how many.
         at: when they were staged, in seconds of `now`.
-        data: the rows.
     """
 
     n_before: int
@@ -153,10 +143,7 @@ class StageTotals(NamedTuple):
     """What the stage holds.
 
     Attributes:
-        stages: the stages that are not committed.
-        rows: the rows of all stages.
         n_bytes: the bytes of all stages.
-        publications: the publications that are not finished.
     """
 
     stages: int

@@ -101,9 +101,7 @@ class SqsRequest(NamedTuple):
     Attributes:
         action: the action, such as ``SendMessage``.
         parameters: the parameters by their names in the JSON protocol.
-        caller: who sends it.
         access_key_id: the access key of its signature; "" for none.
-        region: the region that the caller is configured with.
         url: the address of the server, as the caller wrote it, such as ``http://127.0.0.1:9324``.
         path: the path of the request; older SDKs name the queue by it.
         undo: is closed where the sender leaves before its answer is written.

@@ -13,7 +13,6 @@ class Fault(NamedTuple):
     Attributes:
         code: its name in the JSON protocol.
         query_code: its name in the query protocol, which most SDKs show; "" for the same name.
-        status: HTTP status.
         is_senders: whether the request must change before it can succeed.
     """
 
@@ -69,11 +68,7 @@ WRONG_SIGNATURE: Final = Fault("InvalidSignatureException", "SignatureDoesNotMat
 
 
 class SqsError(PenstockError):
-    """A request that is refused, or that failed.
-
-    Attributes:
-        fault: the kind of error.
-    """
+    """A request that is refused, or that failed."""
 
     def __init__(self, fault: Fault, message: str) -> None:
         super().__init__(message)

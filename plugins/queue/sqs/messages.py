@@ -78,11 +78,6 @@ class Target(NamedTuple):
     """The queue that messages are sent to.
 
     Attributes:
-        name: the name of the queue.
-        incarnation: the incarnation of the queue.
-        settings: the settings of the queue.
-        body_form: the form of bodies and payloads.
-        publisher: the publisher of the messages.
         now: monotonic seconds.
     """
 
@@ -145,7 +140,6 @@ class Wanted(NamedTuple):
     """What a receiver wants to know of messages.
 
     Attributes:
-        system: names of system attributes, or ``All``.
         attributes: names of message attributes; see `message_attributes.select`.
     """
 
@@ -157,11 +151,7 @@ class Source(NamedTuple):
     """The queue that messages are received from.
 
     Attributes:
-        name: the name of the queue.
-        incarnation: the incarnation of the queue.
         key: what the key of a message is; see `QueueSpec`.
-        body_form: the form of bodies and payloads.
-        region: the region of the caller.
         now: seconds since the Unix epoch.
     """
 

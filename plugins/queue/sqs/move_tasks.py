@@ -32,14 +32,10 @@ class MoveTask:
     """A task, running or over.
 
     Attributes:
-        handle: cannot be guessed.
-        source: queue of the dead letters.
         destination: queue that all go to; None for the one in which each died.
         per_second: messages at most; None for no limit.
         to_move: messages that the source held when it began.
         started_at: milliseconds since the Unix epoch.
-        moved: the messages moved so far.
-        status: the status by Amazon's name.
         failure: why it failed; "" where it did not.
     """
 

@@ -95,7 +95,6 @@ class QueueSettings(NamedTuple):
     """A queue as SQS sees it.
 
     Attributes:
-        spec: the settings of the queue.
         group: the settings of its group `default`.
     """
 

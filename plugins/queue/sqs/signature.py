@@ -38,9 +38,6 @@ class Credential(NamedTuple):
     """An ``Authorization`` header.
 
     Attributes:
-        access_key_id: names the secret.
-        date: day of the signature, ``YYYYMMDD``.
-        region: whatever the client is configured with.
         service: ``sqs``.
         signed_headers: names in lower case, in their order.
         signature: 64 hexadecimal digits.
@@ -58,11 +55,7 @@ class SignedRequest(NamedTuple):
     """What a signature covers.
 
     Attributes:
-        method: the HTTP method.
-        path: the path as it was received, percent-encoded.
         query: the query as it was received, without the question mark.
-        headers: (name, value) in their order.
-        body: the body as it was received.
     """
 
     method: str

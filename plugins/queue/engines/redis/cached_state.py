@@ -26,8 +26,6 @@ class Told(NamedTuple):
     """What each answer tells of a physical queue, in the order of the library's `told`.
 
     Attributes:
-        now: the server's time, as text.
-        next: offset of the next message.
         earliest: first offset that may still exist.
         messages: the number of messages.
         payload_bytes: the bytes of their payloads.
@@ -35,7 +33,6 @@ class Told(NamedTuple):
         oldest: the server's time at which the oldest message arrived, as text; b"" for none.
         delay_ends: the first ends of delays, each followed by its number of messages.
         is_all: 1 where all groups are told of.
-        places: the groups, each as `ToldPlace`.
     """
 
     now: bytes
@@ -54,7 +51,6 @@ class ToldPlace(NamedTuple):
     """What each answer tells of a group in a physical queue, in the order of `group_told`.
 
     Attributes:
-        group: its identifier.
         floor: everything below is settled or committed.
         waiting: messages that are not.
         leased: those of the waiting messages that receivers have.
@@ -80,10 +76,7 @@ class RedisPart:
     """A physical queue.
 
     Attributes:
-        base: common beginning of its keys.
-        number: within its queue.
         earliest: first offset that may still exist.
-        next: offset of the next message.
         messages: the number of messages.
         payload_bytes: the bytes of their payloads.
         stored_bytes: the bytes that they take, without what the server needs for itself.
@@ -158,11 +151,8 @@ class RedisGroup(StoredGroup[RedisPlace]):
     """A group as a program knows it.
 
     Attributes:
-        id: the name by which the server knows it.
         touched_at: the engine's time of its newest request, as far as the server knows.
         under_way: messages that receives under way may lease.
-        answered: is set when a receive has its answer.
-        receipts: makes and reads its receipt handles.
     """
 
     def __init__(self, group_id: str, name: str, spec: GroupSpec, epoch: int) -> None:
@@ -211,7 +201,6 @@ class RedisQueue(StoredQueue[RedisPart, RedisGroup]):
     """A logical queue.
 
     Attributes:
-        raw: its entry in the catalogue.
         has_lost: whether its server has lost messages, so that it is to have another life.
         id_shards: over how many slots its deduplication identifiers are spread, which are those of
             its first physical queues; 0 where all are in a slot of their own.

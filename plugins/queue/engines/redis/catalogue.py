@@ -44,11 +44,7 @@ one call more for messages with identifiers."""
 
 
 class Catalogue:
-    """Creates, changes and deletes queues and groups.
-
-    Attributes:
-        queues: the queues by name.
-    """
+    """Creates, changes and deletes queues and groups."""
 
     def __init__(self, functions: Functions) -> None:
         self.queues: dict[str, RedisQueue] = {}

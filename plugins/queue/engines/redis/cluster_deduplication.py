@@ -54,12 +54,9 @@ class _Pending(NamedTuple):
     """Messages that wait for their claims, or for those of messages before them.
 
     Attributes:
-        part: that they are meant for.
-        args: of the messages.
         claims: calls, each with the places of its messages; none where no message needs one.
         moved: ends when what has its claims was sent on.
         sent: is told what physical queues get.
-        stored: gets the outcome.
     """
 
     part: RedisPart

@@ -68,7 +68,6 @@ class Functions:
 
     Attributes:
         arrivals: wakes those who wait for messages.
-        program: names this program's calls.
         is_cluster: whether each physical queue may be on another server.
         lost: why nothing is stored any more: the server has lost its data; "" while it has it.
         unknown: groups of physical queues that no entry of the catalogue names, with the time at

@@ -36,7 +36,6 @@ class _Waiters:
     """Who waits for a queue.
 
     Attributes:
-        n_waiters: how many.
         left_at: the loop's time, in seconds, at which one has left.
     """
 

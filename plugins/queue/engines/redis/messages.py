@@ -31,13 +31,7 @@ class Row(NamedTuple):
     """A message as the server keeps it.
 
     Attributes:
-        offset: the offset in its physical queue.
-        topic: Topic Name.
-        payload: the payload.
-        qos: the QoS of its publisher.
-        publisher: Client Identifier.
         enqueued_at: wall time of its arrival, seconds since the Unix epoch.
-        properties: JSON object.
         clock: the engine's time of its arrival.
         expires_at: the engine's time of its expiry; 0 for never.
     """

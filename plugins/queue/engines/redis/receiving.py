@@ -45,8 +45,6 @@ class _Run(NamedTuple):
     Attributes:
         receive_count: the receive count of the messages with this receive.
         nonce: the nonce of the receive; -2, which no receive has, where it was of another epoch.
-        indexes: the indexes of their handles.
-        offsets: the offsets of the messages.
     """
 
     receive_count: int
