@@ -54,6 +54,11 @@ returned to the system. An eighth is exact as a binary number."""
 NO_PROPERTIES: Final[Properties] = MappingProxyType({})
 """All messages without properties share this; an empty dict for each would take 64 bytes."""
 
+OF_MQTT_3: Final[Properties] = MappingProxyType({})
+"""The properties of a message for sinks, none, where a client of MQTT 3.1.1 or its will has
+published it: a sink that sends it on may keep it in the order of the client's runs, which are in
+the form of that version."""
+
 
 MESSAGE_BYTES: Final = 232
 """A message takes so much in CPython besides its payload and texts: the object, and the headers of

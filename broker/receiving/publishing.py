@@ -23,7 +23,7 @@ from penstock.broker.config.capabilities import check_publish, is_payload_valid
 from penstock.broker.errors import PeerError, ProtocolError
 from penstock.broker.events import MessageReceived, MessageRouted
 from penstock.broker.extensions import NEVER_FITS, QOS_PROPERTY, UPLINK_PROPERTIES
-from penstock.broker.message import Message, Properties
+from penstock.broker.message import OF_MQTT_3, Message, Properties
 from penstock.broker.mqtt.data_types import read_variable_byte_integer
 from penstock.broker.mqtt.enums import MQTT_5, PacketType
 from penstock.broker.mqtt.expiry import expiry_time
@@ -245,7 +245,7 @@ def new_message(
             return None
         stored = kept
     is_large = len(payload) > plan.threshold_s  # few enough for a time of their own
-    return Message(
+    message = Message(
         plan.topic,
         stored,
         qos=(first_byte >> 1) & 3,
@@ -257,6 +257,9 @@ def new_message(
         publisher=client.session.known_as,
         topic_bytes=plan.topic_bytes,
     )
+    if plan.sinks and client.version != MQTT_5:
+        message.properties = OF_MQTT_3
+    return message
 
 
 def _is_repeat(client: Client, packet_id: int, qos: int) -> bool:

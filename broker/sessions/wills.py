@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Final
 
-from penstock.broker.message import Message, properties_bytes
+from penstock.broker.message import OF_MQTT_3, Message, properties_bytes
+from penstock.broker.mqtt.enums import MQTT_5
 from penstock.broker.mqtt.expiry import expiry_time
 from penstock.broker.mqtt.packets import Will
 from penstock.broker.mqtt.reason_codes import ReasonCode
@@ -84,6 +85,8 @@ def send_will(core: Core, session: Session, now: float) -> None:
     plan = core.tree.plan(will.topic, will.topic.encode())
     message = will_message(will, session.client_id, now, plan.threshold_s)
     message.arrived_at = core.arrived_at(now, plan.sinks)
+    if session.version != MQTT_5:
+        message.properties = OF_MQTT_3
     payload = core.guard.call(core.payload_store, core.keep, will.payload, otherwise=None)
     if payload is None:
         core.router.refuse(session.client_id, will.topic, ReasonCode.QUOTA_EXCEEDED)

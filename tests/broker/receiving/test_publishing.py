@@ -9,7 +9,7 @@ import pytest
 from penstock.broker.config.limits import Limits
 from penstock.broker.events import Callbacks
 from penstock.broker.extensions import PayloadStore, Receipt
-from penstock.broker.message import Message
+from penstock.broker.message import OF_MQTT_3, Message
 from penstock.broker.mqtt.packets import Disconnect, PubAck, PubComp, Publish, PubRec, PubRel
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.mqtt.writer import write_packet
@@ -17,7 +17,7 @@ from penstock.broker.payload import Payload
 from penstock.broker.sessions.broker_state import Core
 from tests.helpers.access import Access
 from tests.helpers.sinks import HoldingSink
-from tests.helpers.virtual import VirtualBroker, VirtualClient
+from tests.helpers.virtual import VirtualBroker, VirtualClient, will
 
 PATIENT: dict[str, Any] = {
     "clean_start": False,
@@ -267,6 +267,18 @@ def test_a_publisher_is_answered_when_the_sink_has_it_safely(qos: int, answer: o
     sink.settle()
     broker.settle()
     assert publisher.inbox == [answer]
+
+
+@pytest.mark.parametrize("version", [4, 5])
+def test_a_sink_knows_what_a_client_of_mqtt_3_1_1_has_published(version: int) -> None:
+    """Its will, too: who sends it on may keep both in the order of the client's runs."""
+    sink = HoldingSink()
+    broker = VirtualBroker(sinks=[sink])
+    publisher = broker.connect("p", version, will=will("q/b"))
+    publisher.publish("q/a", b"x", qos=1, packet_id=4)
+    publisher.lose()
+    assert [message.topic for message in sink.messages] == ["q/a", "q/b"]
+    assert [message.properties is OF_MQTT_3 for message in sink.messages] == [version == 4] * 2
 
 
 class ReturningSink(HoldingSink):
