@@ -257,6 +257,10 @@ PLUGIN_ADAPTERS: Final = frozenset(
     {
         "plugins.access.control",
         "plugins.access.scram",
+        "plugins.cluster.forwarder",
+        "plugins.cluster.frames",  # names the property of messages for shared subscriptions
+        "plugins.cluster.inbox",
+        "plugins.cluster.node_sink",
         "plugins.console.api",
         "plugins.memory.spill",
         "plugins.memory.store",
@@ -419,6 +423,7 @@ ABOVE_THE_CONTRACT: Final = {
     # A client in the broker's process waits for its answers in one way.
     "edge_proxy.local_client": ("broker.network.local_protocol",),
     "plugins.queue.publishing.row_publisher": ("broker.network.local_protocol",),
+    "plugins.cluster.forwarder": ("broker.network.local_protocol",),
     # A file of SQLite is opened, locked and watched in one way.
     "edge_proxy.parts.spool": (
         "broker.durable.database_file",

@@ -1,0 +1,1 @@
+"""Brokers that are one broker, by way of a Redis or Valkey server."""

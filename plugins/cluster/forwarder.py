@@ -1,0 +1,329 @@
+"""The clients in the broker's process that give it what other nodes have routed.
+
+Theory of operation. Each lane of an origin (see `frames`) has one. Messages of QoS 1 and 2 get
+Packet Identifiers in their order. The broker acknowledges them in that order [MQTT-4.6.0-2], so
+that what comes back is compared with what is due, many packets at a time. Where the connection
+ends, as the broker has no memory for a message, what is unacknowledged is sent again on the next
+one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from penstock.broker.counters import count
+from penstock.broker.errors import PenstockError
+from penstock.broker.extensions import LOCAL_CLIENT_PREFIX, LocalClients
+from penstock.broker.mqtt.enums import MAX_PACKET_ID, MQTT_5, PacketType
+from penstock.broker.mqtt.packets import Connect
+from penstock.broker.mqtt.reader import read_packet
+from penstock.broker.mqtt.reason_codes import describe_reason_code
+from penstock.broker.mqtt.receive_buffer import read_remaining_length
+from penstock.broker.mqtt.short_packets import (
+    ALL_PUBACK,
+    ALL_PUBCOMP,
+    ALL_PUBREC,
+    ALL_PUBREL,
+    PACKET_BYTES,
+    n_equal_packets,
+    packets_from,
+)
+from penstock.broker.mqtt.writer import write_packet
+from penstock.broker.network.local_protocol import LocalProtocol
+from penstock.plugins.cluster.frames import LANE_4, LANE_SHARED, packets_of, renumbered
+
+MOST_UNACKNOWLEDGED: Final = 32_000
+"""Messages of QoS 1 and 2: fewer than half of all Packet Identifiers, so that none is in use."""
+
+_RETRY_SECONDS: Final = 0.5
+_PUBACK: Final = 0x40
+_PUBREC: Final = 0x50
+_PUBCOMP: Final = 0x70
+_EXPECTED: Final = {_PUBACK: ALL_PUBACK, _PUBREC: ALL_PUBREC, _PUBCOMP: ALL_PUBCOMP}
+
+
+class ForwarderLostError(PenstockError):
+    """The broker has ended the connection of a forwarder."""
+
+
+class _Sent:
+    """Messages of one frame that are on their way, with successive Packet Identifiers.
+
+    Attributes:
+        packets: their PUBLISH packets.
+        packet_id: the Packet Identifier of the first that is not done.
+        n_left: how many are not done.
+        n_done: how many are.
+        qos: 1 or 2.
+        done: is called with a number of messages that the broker has taken.
+    """
+
+    __slots__ = ("done", "n_done", "n_left", "packet_id", "packets", "qos")
+
+    def __init__(
+        self, packets: bytes, packet_id: int, n_left: int, qos: int, done: Callable[[int], None]
+    ) -> None:
+        self.packets = packets
+        self.packet_id = packet_id
+        self.n_left = n_left
+        self.n_done = 0
+        self.qos = qos
+        self.done = done
+
+    def advance(self, n_messages: int) -> None:
+        """Note that the oldest messages are done."""
+        self.n_left -= n_messages
+        self.n_done += n_messages
+        self.packet_id = after(self.packet_id, n_messages)
+
+    def first(self) -> bytes:
+        """Return the packet of the oldest message that is not done."""
+        packets = packets_of(self.packets)
+        for _ in range(self.n_done):
+            next(packets)
+        return next(packets)
+
+    def rest(self) -> bytes:
+        """Return the packets that are not done."""
+        return b"".join(list(packets_of(self.packets))[self.n_done :])
+
+
+def after(packet_id: int, n_messages: int) -> int:
+    """Return the Packet Identifier that comes so many behind another; 1 follows the last."""
+    return (packet_id + n_messages - 1) % MAX_PACKET_ID + 1
+
+
+class Forwarder:
+    """Gives the messages of one lane of an origin to the broker's sessions.
+
+    Args:
+        clients: connects local clients.
+        origin: name of the node that the messages come from.
+        lane: one of `frames`.
+        on_refused: gets each packet that no member of its shared subscription can take.
+
+    Attributes:
+        n_unacknowledged: messages of QoS 1 and 2 that the broker has not taken.
+        refused: messages that the broker has refused for good, by reason.
+        n_losses: how often its connection has ended.
+    """
+
+    def __init__(
+        self, clients: LocalClients, origin: str, lane: int, on_refused: Callable[[bytes], None]
+    ) -> None:
+        self.n_unacknowledged = 0
+        self.refused: dict[str, int] = {}
+        self.n_losses = 0
+        self.version = 4 if lane == LANE_4 else MQTT_5
+        self.is_shared = lane == LANE_SHARED
+        self.client_id = f"{LOCAL_CLIENT_PREFIX}$cluster/{origin}/{lane}"
+        self._clients = clients
+        self._on_refused = on_refused
+        self._client: _Connection | None = None
+        self._packet_id = 1
+        self._sent: deque[_Sent] = deque()
+        self._unreleased: deque[_Sent] = deque()
+        self._has_room = asyncio.Event()
+        self._is_ready = asyncio.Event()
+        self._is_ready.set()
+        self._again: asyncio.TimerHandle | None = None
+        self._is_closed = False
+
+    async def send(
+        self, packets: bytes, qos: int, n_messages: int, done: Callable[[int], None]
+    ) -> None:
+        """Give packets to the broker, once it takes more.
+
+        Args:
+            packets: whole PUBLISH packets of one QoS.
+            qos: theirs.
+            n_messages: how many; fewer than `MOST_UNACKNOWLEDGED` with QoS 1 and 2.
+            done: called with numbers of messages that the broker has taken: those of QoS 0 once
+                they are written, the others once they are acknowledged.
+        """
+        while (wait := self._obstacle(n_messages if qos else 0)) is not None:
+            await wait
+        if qos:
+            self._write(packets, qos, n_messages, done)
+        else:
+            self._connected().transport.write(packets)
+            done(n_messages)
+
+    def _obstacle(self, n_messages: int) -> Awaitable[object] | None:
+        """Return what is to be waited for before messages can be sent; None for nothing."""
+        if not self._is_ready.is_set():
+            return self._is_ready.wait()
+        client = self._connected()
+        if client.is_paused:
+            return client.drain()
+        if self.n_unacknowledged + n_messages <= MOST_UNACKNOWLEDGED:
+            return None
+        self._has_room.clear()
+        return self._has_room.wait()
+
+    def _write(
+        self, packets: bytes, qos: int, n_messages: int, done: Callable[[int], None]
+    ) -> None:
+        packet_id = self._packet_id
+        self._packet_id = after(packet_id, n_messages)
+        packets = renumbered(packets, packet_id)
+        self._sent.append(_Sent(packets, packet_id, n_messages, qos, done))
+        self.n_unacknowledged += n_messages
+        self._connected().transport.write(packets)
+
+    def _connected(self) -> _Connection:
+        if self._client is None:
+            self._client = _Connection(self)
+            self._client.connect(self._clients)
+        return self._client
+
+    def close(self) -> None:
+        """Disconnect; what is unacknowledged may be lost."""
+        self._is_closed = True
+        if self._again is not None:
+            self._again.cancel()
+        if self._client is not None:
+            self._client.disconnect()
+
+    # -- what the broker says ------------------------------------------------------------------
+
+    def acknowledged(self, first_byte: int, data: bytes, position: int) -> int:
+        """Take acknowledgements that report success, as far as they are in order.
+
+        Returns:
+            The bytes of those that were taken.
+        """
+        due = self._unreleased if first_byte == _PUBCOMP else self._sent
+        if not due:
+            return 0
+        sent = due[0]
+        packet_id = sent.packet_id
+        if sent.qos != (1 if first_byte == _PUBACK else 2):
+            return 0
+        n_due = min(sent.n_left, MAX_PACKET_ID + 1 - packet_id)
+        n_messages = n_equal_packets(_EXPECTED[first_byte], packet_id, n_due, data, position)
+        if n_messages:
+            self._take(first_byte, due, n_messages)
+        return n_messages * PACKET_BYTES
+
+    def answered(self, first_byte: int, packet_id: int, code: int) -> None:
+        """Take one acknowledgement, which may refuse the message.
+
+        Raises:
+            ForwarderLostError: it is not the one that is due.
+        """
+        due = self._unreleased if first_byte == _PUBCOMP else self._sent
+        if not due or due[0].packet_id != packet_id:
+            read = f"{PacketType(first_byte >> 4).name} {packet_id}"
+            allowed = due[0].packet_id if due else "none"
+            raise ForwarderLostError(f"read {read}; allowed: Packet Identifier {allowed}")
+        if code >= 0x80 and first_byte != _PUBCOMP:
+            if self.is_shared:
+                self._on_refused(due[0].first())
+            else:
+                count(self.refused, describe_reason_code(code))
+        self._take(first_byte, due, 1, is_taken=code < 0x80)
+
+    def _take(
+        self, first_byte: int, due: deque[_Sent], n_messages: int, *, is_taken: bool = True
+    ) -> None:
+        sent = due[0]
+        packet_id = sent.packet_id
+        sent.advance(n_messages)
+        if not sent.n_left:
+            due.popleft()
+        if first_byte == _PUBREC and is_taken:
+            released = _Sent(b"", packet_id, n_messages, 2, sent.done)
+            self._unreleased.append(released)
+            assert self._client is not None  # noqa: S101 (it has answered)
+            self._client.transport.write(packets_from(ALL_PUBREL, packet_id, n_messages))
+            sent.done(n_messages)
+            return
+        self.n_unacknowledged -= n_messages
+        self._has_room.set()
+        if first_byte != _PUBCOMP:
+            sent.done(n_messages)
+
+    def lost(self, client: _Connection) -> None:
+        """Connect again, and send again what is unacknowledged."""
+        if client is not self._client or self._is_closed:
+            return
+        self.n_losses += 1
+        self._client = None
+        self._is_ready.clear()
+        self._again = asyncio.get_running_loop().call_later(_RETRY_SECONDS, self._send_again)
+
+    def _send_again(self) -> None:
+        again, self._sent = self._sent, deque()
+        self._unreleased.clear()
+        self.n_unacknowledged = 0
+        for sent in again:
+            self._write(sent.rest(), sent.qos, sent.n_left, sent.done)
+        self._is_ready.set()
+        self._has_room.set()
+
+
+class _Connection(LocalProtocol):
+    """One connection of a forwarder."""
+
+    lost_error = ForwarderLostError
+
+    def __init__(self, forwarder: Forwarder) -> None:
+        super().__init__()
+        self._forwarder = forwarder
+        self._unread = b""
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the broker takes no more for now."""
+        return not self._can_write.is_set()
+
+    def connect(self, clients: LocalClients) -> None:
+        """Connect; packets may follow at once."""
+        forwarder = self._forwarder
+        clients.connect(self, is_patient=True, is_forwarded=True, names_shares=forwarder.is_shared)
+        connect = Connect(
+            forwarder.client_id,
+            protocol_version=forwarder.version,
+            clean_start=True,
+            keep_alive=0,
+        )
+        self.transport.write(write_packet(connect, forwarder.version))
+
+    def data_received(self, data: Any) -> None:
+        """Take acknowledgements."""
+        data = self._unread + data if self._unread else bytes(data)
+        forwarder = self._forwarder
+        position, end = 0, len(data)
+        try:
+            while end - position >= 2:
+                first_byte = data[position]
+                if first_byte in _EXPECTED:
+                    n_bytes = forwarder.acknowledged(first_byte, data, position)
+                    if n_bytes:
+                        position += n_bytes
+                        continue
+                start, length = read_remaining_length(data, position)
+                if not start or start + length > end:
+                    break
+                self._packet(first_byte, data[start : start + length])
+                position = start + length
+        except PenstockError as error:
+            self._told = str(error)
+            self.transport.abort()
+        self._unread = data[position:]
+
+    def _packet(self, first_byte: int, body: bytes) -> None:
+        if first_byte in _EXPECTED:
+            code = body[2] if len(body) > 2 else 0
+            self._forwarder.answered(first_byte, int.from_bytes(body[:2]), code)
+        else:
+            self.take(first_byte, read_packet(first_byte, body, self._forwarder.version))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Let the forwarder connect again."""
+        super().connection_lost(exc)
+        self._forwarder.lost(self)

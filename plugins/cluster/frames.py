@@ -1,0 +1,262 @@
+"""What one node sends to another in an entry of its inbox: frames, one after the other.
+
+Theory of operation. Most frames hold PUBLISH packets as they came from a client, of one QoS and for
+one *lane* of the other node: a client in its process, by which it gives them to its sessions. MQTT
+3.1.1 and MQTT 5 have a lane each, as their packets differ, and so have messages for one member of a
+shared subscription. What follows in a lane stays in order, and all messages of a client's
+connection that go to subscribers of their own take one lane. Other frames are notes: they tell the
+other node's plugin something.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from struct import Struct
+from typing import Final, NamedTuple
+
+from penstock.broker.errors import PenstockError
+from penstock.broker.extensions import SHARE_PROPERTY
+from penstock.broker.message import Message
+from penstock.broker.mqtt.data_types import read_variable_byte_integer
+from penstock.broker.mqtt.enums import MAX_PACKET_ID, MQTT_5, PUBLISH
+from penstock.broker.mqtt.expiry import EXPIRY, interval_left
+from penstock.broker.mqtt.properties import read_publish_properties, write_properties
+from penstock.broker.mqtt.publish_head import read_publish_head
+from penstock.broker.mqtt.short_packets import end_of_equal_heads, number_packets
+from penstock.broker.mqtt.writer import publish_header
+
+APPLIED: Final = 1
+"""A note: the receiver's changes of routes up to a number are applied by the sender."""
+
+RELEASE: Final = 2
+"""A note: the sender has a client now."""
+
+RELEASED: Final = 3
+"""A note: a client that the receiver has asked for was let go."""
+
+LANE_4: Final = 4
+"""A lane: packets in the form of MQTT 3.1.1."""
+
+LANE_5: Final = 5
+"""A lane: packets in the form of MQTT 5."""
+
+LANE_SHARED: Final = 6
+"""A lane: packets in the form of MQTT 5 whose last User Property is `SHARE_PROPERTY`."""
+
+
+MOST_MESSAGES: Final = 4096
+"""The most messages of a frame, so that those of one frame never fill a window."""
+
+MOST_FRAME_BYTES: Final = 131_072
+"""A frame to which packets are added is begun anew beyond so many bytes."""
+
+_HEAD: Final = Struct(">BBxxII")
+"""Kind, QoS, messages, bytes of the body."""
+
+
+class FrameError(PenstockError):
+    """An entry of an inbox is not made of frames."""
+
+
+class Frame(NamedTuple):
+    """A part of an entry.
+
+    Attributes:
+        kind: one of the constants of this module.
+        qos: of all messages; 0 in a note.
+        n_messages: how many packets the body has; 0 in a note.
+        body: the packets, or the bytes of a note.
+    """
+
+    kind: int
+    qos: int
+    n_messages: int
+    body: bytes
+
+
+def read_frames(data: bytes) -> Iterator[Frame]:
+    """Yield the frames of an entry.
+
+    Raises:
+        FrameError: it ends within one, or a kind is unknown.
+    """
+    position, end = 0, len(data)
+    while position < end:
+        if position + _HEAD.size > end:
+            raise FrameError(f"frame at byte {position} of {end}: ends within its head")
+        kind, qos, n_messages, n_bytes = _HEAD.unpack_from(data, position)
+        if not APPLIED <= kind <= LANE_SHARED:
+            raise FrameError(
+                f"frame at byte {position}: read kind {kind}; allowed: 1 to {LANE_SHARED}"
+            )
+        position += _HEAD.size
+        if position + n_bytes > end:
+            raise FrameError(f"frame at byte {position}: of {n_bytes} bytes; there are {end}")
+        yield Frame(kind, qos, n_messages, data[position : position + n_bytes])
+        position += n_bytes
+
+
+def note(kind: int, body: bytes) -> bytes:
+    """Return a frame that tells the other node's plugin something."""
+    return _HEAD.pack(kind, 0, 0, len(body)) + body
+
+
+class _OpenFrame:
+    """A frame to which packets are added."""
+
+    __slots__ = ("n_bytes", "n_messages", "pieces", "qos")
+
+    def __init__(self, qos: int) -> None:
+        self.qos = qos
+        self.n_messages = 0
+        self.n_bytes = 0
+        self.pieces: list[bytes] = []
+
+
+class FrameBuffer:
+    """Collects the frames of one entry. Neighbours of one lane and QoS share a frame.
+
+    Attributes:
+        n_bytes: of all frames, roughly.
+    """
+
+    def __init__(self) -> None:
+        self.n_bytes = 0
+        self._done: list[bytes] = []
+        self._lanes: dict[int, list[_OpenFrame]] = {}
+
+    def add(self, lane: int, qos: int, n_messages: int, *pieces: bytes) -> None:
+        """Add packets, given in pieces, behind all others of a lane."""
+        frames = self._lanes.get(lane)
+        if frames is None:
+            frames = self._lanes[lane] = []
+        frame = frames[-1] if frames else None
+        if (
+            frame is None
+            or frame.qos != qos
+            or frame.n_messages + n_messages > MOST_MESSAGES
+            or frame.n_bytes > MOST_FRAME_BYTES
+        ):
+            frame = _OpenFrame(qos)
+            frames.append(frame)
+            self.n_bytes += _HEAD.size
+        n_bytes = sum(map(len, pieces))
+        frame.pieces += pieces
+        frame.n_messages += n_messages
+        frame.n_bytes += n_bytes
+        self.n_bytes += n_bytes
+
+    def add_note(self, kind: int, body: bytes) -> None:
+        """Add a note, behind all packets that were added."""
+        self._seal()
+        frame = note(kind, body)
+        self._done.append(frame)
+        self.n_bytes += len(frame)
+
+    def _seal(self) -> None:
+        for lane in sorted(self._lanes):
+            for frame in self._lanes[lane]:
+                head = _HEAD.pack(lane, frame.qos, frame.n_messages, frame.n_bytes)
+                self._done.append(head)
+                self._done += frame.pieces
+        self._lanes.clear()
+
+    def take(self) -> bytes:
+        """Return the frames as the data of an entry, and begin anew."""
+        self._seal()
+        data = b"".join(self._done)
+        self._done.clear()
+        self.n_bytes = 0
+        return data
+
+
+# -- packets ---------------------------------------------------------------------------------------
+
+
+def packet_head(message: Message, payload_bytes: int, now: float, share: str = "") -> bytes:
+    """Return what stands before the payload of a message in the form of MQTT 5.
+
+    Args:
+        message: the message.
+        payload_bytes: of its payload.
+        now: monotonic seconds.
+        share: the shared subscription that `SHARE_PROPERTY` is to name; "" for none.
+    """
+    properties = dict(message.properties)
+    if message.expires_at is not None:
+        properties[EXPIRY] = interval_left(message.expires_at, now)
+    if share:
+        pairs = properties.get("user_property", ())
+        properties["user_property"] = [*pairs, (SHARE_PROPERTY, share)]
+    encoded = write_properties(properties, PUBLISH) if properties else b"\0"
+    return publish_header(
+        message.topic_bytes,
+        payload_bytes,
+        message.qos,
+        message.retain,
+        packet_id=1,
+        properties=encoded,
+        version=MQTT_5,
+    )
+
+
+def old_packet_head(message: Message, payload_bytes: int) -> bytes:
+    """Return what stands before the payload of a message in the form of MQTT 3.1.1."""
+    return publish_header(
+        message.topic_bytes, payload_bytes, message.qos, message.retain, packet_id=1, version=4
+    )
+
+
+def share_of(packet: bytes) -> str:
+    """Return the shared subscription that a packet of `LANE_SHARED` names; "" for none.
+
+    Raises:
+        PeerError: it is no PUBLISH of MQTT 5.
+    """
+    _, start = read_variable_byte_integer(packet, 1)
+    _, _, at, _ = read_publish_head(packet, packet[0], start, len(packet), MQTT_5)
+    pairs = read_publish_properties(packet, at)[0].get("user_property", ())
+    return str(pairs[-1][1]) if pairs and pairs[-1][0] == SHARE_PROPERTY else ""
+
+
+def packets_of(body: bytes) -> Iterator[bytes]:
+    """Yield the packets of a frame one by one."""
+    position = 0
+    while position < len(body):
+        length, start = read_variable_byte_integer(body, position + 1)
+        yield body[position : start + length]
+        position = start + length
+
+
+def renumbered(packets: bytes, packet_id: int) -> bytes:
+    """Return PUBLISH packets of QoS 1 or 2 with successive Packet Identifiers.
+
+    Neighbours of one topic and length cost one step together.
+
+    Args:
+        packets: whole packets.
+        packet_id: the Packet Identifier of the first; `MAX_PACKET_ID` is followed by 1.
+    """
+    out = bytearray(packets)
+    position, end = 0, len(packets)
+    while position < end:
+        length = packets[position + 1]
+        start = position + 2
+        if length > 0x7F:
+            length, start = read_variable_byte_integer(packets, position + 1)
+        id_at = start + 2 + (packets[start] << 8 | packets[start + 1])
+        stop = start + length
+        n_bytes = stop - position
+        if stop < end:
+            stop = end_of_equal_heads(packets, packets[position:id_at], stop, n_bytes, end)
+        n_left = (stop - position) // n_bytes
+        while n_left:
+            n = min(n_left, MAX_PACKET_ID + 1 - packet_id)
+            number_packets(out, id_at, id_at + (n - 1) * n_bytes + 2, n_bytes, packet_id)
+            id_at += n * n_bytes
+            n_left -= n
+            packet_id += n
+            if packet_id > MAX_PACKET_ID:
+                packet_id = 1
+        position = stop
+    return bytes(out)

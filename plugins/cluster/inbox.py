@@ -1,0 +1,239 @@
+"""What is read from the own inbox: each entry is given to the broker once, and deleted when done.
+
+Theory of operation. Entries come in the order of the stream. Those of one origin are given to its
+forwarders one after the other; origins do not wait for each other. An entry is done when the broker
+has taken all of its messages. Who has lost the server reads the stream again from its start: the
+numbers of its origin tell what was read before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from logging import Logger
+from typing import Final
+
+from penstock.broker.counters import count
+from penstock.broker.extensions import LocalClients
+from penstock.broker.plugin_guard import is_logged
+from penstock.plugins.cluster.forwarder import Forwarder
+from penstock.plugins.cluster.frames import LANE_4, Frame, FrameError, read_frames
+
+MOST_HELD_BYTES: Final = 16 * 1024 * 1024
+"""Bytes of entries that are read and not done, beyond which no more are read."""
+
+DELETE_SECONDS: Final = 0.01
+"""Entries that are done within this time are deleted together."""
+
+
+class _Entry:
+    """An entry that is not done.
+
+    Attributes:
+        entry_id: its ID in the stream.
+        n_bytes: of its frames.
+        n_left: messages that the broker has not taken.
+    """
+
+    __slots__ = ("_done", "entry_id", "n_bytes", "n_left")
+
+    def __init__(
+        self, entry_id: bytes, n_bytes: int, n_left: int, done: Callable[[_Entry], None]
+    ) -> None:
+        self.entry_id = entry_id
+        self.n_bytes = n_bytes
+        self.n_left = n_left
+        self._done = done
+
+    def done(self, n_messages: int) -> None:
+        """Note that the broker has taken messages."""
+        self.n_left -= n_messages
+        if not self.n_left:
+            self._done(self)
+
+
+class _Origin:
+    """Gives the messages of one other node to the broker, in their order."""
+
+    def __init__(self, inbox: Inbox, name: str) -> None:
+        self.last = (0, 0)
+        self.forwarders: dict[int, Forwarder] = {}
+        self._inbox = inbox
+        self._name = name
+        self._frames: deque[tuple[_Entry, Sequence[Frame]]] = deque()
+        self._wake = asyncio.Event()
+        self._task = asyncio.create_task(self._run(), name=f"penstock-cluster {name}")
+
+    def add(self, entry: _Entry, frames: Sequence[Frame]) -> None:
+        """Give the messages of an entry to the broker, behind those of earlier ones."""
+        self._frames.append((entry, frames))
+        self._wake.set()
+
+    async def _run(self) -> None:
+        while True:
+            while self._frames:
+                entry, frames = self._frames.popleft()
+                for frame in frames:
+                    forwarder = self.forwarders.get(frame.kind) or self._forwarder(frame.kind)
+                    await forwarder.send(frame.body, frame.qos, frame.n_messages, entry.done)
+            self._wake.clear()
+            await self._wake.wait()
+
+    def _forwarder(self, lane: int) -> Forwarder:
+        forwarder = Forwarder(self._inbox.clients, self._name, lane, self._inbox.on_refused)
+        self.forwarders[lane] = forwarder
+        return forwarder
+
+    async def close(self) -> None:
+        """Give nothing more."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        for forwarder in self.forwarders.values():
+            forwarder.close()
+
+
+class Inbox:
+    """The bookkeeping of the own inbox.
+
+    Args:
+        clients: connects local clients.
+        delete: deletes entries, given by their IDs, whose frames have so many bytes.
+        on_note: gets the origin, kind and body of each note, whatever waits before it.
+        on_refused: gets each packet that no member of its shared subscription can take.
+        logger: gets faults.
+
+    Attributes:
+        n_entries: that were read.
+        n_messages: in them.
+        n_bytes: of them.
+        held_bytes: of those that are not done.
+        dropped: entries that were not given to the broker, by reason.
+    """
+
+    def __init__(
+        self,
+        clients: LocalClients,
+        delete: Callable[[Sequence[bytes], int], None],
+        on_note: Callable[[str, int, bytes], None],
+        on_refused: Callable[[bytes], None],
+        logger: Logger,
+    ) -> None:
+        self.clients = clients
+        self.on_refused = on_refused
+        self.n_entries = 0
+        self.n_messages = 0
+        self.n_bytes = 0
+        self.held_bytes = 0
+        self.dropped: dict[str, int] = {}
+        self._delete = delete
+        self._on_note = on_note
+        self._logger = logger
+        self._held: dict[bytes, _Entry] = {}
+        self._origins: dict[str, _Origin] = {}
+        self._done_ids: list[bytes] = []
+        self._done_bytes = 0
+        self._deleting: asyncio.TimerHandle | None = None
+        self._has_room = asyncio.Event()
+        self._has_room.set()
+
+    async def wait_for_room(self) -> None:
+        """Wait until more may be read."""
+        await self._has_room.wait()
+
+    def take(self, entry_id: bytes, origin: str, epoch: int, number: int, data: bytes) -> None:
+        """Take an entry, which may have been read before.
+
+        Args:
+            entry_id: its ID in the stream.
+            origin: name of the node that has put it there.
+            epoch: of that node.
+            number: of the entry, among those of the origin's epoch.
+            data: its frames.
+        """
+        if entry_id in self._held:
+            return
+        source = self._origins.get(origin)
+        if source is None:
+            source = self._origins[origin] = _Origin(self, origin)
+        if (epoch, number) <= source.last:
+            self._free(entry_id, len(data))
+            return
+        source.last = (epoch, number)
+        self.n_entries += 1
+        self.n_bytes += len(data)
+        try:
+            frames = list(read_frames(data))
+        except FrameError as error:
+            count(self.dropped, "unreadable")
+            if is_logged(self.dropped["unreadable"]):
+                self._logger.error(  # noqa: TRY400 (the message says it all)
+                    "cluster: an entry of the node %s is dropped: %s", origin, error
+                )
+            self._free(entry_id, len(data))
+            return
+        messages = [frame for frame in frames if frame.kind >= LANE_4]
+        for frame in frames:
+            if frame.kind < LANE_4:
+                self._on_note(origin, frame.kind, frame.body)
+        n_messages = sum(frame.n_messages for frame in messages)
+        if not n_messages:
+            self._free(entry_id, len(data))
+            return
+        self.n_messages += n_messages
+        entry = _Entry(entry_id, len(data), n_messages, self._done)
+        self._held[entry_id] = entry
+        self.held_bytes += len(data)
+        if self.held_bytes > MOST_HELD_BYTES:
+            self._has_room.clear()
+        source.add(entry, messages)
+
+    def _done(self, entry: _Entry) -> None:
+        del self._held[entry.entry_id]
+        self.held_bytes -= entry.n_bytes
+        if self.held_bytes <= MOST_HELD_BYTES:
+            self._has_room.set()
+        self._free(entry.entry_id, entry.n_bytes)
+
+    def _free(self, entry_id: bytes, n_bytes: int) -> None:
+        """Delete an entry soon, together with others."""
+        self._done_ids.append(entry_id)
+        self._done_bytes += n_bytes
+        if self._deleting is None:
+            loop = asyncio.get_running_loop()
+            self._deleting = loop.call_later(DELETE_SECONDS, self._delete_done)
+
+    def _delete_done(self) -> None:
+        self._deleting = None
+        ids, self._done_ids = self._done_ids, []
+        n_bytes, self._done_bytes = self._done_bytes, 0
+        self._delete(ids, n_bytes)
+
+    async def forget(self, origin: str) -> None:
+        """End what belongs to a node that has left, once the broker has taken its messages."""
+        source = self._origins.get(origin)
+        last = None if source is None else source.last
+        while source is not None and source.last == last:
+            if not any(f.n_unacknowledged for f in source.forwarders.values()):
+                del self._origins[origin]
+                await source.close()
+                return
+            await asyncio.sleep(1.0)
+
+    def refused(self) -> dict[str, int]:
+        """Return the messages that the broker has refused for good, by reason."""
+        found: dict[str, int] = {}
+        for source in self._origins.values():
+            for forwarder in source.forwarders.values():
+                for reason, n_messages in forwarder.refused.items():
+                    found[reason] = found.get(reason, 0) + n_messages
+        return found
+
+    async def close(self) -> None:
+        """Give nothing more to the broker; entries that are not done stay in the stream."""
+        if self._deleting is not None:
+            self._deleting.cancel()
+            self._delete_done()
+        for source in list(self._origins.values()):
+            await source.close()
+        self._origins.clear()

@@ -1,0 +1,323 @@
+"""Another node as a route target: what its subscribers are to get goes into its inbox.
+
+Theory of operation. What the sink accepts in one turn of the loop becomes one entry. While some
+entries are on their way to the engine, the next one collects: so the entries are the larger the
+more there is to send. A publisher of QoS 1 or 2 is acknowledged when the engine has the entry.
+
+Two limits hold publishers back: bytes that the engine has not answered for, and bytes in the inbox
+that the other node has not handled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from penstock.broker.counters import count
+from penstock.broker.errors import PenstockError
+from penstock.broker.extensions import MessageSink, Receipt, SinkCounts, SinkRun
+from penstock.broker.message import OF_MQTT_3, Message
+from penstock.broker.mqtt.enums import MQTT_5
+from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.plugins.cluster.frames import (
+    LANE_4,
+    LANE_5,
+    LANE_SHARED,
+    FrameBuffer,
+    old_packet_head,
+    packet_head,
+)
+
+if TYPE_CHECKING:
+    import asyncio
+
+MOST_BYTES: Final = 8 * 1024 * 1024
+"""Bytes that may wait for the engine's answer for one node, and one message of any size."""
+
+MOST_INBOX_BYTES: Final = 64 * 1024 * 1024
+"""Bytes in an inbox beyond which nothing more is put into it."""
+
+MOST_PUTS: Final = 4
+"""Entries on their way to one inbox. With more of them each would be smaller, and cost as much."""
+
+ENTRY_BYTES: Final = 262_144
+"""An entry leaves at once when it is so large, if few enough are on their way."""
+
+LOOK_AGAIN_SECONDS: Final = 0.1
+"""The interval at which a full inbox is looked at."""
+
+_MESSAGE_BYTES: Final = 64
+"""Counted for each message besides topic and payload."""
+
+Put = Callable[[bytes], "asyncio.Future[int]"]
+"""Puts frames into the inbox of one node; the answer is how many bytes are in it. Without frames it
+asks for that alone."""
+
+
+class _Batch:
+    """What is settled together: the messages of one entry."""
+
+    __slots__ = ("n_bytes", "n_messages", "receipts")
+
+    def __init__(self) -> None:
+        self.n_messages = 0
+        self.n_bytes = 0
+        self.receipts: list[Receipt] = []
+
+
+class NodeSink(MessageSink):
+    """The route target of one other node.
+
+    Args:
+        node: its name.
+        put: puts frames into its inbox.
+        loop: the event loop.
+        clock: returns monotonic seconds.
+
+    Attributes:
+        name: unique among the broker's sinks.
+        topic_filters: those of the node's sessions when the sink is added.
+        counts: the counts for the ledger.
+        node: its name.
+        bytes_on_way: counted against `MOST_BYTES`.
+        inbox_bytes: what the engine has last said.
+        failure: why the last entry was not stored; "" where it was.
+        n_entries: that were stored.
+    """
+
+    def __init__(
+        self,
+        node: str,
+        put: Put,
+        loop: asyncio.AbstractEventLoop,
+        clock: Callable[[], float],
+    ) -> None:
+        self.name = f"cluster.{node}"
+        self.topic_filters: list[str] = []
+        self.counts = SinkCounts()
+        self.node = node
+        self.bytes_on_way = 0
+        self.inbox_bytes = 0
+        self.failure = ""
+        self.n_entries = 0
+        self._put = put
+        self._loop = loop
+        self._clock = clock
+        self._buffer = FrameBuffer()
+        self._batch = _Batch()
+        self._n_puts = 0
+        self._is_scheduled = False
+        self._is_closed = False
+        self._has_refused = False
+        self._look: asyncio.TimerHandle | None = None
+
+    # -- room ----------------------------------------------------------------------------------
+
+    def lacks(self) -> str:
+        """Return why there is no room; "" where there is some."""
+        if self.inbox_bytes > MOST_INBOX_BYTES:
+            return "inbox_full"
+        if self.bytes_on_way < MOST_BYTES:
+            return ""
+        return "engine_away" if self._n_puts else "inbox_full"
+
+    def _refuse(self, reason: str) -> str:
+        self._has_refused = self._has_refused or bool(reason)
+        return reason
+
+    def reserve(self, message: Message) -> str:
+        """Hold room for a message; see `MessageSink`."""
+        reason = self._refuse(self.lacks())
+        if not reason:
+            self.bytes_on_way += _charge(message)
+        return reason
+
+    def release(self, message: Message) -> None:
+        """Give back the room of a message; see `MessageSink`."""
+        self._free(_charge(message))
+
+    def reserve_run(self, n_messages: int, n_bytes: int) -> bool:
+        """Hold room for a run; see `MessageSink`."""
+        if self._refuse(self.lacks()):
+            return False
+        self.bytes_on_way += n_bytes + n_messages * _MESSAGE_BYTES
+        return True
+
+    def release_run(self, n_messages: int, n_bytes: int) -> None:
+        """Give back the room of a run; see `MessageSink`."""
+        self._free(n_bytes + n_messages * _MESSAGE_BYTES)
+
+    def _free(self, n_bytes: int) -> None:
+        self.bytes_on_way -= n_bytes
+        if self._has_refused and self.bytes_on_way < MOST_BYTES // 2 and not self.lacks():
+            self._has_refused = False
+            self.on_room()
+
+    # -- messages ------------------------------------------------------------------------------
+
+    def accept(self, message: Message, receipt: Receipt | None) -> None:
+        """Take a message for which room is held; see `MessageSink`."""
+        self._accept(message, receipt, _charge(message), "")
+
+    def accept_shared(self, message: Message, receipt: Receipt | None, share: str) -> None:
+        """Take a message for one member of a shared subscription; no room is held for it."""
+        n_bytes = _charge(message)
+        self.bytes_on_way += n_bytes
+        self._accept(message, receipt, n_bytes, share)
+
+    def _accept(self, message: Message, receipt: Receipt | None, n_bytes: int, share: str) -> None:
+        self.counts.matched += 1
+        try:
+            payload = message.read_payload()
+        except OSError:
+            self._free(n_bytes)
+            count(self.counts.dropped, "payload_lost")
+            if receipt is not None:
+                receipt.settle(ReasonCode.UNSPECIFIED_ERROR)
+            return
+        if not share and message.properties is OF_MQTT_3:
+            lane, head = LANE_4, old_packet_head(message, len(payload))
+        else:
+            lane = LANE_SHARED if share else LANE_5
+            head = packet_head(message, len(payload), self._clock(), share)
+        self._buffer.add(lane, message.qos, 1, head, payload)
+        self._added(1, n_bytes, receipt)
+
+    def accept_packet(self, packet: bytes, lane: int) -> None:
+        """Take one PUBLISH packet that waits for no answer, and for which no room is held."""
+        self.counts.matched += 1
+        n_bytes = len(packet) + _MESSAGE_BYTES
+        self.bytes_on_way += n_bytes
+        self._buffer.add(lane, packet[0] >> 1 & 3, 1, packet)
+        self._added(1, n_bytes, None)
+
+    def accept_run(self, run: SinkRun, receipt: Receipt | None) -> None:
+        """Take messages that came together; see `MessageSink`."""
+        packets, n_messages, version, qos = run[:4]
+        self.counts.matched += n_messages
+        n_bytes = len(packets) + n_messages * _MESSAGE_BYTES
+        if not qos:
+            reason = self.lacks()
+            if reason:
+                dropped = self.counts.dropped
+                dropped[reason] = dropped.get(reason, 0) + n_messages
+                return
+            self.bytes_on_way += n_bytes
+        lane = LANE_5 if version == MQTT_5 else LANE_4
+        self._buffer.add(lane, qos, n_messages, packets)
+        self._added(n_messages, n_bytes, receipt)
+
+    def tell(self, kind: int, body: bytes) -> None:
+        """Send a note behind what was accepted."""
+        if not self._is_closed:
+            self._buffer.add_note(kind, body)
+            self._soon()
+
+    def _added(self, n_messages: int, n_bytes: int, receipt: Receipt | None) -> None:
+        batch = self._batch
+        batch.n_messages += n_messages
+        batch.n_bytes += n_bytes
+        self.counts.queued += n_messages
+        if receipt is not None:
+            batch.receipts.append(receipt)
+        if self._is_closed:
+            self._drop()
+        elif not self._is_scheduled:
+            self._soon()
+        elif self._buffer.n_bytes > ENTRY_BYTES:
+            self._flush()
+
+    # -- entries -------------------------------------------------------------------------------
+
+    def _soon(self) -> None:
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._loop.call_soon(self._scheduled)
+
+    def _scheduled(self) -> None:
+        self._is_scheduled = False
+        self._flush()
+
+    def _flush(self) -> None:
+        if not self._buffer.n_bytes or self._n_puts >= MOST_PUTS or self._is_closed:
+            return
+        batch, self._batch = self._batch, _Batch()
+        data = self._buffer.take()
+        self._n_puts += 1
+        try:
+            future = self._put(data)
+        except PenstockError as error:
+            self._answered(batch, None, error)
+        else:
+            future.add_done_callback(partial(self._put_done, batch))
+
+    def _put_done(self, batch: _Batch, future: asyncio.Future[int]) -> None:
+        if future.cancelled():
+            self._answered(batch, None, PenstockError("the plugin is closed"))
+            return
+        error = future.exception()
+        self._answered(batch, None if error is not None else future.result(), error)
+
+    def _answered(
+        self, batch: _Batch, inbox_bytes: int | None, error: BaseException | None
+    ) -> None:
+        """Settle what was in an entry, and send what has collected."""
+        counts = self.counts
+        self._n_puts -= 1
+        counts.queued -= batch.n_messages
+        reason_code = 0
+        if inbox_bytes is not None:
+            self.n_entries += 1
+            self.failure = ""
+            counts.stored += batch.n_messages
+            self._note_inbox(inbox_bytes)
+        elif self._is_closed:
+            counts.dropped["node_left"] = counts.dropped.get("node_left", 0) + batch.n_messages
+        else:
+            self.failure = str(error)
+            reason_code = ReasonCode.QUOTA_EXCEEDED
+            counts.dropped["not_stored"] = counts.dropped.get("not_stored", 0) + batch.n_messages
+        for receipt in batch.receipts:
+            receipt.settle(reason_code)
+        self._flush()
+        self._free(batch.n_bytes)
+
+    def _note_inbox(self, n_bytes: int) -> None:
+        """Take note of what is in the inbox; look again where that is too much."""
+        self.inbox_bytes = n_bytes
+        if n_bytes > MOST_INBOX_BYTES and self._look is None and not self._is_closed:
+            self._look = self._loop.call_later(LOOK_AGAIN_SECONDS, self._look_again)
+
+    def _look_again(self) -> None:
+        self._look = None
+        try:
+            future = self._put(b"")
+        except PenstockError:
+            return
+        future.add_done_callback(self._looked)
+
+    def _looked(self, future: asyncio.Future[int]) -> None:
+        failed = future.cancelled() or future.exception() is not None
+        self._note_inbox(self.inbox_bytes if failed else future.result())
+        self._free(0)
+
+    # -- the end -------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Drop what waits: the node has left, and what it has not got is for nobody."""
+        self._is_closed = True
+        if self._look is not None:
+            self._look.cancel()
+        self._drop()
+
+    def _drop(self) -> None:
+        batch, self._batch = self._batch, _Batch()
+        self._buffer.take()
+        self._n_puts += 1  # as if it had been on its way
+        self._answered(batch, None, None)
+
+
+def _charge(message: Message) -> int:
+    """Return the bytes that count towards `MOST_BYTES`."""
+    return message.size_bytes + len(message.topic_bytes) + _MESSAGE_BYTES

@@ -1,0 +1,195 @@
+"""What a node reads from its inbox reaches its clients once, in order, and is deleted then."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+
+from penstock.broker.mqtt.packets import PubAck, PubComp, Publish, PubRec, PubRel
+from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.mqtt.writer import write_packet
+from penstock.broker.server import Server
+from penstock.plugins.cluster import forwarder, inbox
+from penstock.plugins.cluster.frames import (
+    APPLIED,
+    LANE_4,
+    LANE_5,
+    LANE_SHARED,
+    FrameBuffer,
+)
+from penstock.plugins.cluster.inbox import Inbox
+from tests.broker.network.test_in_process import local_clients
+from tests.broker.serving import port_of, serving, until
+from tests.helpers.wire import WireClient, connected
+
+
+class Reader:
+    """An inbox of a node, and what it says.
+
+    Attributes:
+        inbox: the inbox.
+        deleted: IDs of the entries that were deleted.
+        notes: that were read.
+        refused: packets that were refused.
+    """
+
+    def __init__(self, server: Server) -> None:
+        self.deleted: list[bytes] = []
+        self.notes: list[tuple[str, int, bytes]] = []
+        self.refused: list[bytes] = []
+        self._n_entries = 0
+        self.inbox = Inbox(
+            local_clients(server),
+            self._delete,
+            lambda *note: self.notes.append(note),
+            self.refused.append,
+            logging.getLogger("test"),
+        )
+
+    def _delete(self, ids: Sequence[bytes], _n_bytes: int) -> None:
+        self.deleted += ids
+
+    def take(self, data: bytes, number: int, *, origin: str = "a", entry_id: bytes = b"") -> bytes:
+        """Take an entry and return its ID."""
+        self._n_entries += 1
+        entry_id = entry_id or b"%d-0" % self._n_entries
+        self.inbox.take(entry_id, origin, 1, number, data)
+        return entry_id
+
+
+@contextlib.asynccontextmanager
+async def reading() -> AsyncIterator[tuple[Reader, Server]]:
+    """Run a broker with an inbox."""
+    async with serving() as server:
+        reader = Reader(server)
+        try:
+            yield reader, server
+        finally:
+            await reader.inbox.close()
+
+
+def entry(lane: int, qos: int, *payloads: bytes, topic: str = "t") -> bytes:
+    """Return the data of an entry with one frame."""
+    buffer = FrameBuffer()
+    version = 4 if lane == LANE_4 else 5
+    for payload in payloads:
+        share = {"user_property": [("penstock-share", "$share/g/t")]}
+        properties = share if lane == LANE_SHARED else {}
+        packet = Publish(topic, payload, qos, packet_id=9 if qos else 0, properties=properties)
+        buffer.add(lane, qos, 1, write_packet(packet, version))
+    return buffer.take()
+
+
+async def received(client: WireClient, n_messages: int) -> list[tuple[bytes, int]]:
+    """Return payload and QoS of the next messages, acknowledged."""
+    found: list[tuple[bytes, int]] = []
+    while len(found) < n_messages:
+        packet = await client.receive()
+        assert packet is not None
+        if isinstance(packet, PubRel):
+            await client.send(PubComp(packet.packet_id))
+            continue
+        assert isinstance(packet, Publish), packet
+        found.append((bytes(packet.payload), packet.qos))
+        if packet.qos:
+            await client.send((PubAck if packet.qos == 1 else PubRec)(packet.packet_id))
+    return found
+
+
+@pytest.mark.parametrize("lane", [LANE_4, LANE_5])
+@pytest.mark.parametrize("qos", [0, 1, 2])
+async def test_an_entry_reaches_subscribers_in_order_and_is_deleted(lane: int, qos: int) -> None:
+    """Subscribers of both versions get it at its QoS."""
+    payloads = [b"%d" % n for n in range(300)]
+    async with (
+        reading() as (reader, server),
+        await connected(port_of(server), "new") as new,
+        await connected(port_of(server), "old", version=4) as old,
+    ):
+        for client in (new, old):
+            await client.subscribe("t", 2)
+        ids = [reader.take(entry(lane, qos, *payloads), number) for number in (1, 2)]
+        for client in (new, old):
+            assert await received(client, 600) == [(one, qos) for one in payloads * 2]
+        await until(lambda: reader.deleted == ids)
+        assert reader.inbox.held_bytes == 0
+
+
+async def test_what_is_read_again_is_given_once_and_deleted() -> None:
+    """A reader that has lost the server begins anew; a call that was repeated may have two."""
+    async with (
+        reading() as (reader, server),
+        await connected(port_of(server), "new") as client,
+    ):
+        await client.subscribe("t", 1)
+        first = reader.take(entry(LANE_5, 1, b"1"), 1)
+        reader.take(entry(LANE_5, 1, b"1"), 1, entry_id=first)
+        twice = reader.take(entry(LANE_5, 1, b"1"), 1)
+        reader.take(entry(LANE_5, 1, b"2"), 1, origin="c")
+        reader.take(entry(LANE_5, 1, b"3"), 2)
+        assert sorted(await received(client, 3)) == [(b"1", 1), (b"2", 1), (b"3", 1)]
+        await until(lambda: len(reader.deleted) == 4)
+        assert {first, twice} <= set(reader.deleted)
+
+
+async def test_notes_pass_messages_that_wait() -> None:
+    """A subscriber that reads nothing must not hold back who waits for a note."""
+    async with reading() as (reader, _):
+        buffer = FrameBuffer()
+        buffer.add_note(APPLIED, b"7")
+        only = reader.take(buffer.take(), 1)
+        assert reader.notes == [("a", APPLIED, b"7")]
+        await until(lambda: reader.deleted == [only])
+
+
+async def test_an_entry_that_cannot_be_read_is_dropped_and_counted() -> None:
+    """It would stay in the way for good."""
+    async with reading() as (reader, _):
+        bad = reader.take(b"\xff" * 20, 1)
+        await until(lambda: reader.deleted == [bad])
+        assert reader.inbox.dropped == {"unreadable": 1}
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+async def test_a_forwarder_that_loses_its_connection_sends_the_rest_again(
+    monkeypatch: pytest.MonkeyPatch, qos: int
+) -> None:
+    """The broker ends it where it has no memory for a message; nothing is lost, order is kept."""
+    monkeypatch.setattr(forwarder, "_RETRY_SECONDS", 0.0)
+    async with (
+        reading() as (reader, server),
+        await connected(port_of(server), "new") as client,
+    ):
+        await client.subscribe("t", 2)
+        ids = [reader.take(entry(LANE_5, qos, b"1", b"2"), 1)]
+        assert await received(client, 2) == [(b"1", qos), (b"2", qos)]
+        await until(lambda: reader.deleted == ids)
+        session = server.core.sessions.get("$uplink/$cluster/a/5")
+        assert session is not None
+        assert session.client is not None
+        session.client.close(ReasonCode.QUOTA_EXCEEDED, None)
+        ids.append(reader.take(entry(LANE_5, qos, b"3", b"4"), 2))
+        assert await received(client, 2) == [(b"3", qos), (b"4", qos)]
+        await until(lambda: reader.deleted == ids)
+
+
+async def test_what_is_held_is_limited_and_more_is_read_once_it_is_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A node whose clients are slow leaves what comes in the engine."""
+    monkeypatch.setattr(inbox, "MOST_HELD_BYTES", 10)
+    async with (
+        reading() as (reader, server),
+        await connected(port_of(server), "new") as client,
+    ):
+        await client.subscribe("t", 1)
+        reader.take(entry(LANE_5, 1, bytes(100)), 1)
+        waiting = asyncio.create_task(reader.inbox.wait_for_room())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        assert await received(client, 1) == [(bytes(100), 1)]
+        await waiting

@@ -1,0 +1,222 @@
+"""What a node takes for another one, and when its publishers are acknowledged."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from penstock.broker.errors import PenstockError
+from penstock.broker.extensions import SinkRun
+from penstock.broker.message import OF_MQTT_3, Message
+from penstock.plugins.cluster import node_sink
+from penstock.plugins.cluster.frames import LANE_4, LANE_5, LANE_SHARED, read_frames
+from penstock.plugins.cluster.node_sink import MOST_BYTES, MOST_INBOX_BYTES, MOST_PUTS, NodeSink
+from tests.broker.serving import until
+
+
+class Engine:
+    """Holds what is put until the test answers.
+
+    Attributes:
+        entries: what was put, and what is done with the answer.
+        error: the exception that is raised for each entry; None for no fault.
+    """
+
+    def __init__(self) -> None:
+        self.entries: list[tuple[bytes, asyncio.Future[int]]] = []
+        self.error: PenstockError | None = None
+
+    def put(self, data: bytes) -> asyncio.Future[int]:
+        """Keep an entry."""
+        if self.error is not None:
+            raise self.error
+        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.entries.append((data, future))
+        return future
+
+    async def answer(self, n_bytes: int = 0) -> bytes:
+        """Answer for the oldest entry and return it."""
+        data, future = self.entries.pop(0)
+        future.set_result(n_bytes)
+        await turns()
+        return data
+
+
+class Answer:
+    """A receipt.
+
+    Attributes:
+        codes: the reason codes that it was settled with.
+    """
+
+    deduplication_id = b""
+    is_repeat = False
+
+    def __init__(self) -> None:
+        self.codes: list[int] = []
+
+    def settle(self, reason_code: int) -> None:
+        """Keep it."""
+        self.codes.append(reason_code)
+
+
+async def turns() -> None:
+    """Let the loop do what was scheduled, and what that schedules."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def sink_of(engine: Engine) -> NodeSink:
+    """Return a sink."""
+    loop = asyncio.get_running_loop()
+    return NodeSink("b", engine.put, loop, loop.time)
+
+
+def take(sink: NodeSink, message: Message) -> Answer:
+    """Offer a message of QoS 1 as the broker does, and return its receipt."""
+    answer = Answer()
+    assert sink.reserve(message) == ""
+    sink.accept(message, answer)
+    return answer
+
+
+def check(sink: NodeSink) -> None:
+    """Check the ledger."""
+    counts = sink.counts
+    assert counts.matched == counts.stored + counts.queued + sum(counts.dropped.values())
+
+
+async def test_what_comes_in_one_turn_is_one_entry_and_acknowledged_with_it() -> None:
+    """One call of the engine for many publishers."""
+    engine = Engine()
+    sink = sink_of(engine)
+    run = SinkRun(b"\x32\x06\x00\x01t\x00\x09x" * 2, 2, 4, 1)
+    assert sink.reserve_run(2, len(run.packets))
+    answers = [take(sink, Message("t", b"1", qos=1)), Answer()]
+    sink.accept_run(run, answers[1])
+    sink.accept_run(SinkRun(b"\x30\x04\x00\x01tx", 1, 4, 0), None)
+    await turns()
+    assert len(engine.entries) == 1
+    assert [answer.codes for answer in answers] == [[], []]
+    check(sink)
+    frames = list(read_frames(await engine.answer()))
+    assert [(frame.kind, frame.qos, frame.n_messages) for frame in frames] == [
+        (LANE_4, 1, 2),
+        (LANE_4, 0, 1),
+        (LANE_5, 1, 1),
+    ]
+    assert [answer.codes for answer in answers] == [[0], [0]]
+    assert (sink.counts.stored, sink.counts.queued, sink.bytes_on_way) == (4, 0, 0)
+
+
+async def test_what_comes_one_by_one_stays_with_the_runs_of_its_publisher() -> None:
+    """A retained message of a client of MQTT 3.1.1 is not passed by the client's next one."""
+    engine = Engine()
+    sink = sink_of(engine)
+    old = Message("t", b"1", qos=1, retain=True)
+    old.properties = OF_MQTT_3
+    take(sink, old)
+    sink.accept_run(SinkRun(b"\x32\x06\x00\x01t\x00\x09x", 1, 4, 1), Answer())
+    sink.accept_shared(Message("t", b"2", qos=1), None, "$share/g/t")
+    await turns()
+    frames = list(read_frames(await engine.answer()))
+    assert [(frame.kind, frame.n_messages) for frame in frames] == [(LANE_4, 2), (LANE_SHARED, 1)]
+    assert frames[0].body.startswith(b"\x33\x06\x00\x01t\x00\x011")
+
+
+async def test_while_entries_are_on_their_way_the_next_one_collects() -> None:
+    """So an engine that is slow gets fewer and larger ones."""
+    engine = Engine()
+    sink = sink_of(engine)
+    answers = []
+    for _ in range(3 * MOST_PUTS):
+        answers.append(take(sink, Message("t", b"1", qos=1)))
+        await turns()
+    assert len(engine.entries) == MOST_PUTS
+    await engine.answer()
+    (frame,) = read_frames(engine.entries[-1][0])
+    assert frame.n_messages == 2 * MOST_PUTS
+    while engine.entries:
+        await engine.answer()
+    assert [answer.codes for answer in answers] == [[0]] * len(answers)
+    check(sink)
+
+
+async def test_an_engine_that_is_away_holds_publishers_back_and_qos_0_is_dropped() -> None:
+    """Memory is bounded; what was dropped is counted; whoever waits is told of room."""
+    engine = Engine()
+    sink = sink_of(engine)
+    rooms: list[str] = []
+    sink.on_room = lambda: rooms.append("room")
+    answer = take(sink, Message("t", bytes(MOST_BYTES), qos=1))
+    await turns()
+    message = Message("t", b"1", qos=1)
+    assert sink.reserve(message) == "engine_away"
+    assert not sink.reserve_run(1, 8)
+    sink.accept_run(SinkRun(b"\x30\x04\x00\x01tx" * 3, 3, 4, 0), None)
+    assert sink.counts.dropped == {"engine_away": 3}
+    assert not rooms
+    await engine.answer()
+    assert answer.codes == [0]
+    assert rooms == ["room"]
+    assert sink.reserve(message) == ""
+    sink.release(message)
+    assert sink.bytes_on_way == 0
+    check(sink)
+
+
+async def test_an_inbox_that_is_not_read_takes_no_more_until_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else a node that hangs would fill the engine's memory."""
+    monkeypatch.setattr(node_sink, "LOOK_AGAIN_SECONDS", 0.0)
+    engine = Engine()
+    sink = sink_of(engine)
+    rooms: list[str] = []
+    sink.on_room = lambda: rooms.append("room")
+    take(sink, Message("t", b"1", qos=1))
+    await turns()
+    await engine.answer(MOST_INBOX_BYTES + 1)
+    assert sink.reserve(Message("t", b"1", qos=1)) == "inbox_full"
+    for n_bytes in (MOST_INBOX_BYTES + 1, 0):
+        assert not rooms
+        await until(lambda: engine.entries)
+        assert await engine.answer(n_bytes) == b""
+    assert rooms == ["room"]
+    assert sink.reserve(Message("t", b"1", qos=1)) == ""
+
+
+async def test_what_the_engine_refuses_is_refused_to_its_publisher() -> None:
+    """An engine that is full or read-only says why."""
+    engine = Engine()
+    sink = sink_of(engine)
+    answer = take(sink, Message("t", b"1", qos=1))
+    await turns()
+    engine.entries.pop()[1].set_exception(PenstockError("OOM"))
+    await turns()
+    engine.error = PenstockError("closed")
+    other = take(sink, Message("t", b"1", qos=1))
+    await turns()
+    assert (answer.codes, other.codes) == ([0x97], [0x97])
+    assert sink.failure == "closed"
+    assert sink.counts.dropped == {"not_stored": 2}
+    check(sink)
+
+
+async def test_what_a_node_that_has_left_was_to_get_is_for_nobody() -> None:
+    """Its sessions have ended: publishers are not kept waiting."""
+    engine = Engine()
+    sink = sink_of(engine)
+    answers = [take(sink, Message("t", b"1", qos=1)) for _ in range(2)]
+    await turns()
+    answers.append(take(sink, Message("t", b"1", qos=1)))
+    sink.close()
+    answers.append(take(sink, Message("t", b"1", qos=1)))
+    assert [answer.codes for answer in answers] == [[], [], [0], [0]]
+    engine.entries.pop()[1].set_exception(PenstockError("closed"))
+    await turns()
+    assert [answer.codes for answer in answers] == [[0]] * 4
+    assert sink.counts.dropped == {"node_left": 4}
+    assert sink.bytes_on_way == 0
+    check(sink)
