@@ -35,7 +35,12 @@ def _show_example(wanted: bool) -> None:  # noqa: FBT001 - typer's form of a cal
 @app.command()
 def broker(
     config: Annotated[
-        str, typer.Option("-c", "--config", help="Policy file, or aMQTT's YAML file.")
+        str,
+        typer.Option(
+            "-c",
+            "--config",
+            help="Policy file, or aMQTT's YAML file; 'penstock init' writes a first one.",
+        ),
     ],
     log_level: LogLevel = None,
     *,

@@ -38,7 +38,12 @@ UPLINK: Final = "uplink"
 def proxy(
     config: Annotated[
         str,
-        typer.Option("-c", "--config", help="The proxy's file; with --mode edge, a policy file."),
+        typer.Option(
+            "-c",
+            "--config",
+            help="The proxy's file, at least \"upstream: {address: 'HOST:PORT'}\"; with --mode "
+            "edge, a policy file with the plugin uplink: 'penstock init' writes one to begin with.",
+        ),
     ],
     mode: Annotated[
         str,

@@ -23,6 +23,25 @@ def test_unknown_program_names_it_and_the_nearest(capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
+        (["broker"], "option '-c' / '--config'. Policy file, or aMQTT's YAML file; "),
+        (["queue", "serve"], "option '-c' / '--config'. Policy file with the plugin queue; "),
+        (["proxy"], "option '-c' / '--config'. The proxy's file, at least \"upstream: {address: "),
+        (["proxy", "--mode", "edge"], "with --mode edge, a policy file with the plugin uplink: "),
+    ],
+)
+def test_a_missing_file_is_told_with_what_writes_one(
+    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Who has none yet knows what to do."""
+    assert command_line.main(arguments) == 2
+    error = capsys.readouterr().err
+    assert told in error
+    assert "'penstock init' writes " in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
         (["--verzion"], "No such option: --verzion (Possible options: --version)"),
         (["broker", "--confg", "x"], "No such option: --confg (Possible options: --config)"),
         (["netem", "lnk"], "No such command 'lnk'. Did you mean 'link'?"),
@@ -216,7 +235,7 @@ def test_a_named_program_is_loaded_alone() -> None:
         ("penstock client tra", ["trace"]),
         ("penstock retained rm --ye", ["--yes"]),
         ("penstock top --cont", ["--context"]),
-        ("penstock sub --no-l", ["--no-local"]),
+        ("penstock sub --no-r", ["--no-retained"]),
     ],
 )
 def test_the_shell_completes_programs_and_their_options(typed: str, offered: list[str]) -> None:

@@ -31,7 +31,7 @@ class PlainCommand(TyperCommand):
     """A command whose errors name the option, what was read and what is allowed."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the arguments; typer's own error for a number does not say what was read."""
+        """Read the arguments; typer does not say which number was read, nor what is missing."""
         try:
             return super().parse_args(ctx, args)
         except typer.BadParameter as error:
@@ -41,6 +41,8 @@ class PlainCommand(TyperCommand):
                 if allowed is not None:
                     limit = allowed.format(**wrong.get("ctx", {}))
                     error.message = f"read {wrong['input']!r}; allowed: {limit}"
+            elif not error.message:
+                error.message = getattr(error.param, "help", None) or ""
             raise
 
 

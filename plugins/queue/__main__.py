@@ -34,7 +34,14 @@ def queue() -> None:
 
 @app.command()
 def serve(
-    config: Annotated[str, typer.Option("-c", "--config", help="The policy file with the queues.")],
+    config: Annotated[
+        str,
+        typer.Option(
+            "-c",
+            "--config",
+            help="Policy file with the plugin queue; 'penstock init' writes one to begin with.",
+        ),
+    ],
     log_level: LogLevel = None,
     *,
     debug: Debug = False,
