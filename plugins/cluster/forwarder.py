@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Final
 
 from penstock.broker.counters import count
@@ -37,6 +38,8 @@ from penstock.plugins.cluster.frames import LANE_4, LANE_SHARED, packets_of, ren
 
 MOST_UNACKNOWLEDGED: Final = 32_000
 """Messages of QoS 1 and 2: fewer than half of all Packet Identifiers, so that none is in use."""
+
+OnRefused = Callable[[bytes, Callable[[], None]], None]
 
 _RETRY_SECONDS: Final = 0.5
 _PUBACK: Final = 0x40
@@ -103,7 +106,8 @@ class Forwarder:
         clients: connects local clients.
         origin: name of the node that the messages come from.
         lane: one of `frames`.
-        on_refused: gets each packet that no member of its shared subscription can take.
+        on_refused: gets each packet that no member of its shared subscription can take, and what is
+            to be called once it is elsewhere.
 
     Attributes:
         n_unacknowledged: messages of QoS 1 and 2 that the broker has not taken.
@@ -112,7 +116,7 @@ class Forwarder:
     """
 
     def __init__(
-        self, clients: LocalClients, origin: str, lane: int, on_refused: Callable[[bytes], None]
+        self, clients: LocalClients, origin: str, lane: int, on_refused: OnRefused
     ) -> None:
         self.n_unacknowledged = 0
         self.refused: dict[str, int] = {}
@@ -220,32 +224,42 @@ class Forwarder:
             read = f"{PacketType(first_byte >> 4).name} {packet_id}"
             allowed = due[0].packet_id if due else "none"
             raise ForwarderLostError(f"read {read}; allowed: Packet Identifier {allowed}")
-        if code >= 0x80 and first_byte != _PUBCOMP:
-            if self.is_shared:
-                self._on_refused(due[0].first())
-            else:
-                count(self.refused, describe_reason_code(code))
-        self._take(first_byte, due, 1, is_taken=code < 0x80)
+        if code < 0x80 or first_byte == _PUBCOMP:
+            self._take(first_byte, due, 1)
+            return
+        packet = due[0].first() if self.is_shared else b""
+        sent = self._advance(due, 1)
+        self._free(1)
+        if self.is_shared:
+            self._on_refused(packet, partial(sent.done, 1))
+        else:
+            count(self.refused, describe_reason_code(code))
+            sent.done(1)
 
-    def _take(
-        self, first_byte: int, due: deque[_Sent], n_messages: int, *, is_taken: bool = True
-    ) -> None:
+    def _take(self, first_byte: int, due: deque[_Sent], n_messages: int) -> None:
+        """Take acknowledgements of the oldest messages, which report success."""
+        packet_id = due[0].packet_id
+        sent = self._advance(due, n_messages)
+        if first_byte == _PUBREC:
+            self._unreleased.append(_Sent(b"", packet_id, n_messages, 2, sent.done))
+            assert self._client is not None  # noqa: S101 (it has answered)
+            self._client.transport.write(packets_from(ALL_PUBREL, packet_id, n_messages))
+        else:
+            self._free(n_messages)
+        if first_byte != _PUBCOMP:
+            sent.done(n_messages)
+
+    @staticmethod
+    def _advance(due: deque[_Sent], n_messages: int) -> _Sent:
         sent = due[0]
-        packet_id = sent.packet_id
         sent.advance(n_messages)
         if not sent.n_left:
             due.popleft()
-        if first_byte == _PUBREC and is_taken:
-            released = _Sent(b"", packet_id, n_messages, 2, sent.done)
-            self._unreleased.append(released)
-            assert self._client is not None  # noqa: S101 (it has answered)
-            self._client.transport.write(packets_from(ALL_PUBREL, packet_id, n_messages))
-            sent.done(n_messages)
-            return
+        return sent
+
+    def _free(self, n_messages: int) -> None:
         self.n_unacknowledged -= n_messages
         self._has_room.set()
-        if first_byte != _PUBCOMP:
-            sent.done(n_messages)
 
     def lost(self, client: _Connection) -> None:
         """Connect again, and send again what is unacknowledged."""

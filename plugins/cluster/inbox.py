@@ -17,7 +17,7 @@ from typing import Final
 from penstock.broker.counters import count
 from penstock.broker.extensions import LocalClients
 from penstock.broker.plugin_guard import is_logged
-from penstock.plugins.cluster.forwarder import Forwarder
+from penstock.plugins.cluster.forwarder import Forwarder, OnRefused
 from penstock.plugins.cluster.frames import LANE_4, Frame, FrameError, read_frames
 
 MOST_HELD_BYTES: Final = 16 * 1024 * 1024
@@ -100,7 +100,8 @@ class Inbox:
         clients: connects local clients.
         delete: deletes entries, given by their IDs, whose frames have so many bytes.
         on_note: gets the origin, kind and body of each note, whatever waits before it.
-        on_refused: gets each packet that no member of its shared subscription can take.
+        on_refused: gets each packet that no member of its shared subscription can take, and what is
+            to be called once it is elsewhere.
         logger: gets faults.
 
     Attributes:
@@ -116,7 +117,7 @@ class Inbox:
         clients: LocalClients,
         delete: Callable[[Sequence[bytes], int], None],
         on_note: Callable[[str, int, bytes], None],
-        on_refused: Callable[[bytes], None],
+        on_refused: OnRefused,
         logger: Logger,
     ) -> None:
         self.clients = clients

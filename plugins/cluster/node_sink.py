@@ -184,13 +184,13 @@ class NodeSink(MessageSink):
         self._buffer.add(lane, message.qos, 1, head, payload)
         self._added(1, n_bytes, receipt)
 
-    def accept_packet(self, packet: bytes, lane: int) -> None:
-        """Take one PUBLISH packet that waits for no answer, and for which no room is held."""
+    def accept_packet(self, packet: bytes, receipt: Receipt) -> None:
+        """Take a packet of `LANE_SHARED`; no room is held for it."""
         self.counts.matched += 1
         n_bytes = len(packet) + _MESSAGE_BYTES
         self.bytes_on_way += n_bytes
-        self._buffer.add(lane, packet[0] >> 1 & 3, 1, packet)
-        self._added(1, n_bytes, None)
+        self._buffer.add(LANE_SHARED, packet[0] >> 1 & 3, 1, packet)
+        self._added(1, n_bytes, receipt)
 
     def accept_run(self, run: SinkRun, receipt: Receipt | None) -> None:
         """Take messages that came together; see `MessageSink`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import pytest
 
@@ -34,19 +34,19 @@ class Reader:
         inbox: the inbox.
         deleted: IDs of the entries that were deleted.
         notes: that were read.
-        refused: packets that were refused.
+        refused: packets that were refused, and what is called once they are elsewhere.
     """
 
     def __init__(self, server: Server) -> None:
         self.deleted: list[bytes] = []
         self.notes: list[tuple[str, int, bytes]] = []
-        self.refused: list[bytes] = []
+        self.refused: list[tuple[bytes, Callable[[], None]]] = []
         self._n_entries = 0
         self.inbox = Inbox(
             local_clients(server),
             self._delete,
             lambda *note: self.notes.append(note),
-            self.refused.append,
+            lambda packet, done: self.refused.append((packet, done)),
             logging.getLogger("test"),
         )
 

@@ -1,0 +1,208 @@
+"""Shared subscriptions over several nodes: each message goes to one member, on whatever node.
+
+Theory of operation. While a node has members of its own, its broker gives them what comes there,
+and the cluster has no part in it. A node without members offers messages to a `GroupSink`, which
+sends each to one node that has some, in proportion to their numbers. That node gives it to one of
+its members. Where none can take it, as the last one has just left, or where the node has died
+before it was done with the message, the message is *returned*: it goes to any node with members,
+the own one among them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Final
+
+from penstock.broker.counters import count
+from penstock.broker.errors import PenstockError
+from penstock.broker.extensions import MessageSink, Receipt, SinkCounts, SinkRoutes
+from penstock.broker.message import Message
+from penstock.plugins.cluster.frames import share_of
+from penstock.plugins.cluster.node_sink import NodeSink
+
+if TYPE_CHECKING:
+    import asyncio
+
+RETRY_SECONDS: Final = 0.2
+"""The interval at which messages that were returned are sent on."""
+
+MOST_RETURNED: Final = 10_000
+"""Returned messages that wait; further ones are dropped and counted."""
+
+
+class GroupSink(MessageSink):
+    """The route target of a shared subscription that has members on other nodes alone.
+
+    Args:
+        share: ``$share/{ShareName}/{filter}``.
+        sinks: sinks of all nodes by their names.
+
+    Attributes:
+        name: unique among the broker's sinks.
+        topic_filters: the filter of the subscription.
+        counts: the counts for the ledger; what is stored is in the counts of a `NodeSink`, too.
+        members: nodes, each with the number of its members.
+    """
+
+    def __init__(self, share: str, sinks: Mapping[str, NodeSink]) -> None:
+        self.name = f"cluster.{share}"
+        self.topic_filters = [share.split("/", 2)[2]]
+        self.counts = SinkCounts()
+        self.members: dict[str, int] = {}
+        self._share = share
+        self._sinks = sinks
+        self._turns: dict[str, int] = {}
+
+    def reserve(self, message: Message) -> str:  # noqa: ARG002 (MessageSink's form)
+        """Say whether any node has room; none is held, as messages are taken at once."""
+        reason = "no_member"
+        for node in self.members:
+            reason = self._sinks[node].lacks() if node in self._sinks else reason
+            if not reason:
+                return ""
+        return reason
+
+    def accept(self, message: Message, receipt: Receipt | None) -> None:
+        """Send a message to a node; see `MessageSink`."""
+        self.counts.matched += 1
+        node = self.choose()
+        if node is None:
+            count(self.counts.dropped, "no_member")
+            if receipt is not None:
+                receipt.settle(0)
+            return
+        self.counts.stored += 1
+        self._sinks[node].accept_shared(message, receipt, self._share)
+
+    def choose(self) -> str | None:
+        """Return the node whose turn it is; those with room come first, None without members.
+
+        Each has turns in proportion to its number of members, spread evenly.
+        """
+        sinks = self._sinks
+        nodes = [node for node in self.members if node in sinks]
+        nodes = [node for node in nodes if not sinks[node].lacks()] or nodes
+        if not nodes:
+            return None
+        turns = self._turns
+        for node in nodes:
+            turns[node] = turns.get(node, 0) + self.members[node]
+        best = max(nodes, key=turns.__getitem__)
+        turns[best] -= sum(self.members[node] for node in nodes)
+        return best
+
+
+class _Return:
+    """What is settled when a returned message is stored elsewhere."""
+
+    deduplication_id = b""
+    is_repeat = False
+
+    def __init__(self, groups: Groups, packet: bytes, done: Callable[[], None]) -> None:
+        self._groups = groups
+        self._packet = packet
+        self._done = done
+
+    def settle(self, reason_code: int) -> None:
+        """Note that it is stored, or send it on again."""
+        if reason_code < 0x80:
+            self._done()
+        else:
+            self._groups.give_back(self._packet, self._done)
+
+
+class Groups:
+    """The shared subscriptions of the cluster, as one node has them.
+
+    Args:
+        own: name of the own node.
+        sinks: sinks of all nodes by their names; that of the own one is no route target.
+        routes: adds and removes sinks.
+        loop: the event loop.
+
+    Attributes:
+        n_returned: messages that were returned.
+        dropped: of those, what was dropped, by reason.
+    """
+
+    def __init__(
+        self,
+        own: str,
+        sinks: Mapping[str, NodeSink],
+        routes: SinkRoutes,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self.n_returned = 0
+        self.dropped: dict[str, int] = {}
+        self._own = own
+        self._sinks = sinks
+        self._routes = routes
+        self._loop = loop
+        self._groups: dict[str, GroupSink] = {}
+        self._is_routed: set[str] = set()
+        self._returned: deque[tuple[bytes, Callable[[], None]]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def change(self, share: str, node: str, n_members: int) -> None:
+        """Take note of how many members a shared subscription has on a node."""
+        group = self._groups.get(share)
+        if group is None:
+            group = self._groups[share] = GroupSink(share, self._sinks)
+        if n_members:
+            group.members[node] = n_members
+        else:
+            group.members.pop(node, None)
+        is_routed = bool(group.members) and self._own not in group.members
+        if is_routed and share not in self._is_routed:
+            self._is_routed.add(share)
+            self._routes.add(group)
+        elif not is_routed and share in self._is_routed:
+            self._is_routed.discard(share)
+            self._routes.remove(group)
+        if not group.members:
+            del self._groups[share]
+
+    def left(self, node: str) -> None:
+        """Take note that a node has no members any more."""
+        for share in [s for s, group in self._groups.items() if node in group.members]:
+            self.change(share, node, 0)
+
+    def give_back(self, packet: bytes, done: Callable[[], None]) -> None:
+        """Send a message to another member, soon.
+
+        Args:
+            packet: a PUBLISH packet that names its shared subscription.
+            done: is called once it is stored for one, or dropped.
+        """
+        self.n_returned += 1
+        if len(self._returned) >= MOST_RETURNED:
+            count(self.dropped, "too_many")
+            done()
+            return
+        self._returned.append((packet, done))
+        if self._timer is None:
+            self._timer = self._loop.call_later(RETRY_SECONDS, self._pass_on)
+
+    def _pass_on(self) -> None:
+        self._timer = None
+        returned, self._returned = self._returned, deque()
+        for packet, done in returned:
+            try:
+                group = self._groups.get(share_of(packet))
+            except PenstockError:
+                count(self.dropped, "unreadable")
+                done()
+                continue
+            node = None if group is None else group.choose()
+            if node is None:  # as for a shared subscription that nobody has
+                count(self.dropped, "no_member")
+                done()
+            else:
+                receipt = _Return(self, packet, done)
+                self._sinks[node].accept_packet(packet, receipt)
+
+    def close(self) -> None:
+        """Send nothing more."""
+        if self._timer is not None:
+            self._timer.cancel()

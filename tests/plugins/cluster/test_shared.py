@@ -1,0 +1,172 @@
+"""Which node gets a message of a shared subscription."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from penstock.broker.extensions import MessageSink
+from penstock.broker.message import Message
+from penstock.plugins.cluster import shared
+from penstock.plugins.cluster.frames import LANE_SHARED, packets_of, read_frames
+from penstock.plugins.cluster.node_sink import MOST_INBOX_BYTES, NodeSink
+from penstock.plugins.cluster.shared import Groups
+from tests.broker.serving import until
+from tests.plugins.cluster.test_node_sink import Answer, Engine, turns
+
+SHARE = "$share/g/t/+"
+
+
+class Sinks:
+    """The sinks of a broker."""
+
+    def __init__(self) -> None:
+        self.added: list[MessageSink] = []
+
+    def add(self, sink: MessageSink) -> None:
+        """Take one in."""
+        assert sink.topic_filters == ["t/+"]
+        self.added.append(sink)
+
+    def remove(self, sink: MessageSink) -> None:
+        """Let one go."""
+        self.added.remove(sink)
+
+    def add_filter(self, sink: MessageSink, topic_filter: str) -> None:
+        """Nothing: shared subscriptions have one filter."""
+
+    remove_filter = add_filter
+
+
+class Cluster:
+    """The groups of the node "a", with the engines of its sinks.
+
+    Attributes:
+        engines: of each node.
+        groups: the groups.
+        sinks: those of the broker.
+    """
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.engines = {node: Engine() for node in "abc"}
+        self.nodes = {
+            node: NodeSink(node, engine.put, loop, loop.time)
+            for node, engine in self.engines.items()
+        }
+        self.sinks = Sinks()
+        self.groups = Groups("a", self.nodes, self.sinks, loop)
+
+    async def got(self) -> Counter[str]:
+        """Return how many messages each node has got since the last time."""
+        await turns()
+        found: Counter[str] = Counter()
+        for node, engine in self.engines.items():
+            while engine.entries:
+                for frame in read_frames(await engine.answer()):
+                    assert frame.kind == LANE_SHARED
+                    found[node] += frame.n_messages
+        return found
+
+
+def publish(cluster: Cluster, n_messages: int) -> list[Answer]:
+    """Publish messages at the node."""
+    answers = []
+    for _ in range(n_messages):
+        message = Message("t/1", b"x", qos=1)
+        for sink in cluster.sinks.added:
+            assert sink.reserve(message) == ""
+            answers.append(Answer())
+            sink.accept(message, answers[-1])
+    return answers
+
+
+async def test_nodes_get_messages_in_proportion_to_their_members() -> None:
+    """Spread evenly; the publisher is acknowledged when the node's inbox has the message."""
+    cluster = Cluster()
+    cluster.groups.change(SHARE, "b", 1)
+    cluster.groups.change(SHARE, "c", 3)
+    answers = publish(cluster, 8)
+    assert not any(answer.codes for answer in answers)
+    assert await cluster.got() == {"b": 2, "c": 6}
+    assert [answer.codes for answer in answers] == [[0]] * 8
+    (group,) = cluster.sinks.added
+    assert (group.counts.matched, group.counts.stored) == (8, 8)
+
+
+async def test_a_node_with_members_of_its_own_gives_nothing_away() -> None:
+    """Its broker chooses among them."""
+    cluster = Cluster()
+    cluster.groups.change(SHARE, "b", 1)
+    cluster.groups.change(SHARE, "a", 2)
+    assert not cluster.sinks.added
+    cluster.groups.change(SHARE, "a", 0)
+    publish(cluster, 1)
+    assert await cluster.got() == {"b": 1}
+    cluster.groups.left("b")
+    assert not cluster.sinks.added
+
+
+async def test_a_node_without_room_is_passed_over_while_another_has_some() -> None:
+    """With no room anywhere the publisher waits."""
+    cluster = Cluster()
+    cluster.groups.change(SHARE, "b", 1)
+    cluster.groups.change(SHARE, "c", 1)
+    cluster.nodes["b"].inbox_bytes = MOST_INBOX_BYTES + 1
+    publish(cluster, 4)
+    assert await cluster.got() == {"c": 4}
+    cluster.nodes["c"].inbox_bytes = MOST_INBOX_BYTES + 1
+    (group,) = cluster.sinks.added
+    assert group.reserve(Message("t/1", b"x", qos=1)) == "inbox_full"
+
+
+def packet(cluster: Cluster) -> bytes:
+    """Return a packet as another node gets it."""
+    for frame in read_frames(cluster.engines["b"].entries[0][0]):
+        for one in packets_of(frame.body):
+            return one
+    raise AssertionError
+
+
+@pytest.mark.parametrize("n_own", [0, 2])
+async def test_a_returned_message_goes_to_another_member(
+    monkeypatch: pytest.MonkeyPatch, n_own: int
+) -> None:
+    """The own ones among them; it is done when it is stored."""
+    monkeypatch.setattr(shared, "RETRY_SECONDS", 0.0)
+    cluster = Cluster()
+    cluster.groups.change(SHARE, "b", 1)
+    publish(cluster, 1)
+    await turns()
+    returned = packet(cluster)
+    await cluster.got()
+    cluster.groups.left("b")
+    cluster.groups.change(SHARE, "a" if n_own else "c", 1)
+    done: list[str] = []
+    finished: Callable[[], None] = lambda: done.append("done")  # noqa: E731
+    cluster.groups.give_back(returned, finished)
+    engine = cluster.engines["a" if n_own else "c"]
+    await until(lambda: engine.entries)
+    assert not done
+    await cluster.got()
+    assert done == ["done"]
+
+
+async def test_a_returned_message_that_nobody_subscribes_to_any_more_is_dropped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And counted."""
+    monkeypatch.setattr(shared, "RETRY_SECONDS", 0.0)
+    cluster = Cluster()
+    cluster.groups.change(SHARE, "b", 1)
+    publish(cluster, 1)
+    await turns()
+    returned = packet(cluster)
+    cluster.groups.left("b")
+    done: list[str] = []
+    cluster.groups.give_back(returned, lambda: done.append("done"))
+    await until(lambda: done)
+    assert cluster.groups.dropped == {"no_member": 1}
