@@ -27,6 +27,8 @@ from penstock.broker.plugin_guard import note_fault
 from penstock.broker.process.machine_memory import machine_memory_bytes
 from penstock.plugins.console.acting import MOST_BODY_BYTES, Acting
 from penstock.plugins.console.callers import (
+    NO_SUCH_USER,
+    WRONG,
     Callers,
     Handler,
     PasswordCheck,
@@ -222,7 +224,7 @@ class ConsolePlugin(Plugin):
 
         async def check(
             username: str, password: str, address: str, is_wanted: Callable[[], bool] | None
-        ) -> Callable[[], bool] | None:
+        ) -> Callable[[], bool] | str:
             attempt = ConnectAttempt(
                 client_id="",
                 username=username,
@@ -247,8 +249,8 @@ class ConsolePlugin(Plugin):
                 if isinstance(answer, Accepted):
                     return answer.holds or (lambda: True)
                 if answer is not None:
-                    return None
-            return None
+                    return WRONG
+            return NO_SUCH_USER
 
         return check
 

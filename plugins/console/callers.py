@@ -55,11 +55,17 @@ MOST_TEXT_LOGGED: Final = 200
 
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
+WRONG: Final = "wrong"
+NO_SUCH_USER: Final = (
+    "no password in plugins.access.password_file; allowed: its users, as those of a listener's "
+    "own file cannot log in here"
+)
+
 PasswordCheck: TypeAlias = Callable[
-    [str, str, str, Callable[[], bool] | None], Awaitable[Callable[[], bool] | None]
+    [str, str, str, Callable[[], bool] | None], Awaitable[Callable[[], bool] | str]
 ]
 """Checks (username, password, address, whether the answer is still wanted). Returns what says
-whether the password is still right; None where it is wrong or there is no such user."""
+whether the password is still right; or `WRONG` or `NO_SUCH_USER`."""
 
 
 @dataclass(slots=True)
@@ -309,7 +315,7 @@ class Callers:
             answer = error_answer(HTTPStatus.TOO_MANY_REQUESTS, told)
             answer.headers["Retry-After"] = str(math.ceil(attempt.wait))
             return answer
-        holds: Callable[[], bool] | None = None
+        holds: Callable[[], bool] | str = WRONG
         user = name or ""
         if attempt is None or not attempt.is_known_wrong:
             if token:
@@ -319,10 +325,14 @@ class Callers:
             elif self.check_password is not None:
                 is_wanted = None if attempt is None else attempt.is_wanted
                 holds = await self.check_password(user, password, address, is_wanted)
-        if holds is None:
+        if isinstance(holds, str):
             if attempt is not None:
                 self._backoff.failed(attempt, secret, self._clock())
-            self._audit(name or "(token)", request, "login", "401: wrong", is_refused=True)
+            told = f"401: {holds}"
+            self._audit(name or "(token)", request, "login", told, is_refused=True)
+            # Of any other user nobody is told whether there is one.
+            if holds == NO_SUCH_USER and user in self.rules.users:
+                raise RequestError(f"user {show(user)}: read {holds}", 401)
             raise RequestError("login: read a wrong password or token; allowed: a right one", 401)
         if attempt is not None:
             self._backoff.succeeded(attempt)

@@ -184,9 +184,12 @@ class Reading:
     async def _health(self, _: web.Request) -> web.Response:
         return web.json_response({"status": "ok"})
 
-    async def _ready(self, _: web.Request) -> web.Response:
+    async def _ready(self, request: web.Request) -> web.Response:
         problems = await self._problems.get()
         if problems:
+            if request[OPERATOR].role is None:
+                # A reason may have an address or a path.
+                problems = dict.fromkeys(problems, "a login or a token shows why")
             return web.json_response({"status": "not ready", "problems": problems}, status=503)
         return web.json_response({"status": "ready"})
 

@@ -20,6 +20,7 @@ from penstock.plugins.access.control import MAX_COST_AT_ONCE
 from penstock.plugins.access.password_hash import make_hash
 from penstock.plugins.console.api import ConsolePlugin
 from penstock.plugins.console.callers import IDLE_SECONDS, LONGEST_SECONDS, read_tokens
+from penstock.plugins.queue.plugin import QueuePlugin
 from penstock.plugins.queue.standalone_server import StandaloneServer, load_server
 from tests.helpers.certificates import Authority
 from tests.helpers.process import ROOT
@@ -200,6 +201,32 @@ async def test_with_tls_the_cookie_is_for_this_host_and_tls_alone(
     assert "audit: user alice from 127.0.0.1: login: role admin" in caplog.messages
 
 
+async def test_the_users_of_a_listener_are_not_those_of_the_page(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Somebody else may have an admin's name there. Whom the file names is told; others are not."""
+    caplog.set_level(logging.INFO)
+    async with running(tmp_path, admins=["alice", "carol"]) as (_, browser, server):
+        policy = yaml.safe_load((tmp_path / "policy.yaml").read_text())
+        policy["listeners"] = {"default": {"bind": "127.0.0.1:0"}, "site": {"bind": "127.0.0.1:0"}}
+        (tmp_path / "site").write_text("\n".join(user_line(n, "site") for n in ("alice", "carol")))
+        site = {"password_file": str(tmp_path / "site")}
+        policy["plugins"]["access"]["listeners"] = {"site": site}
+        (tmp_path / "policy.yaml").write_text(yaml.safe_dump(policy))
+        assert not (await server.reload()).failed
+        assert (
+            (await browser.login("alice", "site")).body["error"].startswith("login: read a wrong")
+        )
+        refused = await browser.login("carol", "site")
+        assert refused.status == 401
+        told = "no password in plugins.access.password_file; allowed: its users, as those of a list"
+        assert refused.body["error"].startswith(f'user "carol": read {told}')
+        assert (await browser.login("mallory", "x")).body == (await browser.login("bob", "x")).body
+    assert any(
+        f"audit: user carol from 127.0.0.1: login: 401: {told}" in m for m in caplog.messages
+    )
+
+
 @pytest.mark.parametrize(
     "body", [{}, {"username": "alice"}, {"token": 5}, {"username": "a", "password": None}, [1]]
 )
@@ -284,6 +311,28 @@ async def test_a_program_without_a_broker_has_metrics_and_health(tmp_path: Path)
         overview = (await browser.ask("GET", "/api/overview")).body
         assert [queue["name"] for queue in overview["queues"]] == ["work"]
         assert (await browser.ask("GET", "/api/clients")).status == 404
+
+
+async def test_why_it_is_not_ready_is_for_who_may_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A probe without login gets the names; a reason may have an address or a path."""
+
+    async def problem(_: QueuePlugin) -> str:
+        return "10.0.0.5:6379 does not answer"
+
+    monkeypatch.setattr(QueuePlugin, "problem", problem)
+    async with running(tmp_path, **USERS) as (_, browser, _server):
+        for headers in ({}, {"Authorization": "Bearer of-somebody-else"}):
+            answer = await browser.ask("GET", "/readyz", **headers)
+            told = {"queue": "a login or a token shows why"}
+            assert (answer.status, answer.body["problems"]) == (503, told)
+        await browser.login("bob", "bob secret")
+        answer = await browser.ask("GET", "/readyz")
+        assert (answer.status, answer.body["problems"]) == (
+            503,
+            {"queue": "10.0.0.5:6379 does not answer"},
+        )
 
 
 async def test_sessions_end(tmp_path: Path) -> None:
