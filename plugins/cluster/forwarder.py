@@ -35,11 +35,10 @@ from penstock.broker.mqtt.short_packets import (
 from penstock.broker.mqtt.writer import write_packet
 from penstock.broker.network.local_protocol import LocalProtocol
 from penstock.plugins.cluster.frames import LANE_4, LANE_SHARED, packets_of, renumbered
+from penstock.plugins.cluster.node_sink import Give
 
 MOST_UNACKNOWLEDGED: Final = 32_000
 """Messages of QoS 1 and 2: fewer than half of all Packet Identifiers, so that none is in use."""
-
-OnRefused = Callable[[bytes, Callable[[], None]], None]
 
 _RETRY_SECONDS: Final = 0.5
 _PUBACK: Final = 0x40
@@ -106,8 +105,7 @@ class Forwarder:
         clients: connects local clients.
         origin: name of the node that the messages come from.
         lane: one of `frames`.
-        on_refused: gets each packet that no member of its shared subscription can take, and what is
-            to be called once it is elsewhere.
+        give: takes each packet that no member of its shared subscription can take.
 
     Attributes:
         n_unacknowledged: messages of QoS 1 and 2 that the broker has not taken.
@@ -115,9 +113,7 @@ class Forwarder:
         n_losses: how often its connection has ended.
     """
 
-    def __init__(
-        self, clients: LocalClients, origin: str, lane: int, on_refused: OnRefused
-    ) -> None:
+    def __init__(self, clients: LocalClients, origin: str, lane: int, give: Give) -> None:
         self.n_unacknowledged = 0
         self.refused: dict[str, int] = {}
         self.n_losses = 0
@@ -125,7 +121,7 @@ class Forwarder:
         self.is_shared = lane == LANE_SHARED
         self.client_id = f"{LOCAL_CLIENT_PREFIX}$cluster/{origin}/{lane}"
         self._clients = clients
-        self._on_refused = on_refused
+        self._give = give
         self._client: _Connection | None = None
         self._packet_id = 1
         self._sent: deque[_Sent] = deque()
@@ -231,7 +227,7 @@ class Forwarder:
         sent = self._advance(due, 1)
         self._free(1)
         if self.is_shared:
-            self._on_refused(packet, partial(sent.done, 1))
+            self._give(packet, partial(sent.done, 1))
         else:
             count(self.refused, describe_reason_code(code))
             sent.done(1)

@@ -17,11 +17,21 @@ from typing import Final
 from penstock.broker.counters import count
 from penstock.broker.extensions import LocalClients
 from penstock.broker.plugin_guard import is_logged
-from penstock.plugins.cluster.forwarder import Forwarder, OnRefused
+from penstock.plugins.cluster.forwarder import Forwarder
 from penstock.plugins.cluster.frames import LANE_4, Frame, FrameError, read_frames
+from penstock.plugins.cluster.node_sink import Give
+from penstock.plugins.redis.stream_reader import StreamReader
 
 MOST_HELD_BYTES: Final = 16 * 1024 * 1024
 """Bytes of entries that are read and not done, beyond which no more are read."""
+
+FROM_START: Final = b"0-0"
+
+MOST_READ: Final = 64
+"""Entries that are read at once."""
+
+MOST_DELETED: Final = 1000
+"""Entries that are deleted by one call."""
 
 DELETE_SECONDS: Final = 0.01
 """Entries that are done within this time are deleted together."""
@@ -81,7 +91,7 @@ class _Origin:
             await self._wake.wait()
 
     def _forwarder(self, lane: int) -> Forwarder:
-        forwarder = Forwarder(self._inbox.clients, self._name, lane, self._inbox.on_refused)
+        forwarder = Forwarder(self._inbox.clients, self._name, lane, self._inbox.give)
         self.forwarders[lane] = forwarder
         return forwarder
 
@@ -100,8 +110,7 @@ class Inbox:
         clients: connects local clients.
         delete: deletes entries, given by their IDs, whose frames have so many bytes.
         on_note: gets the origin, kind and body of each note, whatever waits before it.
-        on_refused: gets each packet that no member of its shared subscription can take, and what is
-            to be called once it is elsewhere.
+        give: takes each packet that no member of its shared subscription can take.
         logger: gets faults.
 
     Attributes:
@@ -117,11 +126,11 @@ class Inbox:
         clients: LocalClients,
         delete: Callable[[Sequence[bytes], int], None],
         on_note: Callable[[str, int, bytes], None],
-        on_refused: OnRefused,
+        give: Give,
         logger: Logger,
     ) -> None:
         self.clients = clients
-        self.on_refused = on_refused
+        self.give = give
         self.n_entries = 0
         self.n_messages = 0
         self.n_bytes = 0
@@ -138,9 +147,25 @@ class Inbox:
         self._has_room = asyncio.Event()
         self._has_room.set()
 
-    async def wait_for_room(self) -> None:
-        """Wait until more may be read."""
-        await self._has_room.wait()
+    async def follow(self, reader: StreamReader) -> None:
+        """Take entries as they come, until this is cancelled.
+
+        After a lost connection it begins at the start: where another server has taken over, entries
+        that are new may have identifiers that are lower than those of earlier ones.
+        """
+        after, n_connections = FROM_START, 0
+        while True:
+            await self._has_room.wait()
+            entries = await reader.read(after, MOST_READ)
+            if reader.n_connections != n_connections:
+                n_connections = reader.n_connections
+                if after != FROM_START:
+                    after = FROM_START
+                    continue
+            for entry_id, fields in entries:
+                origin, epoch, number = fields[0].decode().split(" ")
+                self.take(entry_id, origin, int(epoch), int(number), fields[1])
+                after = entry_id
 
     def take(self, entry_id: bytes, origin: str, epoch: int, number: int, data: bytes) -> None:
         """Take an entry, which may have been read before.
@@ -208,7 +233,8 @@ class Inbox:
         self._deleting = None
         ids, self._done_ids = self._done_ids, []
         n_bytes, self._done_bytes = self._done_bytes, 0
-        self._delete(ids, n_bytes)
+        for start in range(0, len(ids), MOST_DELETED):
+            self._delete(ids[start : start + MOST_DELETED], 0 if start else n_bytes)
 
     async def forget(self, origin: str) -> None:
         """End what belongs to a node that has left, once the broker has taken its messages."""
@@ -227,7 +253,7 @@ class Inbox:
         for source in self._origins.values():
             for forwarder in source.forwarders.values():
                 for reason, n_messages in forwarder.refused.items():
-                    found[reason] = found.get(reason, 0) + n_messages
+                    count(found, reason, n_messages)
         return found
 
     async def close(self) -> None:

@@ -47,6 +47,9 @@ ENTRY_BYTES: Final = 262_144
 LOOK_AGAIN_SECONDS: Final = 0.1
 """The interval at which a full inbox is looked at."""
 
+GONE: Final = "PENSTOCK gone"
+"""The end of the engine's answer where a node has no inbox: it has left."""
+
 _MESSAGE_BYTES: Final = 64
 """Counted for each message besides topic and payload."""
 
@@ -55,15 +58,27 @@ Put = Callable[[bytes], "asyncio.Future[int]"]
 asks for that alone."""
 
 
-class _Batch:
-    """What is settled together: the messages of one entry."""
+Give = Callable[[bytes, Callable[[], None]], None]
+"""Takes a packet of `LANE_SHARED` that must go elsewhere, and what is called once it is there."""
 
-    __slots__ = ("n_bytes", "n_messages", "receipts")
+
+class _Batch:
+    """What is settled together: the messages of one entry.
+
+    Attributes:
+        n_messages: how many.
+        n_bytes: counted against `MOST_BYTES`.
+        receipts: of those for all subscribers of the node.
+        shared: those for one member of a shared subscription, with their receipts.
+    """
+
+    __slots__ = ("n_bytes", "n_messages", "receipts", "shared")
 
     def __init__(self) -> None:
         self.n_messages = 0
         self.n_bytes = 0
         self.receipts: list[Receipt] = []
+        self.shared: list[tuple[bytes, Receipt | None]] = []
 
 
 class NodeSink(MessageSink):
@@ -72,6 +87,7 @@ class NodeSink(MessageSink):
     Args:
         node: its name.
         put: puts frames into its inbox.
+        give: takes messages of shared subscriptions when the node has left.
         loop: the event loop.
         clock: returns monotonic seconds.
 
@@ -90,6 +106,7 @@ class NodeSink(MessageSink):
         self,
         node: str,
         put: Put,
+        give: Give,
         loop: asyncio.AbstractEventLoop,
         clock: Callable[[], float],
     ) -> None:
@@ -102,6 +119,7 @@ class NodeSink(MessageSink):
         self.failure = ""
         self.n_entries = 0
         self._put = put
+        self._give = give
         self._loop = loop
         self._clock = clock
         self._buffer = FrameBuffer()
@@ -158,55 +176,49 @@ class NodeSink(MessageSink):
 
     def accept(self, message: Message, receipt: Receipt | None) -> None:
         """Take a message for which room is held; see `MessageSink`."""
-        self._accept(message, receipt, _charge(message), "")
-
-    def accept_shared(self, message: Message, receipt: Receipt | None, share: str) -> None:
-        """Take a message for one member of a shared subscription; no room is held for it."""
         n_bytes = _charge(message)
-        self.bytes_on_way += n_bytes
-        self._accept(message, receipt, n_bytes, share)
-
-    def _accept(self, message: Message, receipt: Receipt | None, n_bytes: int, share: str) -> None:
-        self.counts.matched += 1
         try:
             payload = message.read_payload()
         except OSError:
             self._free(n_bytes)
+            self.counts.matched += 1
             count(self.counts.dropped, "payload_lost")
             if receipt is not None:
                 receipt.settle(ReasonCode.UNSPECIFIED_ERROR)
             return
-        if not share and message.properties is OF_MQTT_3:
+        if message.properties is OF_MQTT_3:
             lane, head = LANE_4, old_packet_head(message, len(payload))
         else:
-            lane = LANE_SHARED if share else LANE_5
-            head = packet_head(message, len(payload), self._clock(), share)
+            lane, head = LANE_5, packet_head(message, len(payload), self._clock())
         self._buffer.add(lane, message.qos, 1, head, payload)
-        self._added(1, n_bytes, receipt)
+        if receipt is not None:
+            self._batch.receipts.append(receipt)
+        self._added(1, n_bytes)
 
-    def accept_packet(self, packet: bytes, receipt: Receipt) -> None:
+    def accept_shared(self, packet: bytes, receipt: Receipt | None) -> None:
         """Take a packet of `LANE_SHARED`; no room is held for it."""
-        self.counts.matched += 1
         n_bytes = len(packet) + _MESSAGE_BYTES
         self.bytes_on_way += n_bytes
         self._buffer.add(LANE_SHARED, packet[0] >> 1 & 3, 1, packet)
-        self._added(1, n_bytes, receipt)
+        self._batch.shared.append((packet, receipt))
+        self._added(1, n_bytes)
 
     def accept_run(self, run: SinkRun, receipt: Receipt | None) -> None:
         """Take messages that came together; see `MessageSink`."""
-        packets, n_messages, version, qos = run[:4]
-        self.counts.matched += n_messages
+        packets, n_messages, version, qos = run
         n_bytes = len(packets) + n_messages * _MESSAGE_BYTES
         if not qos:
             reason = self.lacks()
             if reason:
-                dropped = self.counts.dropped
-                dropped[reason] = dropped.get(reason, 0) + n_messages
+                self.counts.matched += n_messages
+                count(self.counts.dropped, reason, n_messages)
                 return
             self.bytes_on_way += n_bytes
         lane = LANE_5 if version == MQTT_5 else LANE_4
         self._buffer.add(lane, qos, n_messages, packets)
-        self._added(n_messages, n_bytes, receipt)
+        if receipt is not None:
+            self._batch.receipts.append(receipt)
+        self._added(n_messages, n_bytes)
 
     def tell(self, kind: int, body: bytes) -> None:
         """Send a note behind what was accepted."""
@@ -214,13 +226,12 @@ class NodeSink(MessageSink):
             self._buffer.add_note(kind, body)
             self._soon()
 
-    def _added(self, n_messages: int, n_bytes: int, receipt: Receipt | None) -> None:
-        batch = self._batch
+    def _added(self, n_messages: int, n_bytes: int) -> None:
+        batch, counts = self._batch, self.counts
         batch.n_messages += n_messages
         batch.n_bytes += n_bytes
-        self.counts.queued += n_messages
-        if receipt is not None:
-            batch.receipts.append(receipt)
+        counts.matched += n_messages
+        counts.queued += n_messages
         if self._is_closed:
             self._drop()
         elif not self._is_scheduled:
@@ -272,14 +283,19 @@ class NodeSink(MessageSink):
             self.failure = ""
             counts.stored += batch.n_messages
             self._note_inbox(inbox_bytes)
-        elif self._is_closed:
-            counts.dropped["node_left"] = counts.dropped.get("node_left", 0) + batch.n_messages
+        elif self._is_closed or str(error).endswith(GONE):
+            count(counts.dropped, "node_left", batch.n_messages)
         else:
             self.failure = str(error)
             reason_code = ReasonCode.QUOTA_EXCEEDED
-            counts.dropped["not_stored"] = counts.dropped.get("not_stored", 0) + batch.n_messages
+            count(counts.dropped, "not_stored", batch.n_messages)
         for receipt in batch.receipts:
             receipt.settle(reason_code)
+        for packet, one in batch.shared:
+            if inbox_bytes is None and not reason_code:
+                self._give(packet, partial(one.settle, 0) if one is not None else _nothing)
+            elif one is not None:
+                one.settle(reason_code)
         self._flush()
         self._free(batch.n_bytes)
 
@@ -321,3 +337,7 @@ class NodeSink(MessageSink):
 def _charge(message: Message) -> int:
     """Return the bytes that count towards `MOST_BYTES`."""
     return message.size_bytes + len(message.topic_bytes) + _MESSAGE_BYTES
+
+
+def _nothing() -> None:
+    """Nobody waits for it."""

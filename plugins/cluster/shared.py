@@ -18,7 +18,7 @@ from penstock.broker.counters import count
 from penstock.broker.errors import PenstockError
 from penstock.broker.extensions import MessageSink, Receipt, SinkCounts, SinkRoutes
 from penstock.broker.message import Message
-from penstock.plugins.cluster.frames import share_of
+from penstock.plugins.cluster.frames import packet_head, share_of
 from penstock.plugins.cluster.node_sink import NodeSink
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ class GroupSink(MessageSink):
     Args:
         share: ``$share/{ShareName}/{filter}``.
         sinks: sinks of all nodes by their names.
+        clock: returns monotonic seconds.
 
     Attributes:
         name: unique among the broker's sinks.
@@ -45,13 +46,16 @@ class GroupSink(MessageSink):
         members: nodes, each with the number of its members.
     """
 
-    def __init__(self, share: str, sinks: Mapping[str, NodeSink]) -> None:
+    def __init__(
+        self, share: str, sinks: Mapping[str, NodeSink], clock: Callable[[], float]
+    ) -> None:
         self.name = f"cluster.{share}"
         self.topic_filters = [share.split("/", 2)[2]]
         self.counts = SinkCounts()
         self.members: dict[str, int] = {}
         self._share = share
         self._sinks = sinks
+        self._clock = clock
         self._turns: dict[str, int] = {}
 
     def reserve(self, message: Message) -> str:  # noqa: ARG002 (MessageSink's form)
@@ -72,8 +76,10 @@ class GroupSink(MessageSink):
             if receipt is not None:
                 receipt.settle(0)
             return
+        payload = message.read_payload()
+        packet = packet_head(message, len(payload), self._clock(), self._share) + payload
         self.counts.stored += 1
-        self._sinks[node].accept_shared(message, receipt, self._share)
+        self._sinks[node].accept_shared(packet, receipt)
 
     def choose(self) -> str | None:
         """Return the node whose turn it is; those with room come first, None without members.
@@ -148,7 +154,7 @@ class Groups:
         """Take note of how many members a shared subscription has on a node."""
         group = self._groups.get(share)
         if group is None:
-            group = self._groups[share] = GroupSink(share, self._sinks)
+            group = self._groups[share] = GroupSink(share, self._sinks, self._loop.time)
         if n_members:
             group.members[node] = n_members
         else:
@@ -200,7 +206,7 @@ class Groups:
                 done()
             else:
                 receipt = _Return(self, packet, done)
-                self._sinks[node].accept_packet(packet, receipt)
+                self._sinks[node].accept_shared(packet, receipt)
 
     def close(self) -> None:
         """Send nothing more."""

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
+from typing import cast
 
 import pytest
 
@@ -22,6 +23,7 @@ from penstock.plugins.cluster.frames import (
     FrameBuffer,
 )
 from penstock.plugins.cluster.inbox import Inbox
+from penstock.plugins.redis.stream_reader import StreamReader
 from tests.broker.network.test_in_process import local_clients
 from tests.broker.serving import port_of, serving, until
 from tests.helpers.wire import WireClient, connected
@@ -177,19 +179,68 @@ async def test_a_forwarder_that_loses_its_connection_sends_the_rest_again(
         await until(lambda: reader.deleted == ids)
 
 
+class Stream:
+    """A reader of a stream that the test has.
+
+    Attributes:
+        n_connections: how often it has connected.
+        entries: identifiers of entries, with the fields of each.
+        on_read: is called at each read.
+    """
+
+    def __init__(self) -> None:
+        self.n_connections = 1
+        self.entries: dict[bytes, list[bytes]] = {}
+        self.on_read: Callable[[], None] = lambda: None
+
+    async def read(self, after: bytes, most_entries: int) -> list[tuple[bytes, list[bytes]]]:
+        """Return the entries behind one."""
+        await asyncio.sleep(0)
+        self.on_read()
+        behind = [one for one in sorted(self.entries) if one > after]
+        return [(one, self.entries[one]) for one in behind[:most_entries]]
+
+
 async def test_what_is_held_is_limited_and_more_is_read_once_it_is_done(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A node whose clients are slow leaves what comes in the engine."""
     monkeypatch.setattr(inbox, "MOST_HELD_BYTES", 10)
+    monkeypatch.setattr(inbox, "MOST_READ", 1)
+    stream = Stream()
     async with (
         reading() as (reader, server),
         await connected(port_of(server), "new") as client,
     ):
         await client.subscribe("t", 1)
-        reader.take(entry(LANE_5, 1, bytes(100)), 1)
-        waiting = asyncio.create_task(reader.inbox.wait_for_room())
-        await asyncio.sleep(0)
-        assert not waiting.done()
-        assert await received(client, 1) == [(bytes(100), 1)]
-        await waiting
+        for number in (1, 2):
+            data = entry(LANE_5, 1, bytes(100))
+            stream.entries[b"%d-0" % number] = [b"a 1 %d" % number, data]
+        held: list[int] = []
+        stream.on_read = lambda: held.append(reader.inbox.held_bytes)
+        following = asyncio.create_task(reader.inbox.follow(cast("StreamReader", stream)))
+        assert await received(client, 2) == [(bytes(100), 1)] * 2
+        assert not any(held)
+        following.cancel()
+
+
+async def test_entries_of_a_server_that_has_taken_over_are_found_whatever_their_identifiers() -> (
+    None
+):
+    """Its clock may be behind that of the server before it, which numbers entries by the time."""
+    stream = Stream()
+    async with (
+        reading() as (reader, server),
+        await connected(port_of(server), "new") as client,
+    ):
+        await client.subscribe("t", 1)
+        stream.entries[b"5-0"] = [b"a 1 1", entry(LANE_5, 1, b"1")]
+        following = asyncio.create_task(reader.inbox.follow(cast("StreamReader", stream)))
+        assert await received(client, 1) == [(b"1", 1)]
+        stream.entries = {
+            b"3-0": [b"a 1 2", entry(LANE_5, 1, b"2")],
+            b"6-0": [b"a 1 3", entry(LANE_5, 1, b"3")],
+        }
+        stream.n_connections = 2
+        assert await received(client, 2) == [(b"2", 1), (b"3", 1)]
+        following.cancel()

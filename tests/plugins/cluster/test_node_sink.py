@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
@@ -21,11 +22,17 @@ class Engine:
     Attributes:
         entries: what was put, and what is done with the answer.
         error: the exception that is raised for each entry; None for no fault.
+        given: packets that must go elsewhere.
     """
 
     def __init__(self) -> None:
         self.entries: list[tuple[bytes, asyncio.Future[int]]] = []
         self.error: PenstockError | None = None
+        self.given: list[tuple[bytes, Callable[[], None]]] = []
+
+    def give(self, packet: bytes, done: Callable[[], None]) -> None:
+        """Keep a packet."""
+        self.given.append((packet, done))
 
     def put(self, data: bytes) -> asyncio.Future[int]:
         """Keep an entry."""
@@ -70,7 +77,7 @@ async def turns() -> None:
 def sink_of(engine: Engine) -> NodeSink:
     """Return a sink."""
     loop = asyncio.get_running_loop()
-    return NodeSink("b", engine.put, loop, loop.time)
+    return NodeSink("b", engine.put, engine.give, loop, loop.time)
 
 
 def take(sink: NodeSink, message: Message) -> Answer:
@@ -118,7 +125,7 @@ async def test_what_comes_one_by_one_stays_with_the_runs_of_its_publisher() -> N
     old.properties = OF_MQTT_3
     take(sink, old)
     sink.accept_run(SinkRun(b"\x32\x06\x00\x01t\x00\x09x", 1, 4, 1), Answer())
-    sink.accept_shared(Message("t", b"2", qos=1), None, "$share/g/t")
+    sink.accept_shared(b"\x32\x06\x00\x01t\x00\x09\x00", None)
     await turns()
     frames = list(read_frames(await engine.answer()))
     assert [(frame.kind, frame.n_messages) for frame in frames] == [(LANE_4, 2), (LANE_SHARED, 1)]
@@ -219,4 +226,26 @@ async def test_what_a_node_that_has_left_was_to_get_is_for_nobody() -> None:
     assert [answer.codes for answer in answers] == [[0]] * 4
     assert sink.counts.dropped == {"node_left": 4}
     assert sink.bytes_on_way == 0
+    check(sink)
+
+
+@pytest.mark.parametrize("told_first", ["plugin", "engine"])
+async def test_a_message_for_one_member_goes_elsewhere_when_its_node_has_left(
+    told_first: str,
+) -> None:
+    """Other nodes have members, too; its publisher is acknowledged when it is there."""
+    engine = Engine()
+    sink = sink_of(engine)
+    answers = [Answer(), take(sink, Message("t", b"1", qos=1))]
+    sink.accept_shared(b"packet", answers[0])
+    await turns()
+    if told_first == "plugin":
+        sink.close()
+    engine.entries.pop()[1].set_exception(PenstockError("PENSTOCK gone"))
+    await turns()
+    ((packet, done),) = engine.given
+    assert packet == b"packet"
+    assert [answer.codes for answer in answers] == [[], [0]]
+    done()
+    assert answers[0].codes == [0]
     check(sink)

@@ -54,7 +54,7 @@ class Cluster:
         loop = asyncio.get_running_loop()
         self.engines = {node: Engine() for node in "abc"}
         self.nodes = {
-            node: NodeSink(node, engine.put, loop, loop.time)
+            node: NodeSink(node, engine.put, engine.give, loop, loop.time)
             for node, engine in self.engines.items()
         }
         self.sinks = Sinks()
