@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from bisect import bisect_left
 from collections.abc import Container, Iterator, Mapping, Sequence
@@ -163,7 +164,7 @@ def metrics_of(
     """
     if not several:
         return
-    helps = _attributes_of(type(several[0][1]))
+    helps = attributes_of(type(several[0][1]))
     for field_ in fields(several[0][1]):
         name = field_.name
         if name in leaves_out:
@@ -179,18 +180,23 @@ def metrics_of(
                     for key, number in sorted(counted.items())
                 ]
         if name in states:
-            yield Metric(name, "gauge", helps[name], samples)
+            yield Metric(name, "gauge", helps.get(name, name), samples)
         else:
-            yield Metric(f"{name.removesuffix('_total')}_total", "counter", helps[name], samples)
+            yield Metric(
+                f"{name.removesuffix('_total')}_total", "counter", helps.get(name, name), samples
+            )
 
 
-def _attributes_of(cls: type) -> dict[str, str]:
-    """Return what the docstring of a class says of each attribute."""
-    _, _, text = (cls.__doc__ or "").partition("Attributes:")
-    found: dict[str, str] = {field_.name: field_.name for field_ in fields(cls)}
-    for part in re.split(r"\n {8}(?=\w+: )", text)[1:]:
-        name, _, told = part.partition(": ")
-        found[name] = " ".join(told.split())
+def attributes_of(cls: type) -> dict[str, str]:
+    """Return what the docstrings of a class and of its bases say of each attribute."""
+    found: dict[str, str] = {}
+    for one in reversed(cls.__mro__):
+        _, _, text = inspect.cleandoc(one.__doc__ or "").partition("\nAttributes:\n")
+        listed = re.match(r"(?: {4}.*\n?|\n)*", text)
+        for name, told in re.findall(
+            r"^ {4}(\w+): (.*(?:\n {8}.*)*)", listed[0] if listed else "", re.MULTILINE
+        ):
+            found[name] = " ".join(told.split())
     return found
 
 

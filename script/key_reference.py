@@ -8,8 +8,6 @@ default is the field's: neither is written a second time.
 from __future__ import annotations
 
 import argparse
-import inspect
-import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
@@ -24,6 +22,7 @@ from penstock.broker.config.listener_config import ListenerKeys
 from penstock.broker.config.log_options import LogOptions
 from penstock.broker.config.mqtt_options import MqttOptions
 from penstock.broker.config.policy import Persistence, PolicyKeys
+from penstock.broker.counters import attributes_of
 from penstock.edge_proxy.parts.config import PartsConfig
 from penstock.edge_proxy.sidecar.config import ProxyKeys, ProxyLimits
 from penstock.edge_proxy.uplink.config import BacklogKeys, ReconnectKeys, UplinkConfig, UplinkKeys
@@ -102,19 +101,6 @@ A wrong key or value ends the start with its place, what was read and what is al
 """
 
 
-def attributes(cls: type[Any]) -> dict[str, str]:
-    """Return the meaning of each key that the docstrings of a class and of its bases give."""
-    found: dict[str, str] = {}
-    for one in reversed(cls.__mro__):
-        _, _, listed = inspect.cleandoc(one.__doc__ or "").partition("\nAttributes:\n")
-        block = re.match(r"(?: {4}.*\n?|\n)*", listed)
-        for name, text in re.findall(
-            r"^ {4}(\w+): (.*(?:\n {8}.*)*)", block[0] if block else "", re.MULTILINE
-        ):
-            found[name] = " ".join(text.split())
-    return found
-
-
 def default_of(field: Field[Any]) -> Any:
     """Return the default of a key behind what pydantic wraps it in; MISSING where it has none."""
     wrapped = field.default if field.default is not MISSING else field
@@ -155,7 +141,7 @@ def table(cls: type[Any], known: Mapping[type[Any], str]) -> Iterator[str]:
         yield from (f"The keys of `{known[extended]}`, and:", "")
     yield "| Key | Default | |"
     yield "| --- | --- | --- |"
-    meanings = attributes(cls)
+    meanings = attributes_of(cls)
     for field in fields(cls):
         if extended is not None and field.name in {one.name for one in fields(extended)}:
             continue

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from penstock.broker.config.policy import load_policy
+from penstock.broker.counters import attributes_of
 from penstock.broker.operations.operations import BrokerOperations
 from penstock.broker.plugin_loader import load_plugins
 from penstock.edge_proxy.sidecar.config import load_proxy_config
-from script.key_reference import PAGE, POLICY, PROXY, attributes, page
+from script.key_reference import PAGE, POLICY, PROXY, page
 
 ROOT = Path(__file__).resolve().parents[1]
 SECTIONS = [*POLICY.items(), *PROXY.items()]
@@ -64,6 +65,6 @@ def test_the_page_of_keys_is_the_code_s() -> None:
 @pytest.mark.parametrize(("place", "cls"), SECTIONS, ids=[f"{c.__name__}" for _, c in SECTIONS])
 def test_every_key_is_told(place: str, cls: type) -> None:
     """By a line under Attributes that begins a sentence; nothing is told that is no key."""
-    told = attributes(cls)
+    told = attributes_of(cls)
     assert {field.name for field in fields(cls)} == set(told), place
     assert all(told.values())

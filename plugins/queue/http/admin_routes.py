@@ -14,8 +14,11 @@ from typing import Any, Final
 
 import yaml
 from aiohttp import web
+from pydantic import TypeAdapter
 
+from penstock.broker.counters import attributes_of
 from penstock.plugins.queue.access import ALL_QUEUES
+from penstock.plugins.queue.config import GroupConfig, LogicalQueueConfig
 from penstock.plugins.queue.engines.contract import GroupSpec, QueueSpec, UnknownQueueError
 from penstock.plugins.queue.http.message_routes import unknown_group
 from penstock.plugins.queue.http.requests import (
@@ -35,8 +38,17 @@ API_DOCUMENT: Final = Path(__file__).with_name("openapi.yaml")
 
 
 @cache
-def _api_document() -> str:
-    return json.dumps(yaml.safe_load(API_DOCUMENT.read_text(encoding="utf-8")))
+def api_document() -> str:
+    """Return the description of the API, with the settings that the policy file has, too."""
+    document = yaml.safe_load(API_DOCUMENT.read_text(encoding="utf-8"))
+    schemas = document["components"]["schemas"]
+    for name, keys in (("QueueSettings", LogicalQueueConfig), ("GroupSettings", GroupConfig)):
+        told, own = attributes_of(keys), schemas[name].setdefault("properties", {})
+        for key, schema in TypeAdapter(keys).json_schema()["properties"].items():
+            description = {"description": told[key].replace("None", "null")}
+            own[key] = {**schema, **description, **own.get(key, {})}
+            del own[key]["title"]
+    return json.dumps(document)
 
 
 class AdminRoutes:
@@ -68,8 +80,8 @@ class AdminRoutes:
         return self._context.service.engine.snapshot(queue)
 
     async def openapi(self, _: web.Request) -> web.StreamResponse:
-        """``GET /openapi.json``: what the file openapi.yaml says of the API."""
-        text = await asyncio.to_thread(_api_document)
+        """``GET /openapi.json``: the description of the API."""
+        text = await asyncio.to_thread(api_document)
         return web.Response(text=text, content_type=JSON_TYPE)
 
     async def list(self, request: web.Request) -> web.StreamResponse:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import pytest
-import yaml
 from jsonschema import Draft202012Validator
 from openapi_spec_validator import validate
 
@@ -22,7 +21,7 @@ from penstock.plugins.queue.engines.contract import (
     StorageFullError,
 )
 from penstock.plugins.queue.http import arrow
-from penstock.plugins.queue.http.admin_routes import API_DOCUMENT
+from penstock.plugins.queue.http.admin_routes import api_document
 from penstock.plugins.queue.http.api import QueueApi
 from penstock.plugins.queue.http.message_routes import MAX_ACKNOWLEDGED
 from penstock.plugins.queue.http.messages import MAX_MESSAGES, PROPERTY_KEYS
@@ -59,7 +58,7 @@ EVERYWHERE: Final = {"401", "403", "408", "413", "415", "429"}
 """Statuses that every operation has that can have them; tested for all operations alike."""
 
 
-PUBLISHED: Final[dict[str, Any]] = yaml.safe_load(API_DOCUMENT.read_text())
+PUBLISHED: Final[dict[str, Any]] = json.loads(api_document())
 
 
 def strict() -> dict[str, Any]:
