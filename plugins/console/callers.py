@@ -328,11 +328,12 @@ class Callers:
         if isinstance(holds, str):
             if attempt is not None:
                 self._backoff.failed(attempt, secret, self._clock())
-            told = f"401: {holds}"
-            self._audit(name or "(token)", request, "login", told, is_refused=True)
             # Of any other user nobody is told whether there is one.
-            if holds == NO_SUCH_USER and user in self.rules.users:
-                raise RequestError(f"user {show(user)}: read {holds}", 401)
+            is_told = holds == NO_SUCH_USER and user in self.rules.users
+            told = f"{403 if is_told else 401}: {holds}"
+            self._audit(name or "(token)", request, "login", told, is_refused=True)
+            if is_told:
+                raise RequestError(f"user {show(user)}: read {holds}", 403)
             raise RequestError("login: read a wrong password or token; allowed: a right one", 401)
         if attempt is not None:
             self._backoff.succeeded(attempt)

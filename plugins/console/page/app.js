@@ -146,9 +146,14 @@ function present(view, page, way) {
 
 const pause = (milliseconds, signal) =>
   new Promise((done) => {
-    const timer = setTimeout(done, milliseconds);
-    wake = () => (clearTimeout(timer), done());
-    signal.addEventListener("abort", wake, { once: true });
+    const end = () => {
+      clearTimeout(timer);
+      signal.removeEventListener("abort", end); // a view may be looked at for a day
+      done();
+    };
+    const timer = setTimeout(end, milliseconds);
+    signal.addEventListener("abort", end);
+    wake = end;
   });
 
 /** Waits until the tab is seen. */

@@ -218,12 +218,12 @@ async def test_the_users_of_a_listener_are_not_those_of_the_page(
             (await browser.login("alice", "site")).body["error"].startswith("login: read a wrong")
         )
         refused = await browser.login("carol", "site")
-        assert refused.status == 401
+        assert refused.status == 403
         told = "no password in plugins.access.password_file; allowed: its users, as those of a list"
         assert refused.body["error"].startswith(f'user "carol": read {told}')
         assert (await browser.login("mallory", "x")).body == (await browser.login("bob", "x")).body
     assert any(
-        f"audit: user carol from 127.0.0.1: login: 401: {told}" in m for m in caplog.messages
+        f"audit: user carol from 127.0.0.1: login: 403: {told}" in m for m in caplog.messages
     )
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Literal
 
@@ -11,6 +13,7 @@ from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
 
 from penstock.netem.runs.broker_process import reserved_port
+from penstock.plugins.console.callers import LONGEST_SECONDS
 from tests.helpers.browser import PHONE, Browser
 from tests.helpers.operated import HOLDING, OPERATOR, operated_broker
 from tests.helpers.paho_client import PahoClient
@@ -61,6 +64,46 @@ return [...document.querySelectorAll("body *")].filter((node) =>
   });
 """
 """Answers the contrast of each text that can be seen, by the formula of WCAG 2, and the text."""
+
+
+IN_A_HURRY: Final = """
+const [later, ask, Source] = [setTimeout, fetch, EventSource];
+window.updates = 0;
+window.sources = [];
+window.setTimeout = (act, _, ...given) => later(act, 1, ...given);
+window.fetch = async (what, how) => {
+  const answer = await ask(what, how);
+  if (!what.startsWith("api/overview")) return answer;
+  const told = await answer.json();
+  told.at += 20 * ++window.updates;
+  return Response.json(told);
+};
+window.EventSource = class extends Source {
+  constructor(...given) {
+    super(...given);
+    window.sources.push(this);
+  }
+};
+"""
+"""Each update follows the one before it at once, and tells a time that is 20 s later."""
+
+
+@contextmanager
+def in_a_hurry(browser: Browser) -> Iterator[None]:
+    """Have a page that is opened in the block live faster."""
+    add, remove = (f"Page.{verb}ScriptToEvaluateOnNewDocument" for verb in ("add", "remove"))
+    added = browser.driver.execute_cdp_cmd(add, {"source": IN_A_HURRY})
+    try:
+        yield
+    finally:
+        browser.driver.execute_cdp_cmd(remove, added)
+
+
+def held(browser: Browser) -> dict[str, int]:
+    """Return the nodes and listeners that a page holds."""
+    browser.driver.execute_cdp_cmd("HeapProfiler.collectGarbage", {})
+    counts: dict[str, int] = browser.driver.execute_cdp_cmd("Memory.getDOMCounters", {})
+    return {kind: counts[kind] for kind in ("nodes", "jsEventListeners")}
 
 
 def visit(browser: Browser, url: str, view: str) -> None:
@@ -193,6 +236,76 @@ def test_a_hidden_tab_asks_for_nothing(browser: Browser, tmp_path: Path) -> None
         driver.switch_to.window(hidden)
         browser.run(hide + change, False)
         browser.wait(lambda: asked() > counts[1])
+
+
+def test_a_page_that_is_open_for_long_holds_no_more(browser: Browser, tmp_path: Path) -> None:
+    """Of the overview the last ten minutes, of a tail 300 lines, and one stream at most."""
+    points = "return document.querySelector('.tile .line').getAttribute('d').split('L').length"
+
+    def update(times: int) -> dict[str, int]:
+        least = browser.run("return window.updates") + times
+        browser.wait(lambda: browser.run("return window.updates") >= least)
+        return held(browser)
+
+    with (
+        operated_broker(tmp_path) as broker,
+        PahoClient(broker.port, "pump") as client,
+        in_a_hurry(browser),
+    ):
+        assert client.connect()
+        browser.log_in(broker.console_url, *OPERATOR)
+        before, n_updates = update(100), 400
+        after = update(n_updates)
+        assert all(after[kind] - before[kind] < n_updates / 4 for kind in before), (before, after)
+        assert browser.run(points) <= 600 / 20 + 1
+
+        for n in range(10):
+            browser.open(f"{broker.console_url}/#/tail?filter=t/%23&n={n}")
+            browser.wait_for("Watching")
+            browser.open(broker.console_url + "/#/topics")
+            browser.wait_for("Nothing waits")
+        browser.open(broker.console_url + "/#/tail")
+        browser.wait_for("Watching")
+        are_closed = browser.run("return window.sources.map((one) => one.readyState === 2)")
+        assert are_closed == [True] * 10 + [False]
+
+        def publish(batch: int) -> int:
+            for n in range(100):
+                client.publish(f"t/{batch}/{n}", b"x", 0)
+            client.publish(f"end/{batch}", b"x", 1)
+            browser.wait(lambda: browser.named(f"end/{batch}", "td"))
+            return int(browser.run("return document.querySelectorAll('tbody tr').length"))
+
+        assert [publish(batch) > 300 for batch in range(8)] == [False] * 8
+        browser.wait(lambda: browser.run("return document.querySelectorAll('tr').length") == 301)
+
+
+@pytest.mark.parametrize(("view", "text"), [("#/clients", "pump"), ("#/tail", "Watching")])
+async def test_a_login_that_ends_while_the_page_is_open_brings_the_form(
+    view: str, text: str, browser: Browser, tmp_path: Path
+) -> None:
+    """It says so; after another login the same view goes on."""
+    broker = VirtualBroker()
+    client = broker.connect("pump")
+    (tmp_path / "tokens").write_text("ines admin a-token-of-an-admin\n")
+
+    def log_in() -> None:
+        browser.write("Token", "a-token-of-an-admin")
+        browser.press("Log in")
+        browser.wait_for(text)
+        assert browser.driver.current_url.endswith(view)
+
+    def log_in_again() -> None:
+        browser.wait_for("Your login has ended")
+        assert not browser.named("Clients", "a")
+        log_in()
+
+    async with console(broker, token_file=str(tmp_path / "tokens")) as plugin:
+        await asyncio.to_thread(browser.open, f"{plugin.http_url}/{view}")
+        await asyncio.to_thread(log_in)
+        broker.now += LONGEST_SECONDS + 1
+        client.publish("t", b"x")  # a tail looks then whether the login goes on
+        await asyncio.to_thread(log_in_again)
 
 
 async def test_ten_thousand_clients_are_searched_sorted_and_shown_by_pages(
