@@ -1,11 +1,10 @@
 """What one node sends to another in an entry of its inbox: frames, one after the other.
 
-Theory of operation. Most frames hold PUBLISH packets as they came from a client, of one QoS and for
-one *lane* of the other node: a client in its process, by which it gives them to its sessions. MQTT
+Theory of operation. A frame holds PUBLISH packets as they came from clients, of one QoS and for one
+*lane* of the other node: a client in its process, by which it gives them to its sessions. MQTT
 3.1.1 and MQTT 5 have a lane each, as their packets differ, and so have messages for one member of a
 shared subscription. What follows in a lane stays in order, and all messages of a client's
-connection that go to subscribers of their own take one lane. Other frames are notes: they tell the
-other node's plugin something.
+connection that go to subscribers of their own take one lane.
 """
 
 from __future__ import annotations
@@ -25,15 +24,6 @@ from penstock.broker.mqtt.publish_head import read_publish_head
 from penstock.broker.mqtt.short_packets import end_of_equal_heads, number_packets
 from penstock.broker.mqtt.writer import publish_header
 
-APPLIED: Final = 1
-"""A note: the receiver's changes of routes up to a number are applied by the sender."""
-
-RELEASE: Final = 2
-"""A note: the sender has a client now."""
-
-RELEASED: Final = 3
-"""A note: a client that the receiver has asked for was let go."""
-
 LANE_4: Final = 4
 """A lane: packets in the form of MQTT 3.1.1."""
 
@@ -51,7 +41,7 @@ MOST_FRAME_BYTES: Final = 131_072
 """A frame to which packets are added is begun anew beyond so many bytes."""
 
 _HEAD: Final = Struct(">BBxxII")
-"""Kind, QoS, messages, bytes of the body."""
+"""Lane, QoS, messages, bytes of the body."""
 
 
 class FrameError(PenstockError):
@@ -62,13 +52,13 @@ class Frame(NamedTuple):
     """A part of an entry.
 
     Attributes:
-        kind: one of the constants of this module.
-        qos: of all messages; 0 in a note.
-        n_messages: how many packets the body has; 0 in a note.
-        body: the packets, or the bytes of a note.
+        lane: one of the constants of this module.
+        qos: of all packets.
+        n_messages: how many packets the body has.
+        body: the packets.
     """
 
-    kind: int
+    lane: int
     qos: int
     n_messages: int
     body: bytes
@@ -78,27 +68,22 @@ def read_frames(data: bytes) -> Iterator[Frame]:
     """Yield the frames of an entry.
 
     Raises:
-        FrameError: it ends within one, or a kind is unknown.
+        FrameError: it ends within one, or a lane is unknown.
     """
     position, end = 0, len(data)
     while position < end:
         if position + _HEAD.size > end:
             raise FrameError(f"frame at byte {position} of {end}: ends within its head")
-        kind, qos, n_messages, n_bytes = _HEAD.unpack_from(data, position)
-        if not APPLIED <= kind <= LANE_SHARED:
+        lane, qos, n_messages, n_bytes = _HEAD.unpack_from(data, position)
+        if not LANE_4 <= lane <= LANE_SHARED:
             raise FrameError(
-                f"frame at byte {position}: read kind {kind}; allowed: 1 to {LANE_SHARED}"
+                f"frame at byte {position}: read lane {lane}; allowed: {LANE_4} to {LANE_SHARED}"
             )
         position += _HEAD.size
         if position + n_bytes > end:
             raise FrameError(f"frame at byte {position}: of {n_bytes} bytes; there are {end}")
-        yield Frame(kind, qos, n_messages, data[position : position + n_bytes])
+        yield Frame(lane, qos, n_messages, data[position : position + n_bytes])
         position += n_bytes
-
-
-def note(kind: int, body: bytes) -> bytes:
-    """Return a frame that tells the other node's plugin something."""
-    return _HEAD.pack(kind, 0, 0, len(body)) + body
 
 
 class _OpenFrame:
@@ -122,7 +107,6 @@ class FrameBuffer:
 
     def __init__(self) -> None:
         self.n_bytes = 0
-        self._done: list[bytes] = []
         self._lanes: dict[int, list[_OpenFrame]] = {}
 
     def add(self, lane: int, qos: int, n_messages: int, *pieces: bytes) -> None:
@@ -146,28 +130,16 @@ class FrameBuffer:
         frame.n_bytes += n_bytes
         self.n_bytes += n_bytes
 
-    def add_note(self, kind: int, body: bytes) -> None:
-        """Add a note, behind all packets that were added."""
-        self._seal()
-        frame = note(kind, body)
-        self._done.append(frame)
-        self.n_bytes += len(frame)
-
-    def _seal(self) -> None:
-        for lane in sorted(self._lanes):
-            for frame in self._lanes[lane]:
-                head = _HEAD.pack(lane, frame.qos, frame.n_messages, frame.n_bytes)
-                self._done.append(head)
-                self._done += frame.pieces
-        self._lanes.clear()
-
     def take(self) -> bytes:
         """Return the frames as the data of an entry, and begin anew."""
-        self._seal()
-        data = b"".join(self._done)
-        self._done.clear()
+        parts: list[bytes] = []
+        for lane in sorted(self._lanes):
+            for frame in self._lanes[lane]:
+                parts.append(_HEAD.pack(lane, frame.qos, frame.n_messages, frame.n_bytes))
+                parts += frame.pieces
+        self._lanes.clear()
         self.n_bytes = 0
-        return data
+        return b"".join(parts)
 
 
 # -- packets ---------------------------------------------------------------------------------------

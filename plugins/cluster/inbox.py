@@ -18,7 +18,7 @@ from penstock.broker.counters import count
 from penstock.broker.extensions import LocalClients
 from penstock.broker.plugin_guard import is_logged
 from penstock.plugins.cluster.forwarder import Forwarder
-from penstock.plugins.cluster.frames import LANE_4, Frame, FrameError, read_frames
+from penstock.plugins.cluster.frames import Frame, FrameError, read_frames
 from penstock.plugins.cluster.node_sink import Give
 from penstock.plugins.redis.stream_reader import StreamReader
 
@@ -85,7 +85,7 @@ class _Origin:
             while self._frames:
                 entry, frames = self._frames.popleft()
                 for frame in frames:
-                    forwarder = self.forwarders.get(frame.kind) or self._forwarder(frame.kind)
+                    forwarder = self.forwarders.get(frame.lane) or self._forwarder(frame.lane)
                     await forwarder.send(frame.body, frame.qos, frame.n_messages, entry.done)
             self._wake.clear()
             await self._wake.wait()
@@ -109,7 +109,6 @@ class Inbox:
     Args:
         clients: connects local clients.
         delete: deletes entries, given by their IDs, whose frames have so many bytes.
-        on_note: gets the origin, kind and body of each note, whatever waits before it.
         give: takes each packet that no member of its shared subscription can take.
         logger: gets faults.
 
@@ -125,7 +124,6 @@ class Inbox:
         self,
         clients: LocalClients,
         delete: Callable[[Sequence[bytes], int], None],
-        on_note: Callable[[str, int, bytes], None],
         give: Give,
         logger: Logger,
     ) -> None:
@@ -137,7 +135,6 @@ class Inbox:
         self.held_bytes = 0
         self.dropped: dict[str, int] = {}
         self._delete = delete
-        self._on_note = on_note
         self._logger = logger
         self._held: dict[bytes, _Entry] = {}
         self._origins: dict[str, _Origin] = {}
@@ -198,11 +195,7 @@ class Inbox:
                 )
             self._free(entry_id, len(data))
             return
-        messages = [frame for frame in frames if frame.kind >= LANE_4]
-        for frame in frames:
-            if frame.kind < LANE_4:
-                self._on_note(origin, frame.kind, frame.body)
-        n_messages = sum(frame.n_messages for frame in messages)
+        n_messages = sum(frame.n_messages for frame in frames)
         if not n_messages:
             self._free(entry_id, len(data))
             return
@@ -212,7 +205,7 @@ class Inbox:
         self.held_bytes += len(data)
         if self.held_bytes > MOST_HELD_BYTES:
             self._has_room.clear()
-        source.add(entry, messages)
+        source.add(entry, frames)
 
     def _done(self, entry: _Entry) -> None:
         del self._held[entry.entry_id]

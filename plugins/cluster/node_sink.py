@@ -220,12 +220,6 @@ class NodeSink(MessageSink):
             self._batch.receipts.append(receipt)
         self._added(n_messages, n_bytes)
 
-    def tell(self, kind: int, body: bytes) -> None:
-        """Send a note behind what was accepted."""
-        if not self._is_closed:
-            self._buffer.add_note(kind, body)
-            self._soon()
-
     def _added(self, n_messages: int, n_bytes: int) -> None:
         batch, counts = self._batch, self.counts
         batch.n_messages += n_messages

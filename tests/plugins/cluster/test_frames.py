@@ -10,7 +10,6 @@ from penstock.broker.mqtt.properties import read_publish_properties
 from penstock.broker.mqtt.publish_head import read_publish_head
 from penstock.broker.mqtt.writer import publish_header
 from penstock.plugins.cluster.frames import (
-    APPLIED,
     LANE_4,
     LANE_5,
     LANE_SHARED,
@@ -59,20 +58,6 @@ def test_neighbours_of_one_lane_and_qos_share_a_frame_in_their_order() -> None:
     assert not buffer.take()
 
 
-def test_a_note_stands_behind_what_was_added_before() -> None:
-    """Who lets a client go has sent what it has for the client's new node by then."""
-    buffer = FrameBuffer()
-    buffer.add(LANE_5, 0, 1, b"one")
-    buffer.add_note(APPLIED, b"7")
-    buffer.add(LANE_5, 0, 1, b"three")
-    kinds = [(frame.kind, frame.body) for frame in read_frames(buffer.take())]
-    assert kinds == [
-        (LANE_5, b"one"),
-        (APPLIED, b"7"),
-        (LANE_5, b"three"),
-    ]
-
-
 def test_a_frame_has_no_more_messages_than_a_window_takes() -> None:
     """Each of QoS 1 takes a Packet Identifier at the receiver."""
     buffer = FrameBuffer()
@@ -92,7 +77,7 @@ def test_an_entry_cut_anywhere_is_an_error_that_says_where() -> None:
     for end in range(1, len(data)):
         with pytest.raises(FrameError, match="frame at byte"):
             list(read_frames(data[:end]))
-    with pytest.raises(FrameError, match="read kind 99"):
+    with pytest.raises(FrameError, match="read lane 99"):
         list(read_frames(b"\x63" + data[1:]))
 
 

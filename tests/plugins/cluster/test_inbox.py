@@ -16,7 +16,6 @@ from penstock.broker.mqtt.writer import write_packet
 from penstock.broker.server import Server
 from penstock.plugins.cluster import forwarder, inbox
 from penstock.plugins.cluster.frames import (
-    APPLIED,
     LANE_4,
     LANE_5,
     LANE_SHARED,
@@ -35,19 +34,16 @@ class Reader:
     Attributes:
         inbox: the inbox.
         deleted: IDs of the entries that were deleted.
-        notes: that were read.
         refused: packets that were refused, and what is called once they are elsewhere.
     """
 
     def __init__(self, server: Server) -> None:
         self.deleted: list[bytes] = []
-        self.notes: list[tuple[str, int, bytes]] = []
         self.refused: list[tuple[bytes, Callable[[], None]]] = []
         self._n_entries = 0
         self.inbox = Inbox(
             local_clients(server),
             self._delete,
-            lambda *note: self.notes.append(note),
             lambda packet, done: self.refused.append((packet, done)),
             logging.getLogger("test"),
         )
@@ -136,16 +132,6 @@ async def test_what_is_read_again_is_given_once_and_deleted() -> None:
         assert sorted(await received(client, 3)) == [(b"1", 1), (b"2", 1), (b"3", 1)]
         await until(lambda: len(reader.deleted) == 4)
         assert {first, twice} <= set(reader.deleted)
-
-
-async def test_notes_pass_messages_that_wait() -> None:
-    """A subscriber that reads nothing must not hold back who waits for a note."""
-    async with reading() as (reader, _):
-        buffer = FrameBuffer()
-        buffer.add_note(APPLIED, b"7")
-        only = reader.take(buffer.take(), 1)
-        assert reader.notes == [("a", APPLIED, b"7")]
-        await until(lambda: reader.deleted == [only])
 
 
 async def test_an_entry_that_cannot_be_read_is_dropped_and_counted() -> None:

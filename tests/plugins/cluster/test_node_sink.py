@@ -108,7 +108,7 @@ async def test_what_comes_in_one_turn_is_one_entry_and_acknowledged_with_it() ->
     assert [answer.codes for answer in answers] == [[], []]
     check(sink)
     frames = list(read_frames(await engine.answer()))
-    assert [(frame.kind, frame.qos, frame.n_messages) for frame in frames] == [
+    assert [(frame.lane, frame.qos, frame.n_messages) for frame in frames] == [
         (LANE_4, 1, 2),
         (LANE_4, 0, 1),
         (LANE_5, 1, 1),
@@ -128,7 +128,7 @@ async def test_what_comes_one_by_one_stays_with_the_runs_of_its_publisher() -> N
     sink.accept_shared(b"\x32\x06\x00\x01t\x00\x09\x00", None)
     await turns()
     frames = list(read_frames(await engine.answer()))
-    assert [(frame.kind, frame.n_messages) for frame in frames] == [(LANE_4, 2), (LANE_SHARED, 1)]
+    assert [(frame.lane, frame.n_messages) for frame in frames] == [(LANE_4, 2), (LANE_SHARED, 1)]
     assert frames[0].body.startswith(b"\x33\x06\x00\x01t\x00\x011")
 
 

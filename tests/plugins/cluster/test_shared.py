@@ -67,7 +67,7 @@ class Cluster:
         for node, engine in self.engines.items():
             while engine.entries:
                 for frame in read_frames(await engine.answer()):
-                    assert frame.kind == LANE_SHARED
+                    assert frame.lane == LANE_SHARED
                     found[node] += frame.n_messages
         return found
 
