@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from penstock.broker.message import Message
+from penstock.broker.mqtt.packets import Will
 from penstock.broker.mqtt.reason_codes import ReasonCode
 
 
@@ -112,12 +113,14 @@ class SessionView(Protocol):
             the first one for both.
         username: user name of the newest connection, or None.
         listener: name of the newest connection's listener; "" before there was one.
+        will: the will of the newest connection; None where it has none, or was published.
     """
 
     client_id: str
     known_as: str
     username: str | None
     listener: str
+    will: Will | None
 
     @property
     def is_connected(self) -> bool:

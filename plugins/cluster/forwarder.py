@@ -106,6 +106,7 @@ class Forwarder:
         origin: name of the node that the messages come from.
         lane: one of `frames`.
         give: takes each packet that no member of its shared subscription can take.
+        is_forwarded: see `LocalClients.connect`.
 
     Attributes:
         n_unacknowledged: messages of QoS 1 and 2 that the broker has not taken.
@@ -113,12 +114,21 @@ class Forwarder:
         n_losses: how often its connection has ended.
     """
 
-    def __init__(self, clients: LocalClients, origin: str, lane: int, give: Give) -> None:
+    def __init__(
+        self,
+        clients: LocalClients,
+        origin: str,
+        lane: int,
+        give: Give,
+        *,
+        is_forwarded: bool = True,
+    ) -> None:
         self.n_unacknowledged = 0
         self.refused: dict[str, int] = {}
         self.n_losses = 0
         self.version = 4 if lane == LANE_4 else MQTT_5
         self.is_shared = lane == LANE_SHARED
+        self.is_forwarded = is_forwarded
         self.client_id = f"{LOCAL_CLIENT_PREFIX}$cluster/{origin}/{lane}"
         self._clients = clients
         self._give = give
@@ -294,7 +304,12 @@ class _Connection(LocalProtocol):
     def connect(self, clients: LocalClients) -> None:
         """Connect; packets may follow at once."""
         forwarder = self._forwarder
-        clients.connect(self, is_patient=True, is_forwarded=True, names_shares=forwarder.is_shared)
+        clients.connect(
+            self,
+            is_patient=True,
+            is_forwarded=forwarder.is_forwarded,
+            names_shares=forwarder.is_shared,
+        )
         connect = Connect(
             forwarder.client_id,
             protocol_version=forwarder.version,

@@ -261,6 +261,7 @@ PLUGIN_ADAPTERS: Final = frozenset(
         "plugins.cluster.frames",  # names the property of messages for shared subscriptions
         "plugins.cluster.inbox",
         "plugins.cluster.node_sink",
+        "plugins.cluster.node_wills",
         "plugins.cluster.retained",
         "plugins.cluster.shared",
         "plugins.console.api",

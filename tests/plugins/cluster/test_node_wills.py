@@ -1,0 +1,66 @@
+"""Which wills are in the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from types import SimpleNamespace
+from typing import Any, cast
+
+from penstock.broker.events import ClientConnected, ClientDisconnected
+from penstock.broker.mqtt.packets import Will
+from penstock.broker.mqtt.properties import read_publish_properties
+from penstock.broker.mqtt.publish_head import read_publish_head
+from penstock.plugins.cluster.node_wills import NodeWills, read, written
+
+
+class Kept:
+    """Wills in the engine, by client."""
+
+    def __init__(self) -> None:
+        self.wills: dict[str, bytes] = {}
+
+    def keep(self, client_id: str, will: bytes) -> asyncio.Future[Any]:
+        """Keep one."""
+        self.wills[client_id] = will
+        if not will:
+            del self.wills[client_id]
+        future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        future.set_result(1)
+        return future
+
+
+def session(will: Will | None, *, is_connected: bool = True) -> Any:
+    """Return a session."""
+    return cast("Any", SimpleNamespace(client_id="c", will=will, is_connected=is_connected))
+
+
+async def test_a_will_is_kept_while_its_client_is_connected() -> None:
+    """A client that comes again without one has none; the end of an old connection is no end."""
+    engine = Kept()
+    wills = NodeWills(engine.keep, logging.getLogger("test"))
+    will = Will("t", b"gone")
+    wills.connected(ClientConnected(session(will)))
+    assert engine.wills == {"c": written(will)}
+    wills.disconnected(ClientDisconnected(session(will)))
+    assert engine.wills
+    engine.wills.clear()
+    wills.keep_again()
+    assert engine.wills
+    wills.connected(ClientConnected(session(None)))
+    assert not engine.wills
+    wills.connected(ClientConnected(session(will)))
+    wills.disconnected(ClientDisconnected(session(will, is_connected=False)))
+    assert not engine.wills
+    assert not wills.n_kept
+
+
+def test_a_will_is_kept_as_the_packet_that_is_published() -> None:
+    """Its delay is not a property of that."""
+    will = Will("t", b"gone", 1, True, {"will_delay_interval": 7, "content_type": "x"})
+    delay, packet = read(written(will))
+    assert delay == 7
+    assert packet[0] == 0x33
+    _, _, at, payload_at = read_publish_head(packet, packet[0], 2, len(packet), 5)
+    assert read_publish_properties(packet, at)[0] == {"content_type": "x"}
+    assert packet[payload_at:] == b"gone"
