@@ -15,6 +15,7 @@ whole, or leaves them to the plain way before it has changed anything:
   Identifiers in the copied bytes differ.
 * `shared_runs`: packets of either kind of run for the members of a shared subscription. Each is
   sent its part of the run as a run.
+* `sink_runs`: packets of either kind of run for sinks that take runs, beside sessions or alone.
 * `unchecked_publish`: any other PUBLISH of a broker in which no plugin has to be asked about
   single messages. The coroutine, and where possible the receipt, of the plain way are left out.
 
@@ -22,7 +23,7 @@ What they have in common is in `fast_core` (which topics' messages may be copied
 `fast_connection` (which chunks are tried on them). Access control whose answers last is asked once,
 when a plan is made. No fast path is taken where other access control or a callback looks at single
 messages, where a message is large for its subscribers' gate, retained or a repeat, and where a
-sink has to be told of each message. The journal is told of a run as a
+sink takes no runs. The journal is told of a run as a
 whole (`penstock.broker.durable.session_journal`).
 
 What a client can observe does not depend on the way: the same bytes in the same order, the same

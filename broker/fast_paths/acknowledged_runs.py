@@ -13,8 +13,8 @@ commit, as with QoS 2, they are held as one.
 
 Each function here returns 0 before it has changed anything, and leaves the packet to the plain way,
 in four cases:
-* A sink has to be told of each packet, or the disk may not take all of them
-  (`FastCore.fast_plans` and the functions themselves).
+* A sink takes no runs or has no room for this one, or the disk may not take all of its packets
+  (`FastCore.fast_plans`, `sink_runs` and the functions themselves).
 * A member of a shared subscription is to be chosen for each (`shared_runs`).
 * The packet is not allowed, or repeats one.
 * The bytes that leave would differ from those that came: for another protocol version, QoS or Topic
@@ -34,6 +34,7 @@ from penstock.broker.errors import PeerError
 from penstock.broker.fast_paths.fast_core import are_direct
 from penstock.broker.fast_paths.message_run import MessageRun, Segment
 from penstock.broker.fast_paths.shared_runs import Group
+from penstock.broker.fast_paths.sink_runs import RunSinks, sinks_of
 from penstock.broker.mqtt.enums import MQTT_5
 from penstock.broker.mqtt.properties import read_publish_properties
 from penstock.broker.mqtt.publish_head import read_publish_head
@@ -56,6 +57,7 @@ from penstock.broker.sessions.client import PublishReceipt
 from penstock.broker.sessions.session import DIRECT_BYTES
 
 if TYPE_CHECKING:
+    from penstock.broker.extensions import MessageSink
     from penstock.broker.fast_paths.fast_connection import FastClient
     from penstock.broker.fast_paths.fast_core import FastCore, FastSession
     from penstock.broker.sessions.session import Session
@@ -93,8 +95,13 @@ def _take_publishes(
     if found is None:
         return 0
     sessions, segments, packet_ids, stop = found
+    sinks = sinks_of(sessions) if client.core.run_sinks else None
+    if sinks is not None and not sinks.reserve(len(packet_ids) // 2, stop - position):
+        if qos == 2:
+            _forget_incoming(client, packet_ids)
+        return 0
     acknowledgements = answers(_PUBACK if qos == 1 else _PUBREC, packet_ids)
-    pass_run_on(client, sessions, data[position:stop], segments, qos, acknowledgements, now)
+    pass_run_on(client, sessions, data[position:stop], segments, qos, acknowledgements, now, sinks)
     return stop
 
 
@@ -106,6 +113,7 @@ def pass_run_on(
     qos: int,
     acknowledgements: bytes | bytearray,
     now: float,
+    sinks: RunSinks | None = None,
 ) -> None:
     """Send a run of QoS 1 or 2 PUBLISH packets on to its subscribers, and acknowledge it.
 
@@ -119,8 +127,11 @@ def pass_run_on(
         qos: of all.
         acknowledgements: for the publisher.
         now: monotonic seconds.
+        sinks: the last of the sessions where those are sinks, which have reserved room.
     """
     core = client.core
+    if sinks is not None:
+        sessions = sessions[:-1]
     arrived_at = core.arrived_at(now)
     publisher = client.session.known_as
     retain = bool(data[0] & _RETAIN)
@@ -140,11 +151,17 @@ def pass_run_on(
             _send(core, (member,), part, now)
     else:
         _send(core, sessions, run, now)
-    if client.receipts or (
-        journal is not None
-        and (journal.n_changes != n_changes or (qos == 2 and client.session.journal is not None))
+    if (
+        client.receipts
+        or sinks is not None
+        or (
+            journal is not None
+            and (
+                journal.n_changes != n_changes or (qos == 2 and client.session.journal is not None)
+            )
+        )
     ):
-        _owe(client, run, acknowledgements, n_changes)
+        _owe(client, run, acknowledgements, n_changes, sinks)
     else:
         client.sender.send_run(acknowledgements, n_messages, is_state=False)
     if core.turn.congested:
@@ -197,19 +214,26 @@ def _send(core: FastCore, sessions: tuple[FastSession, ...], run: MessageRun, no
 
 
 def _owe(
-    client: FastClient, run: MessageRun, acknowledgements: bytes | bytearray, n_changes: int
+    client: FastClient,
+    run: MessageRun,
+    acknowledgements: bytes | bytearray,
+    n_changes: int,
+    sinks: RunSinks | None,
 ) -> None:
-    """Let acknowledgements wait for earlier ones, and for the commit as `settle_when_safe` does it.
+    """Let acknowledgements wait for earlier ones and for sinks, which get the run here.
+
+    They wait for the commit as `settle_when_safe` does it.
 
     Args:
         client: they go to.
         run: what they acknowledge.
         acknowledgements: of all of it.
         n_changes: changes in the journal before the run was passed on.
+        sinks: that have reserved room for it; or None.
     """
     core = client.core
     session = client.session
-    receipt = RunReceipt(client, run.qos, acknowledgements)
+    receipt = RunReceipt(client, run.qos, acknowledgements, () if sinks is None else sinks.sinks)
     client.owe(receipt)
     journal = core.journal
     n_noted = 0 if journal is None else journal.n_changes - n_changes
@@ -226,6 +250,8 @@ def _owe(
         journal.settle_after(receipt, run.payload_bytes, client)
     else:
         journal.settle_after(receipt, run.payload_bytes, client, run, n_noted)
+    if sinks is not None:
+        sinks.accept(run.data, run.n_messages, client.version, run.qos, receipt)
     if client.n_owed >= client.receive_maximum and not client.may_receive:
         core.turn.touch(client.outgoing)
 
@@ -235,19 +261,32 @@ class RunReceipt(PublishReceipt):
 
     __slots__ = ("_packets", "_singles")
 
-    def __init__(self, client: FastClient, qos: int, packets: bytes | bytearray) -> None:
-        """Owe some acknowledgements, for which one answer is missing.
+    def __init__(
+        self,
+        client: FastClient,
+        qos: int,
+        packets: bytes | bytearray,
+        sinks: tuple[MessageSink, ...] = (),
+    ) -> None:
+        """Owe some acknowledgements, for which the broker's own answer is missing.
 
         Args:
             client: they go to.
             qos: 1 or 2.
             packets: the acknowledgements.
+            sinks: that are to answer, too.
         """
-        super().__init__(client, 0, qos, 1)
+        super().__init__(client, 0, qos, 1 + len(sinks))
         self.n_messages = len(packets) // PACKET_BYTES
         self.was_routed = True
+        self.sinks = sinks
         self._packets = packets
         self._singles: list[PublishReceipt] | None = None
+
+    @property
+    def deduplication_id(self) -> bytes:
+        """Nothing: a message that may be a repeat is in no run."""
+        return b""
 
     def packet_ids(self) -> list[int]:
         """Return the Packet Identifiers of the messages."""
@@ -255,28 +294,41 @@ class RunReceipt(PublishReceipt):
         return [high << 8 | low for high, low in ids]
 
     def settle(self, reason_code: int) -> None:
-        """Take the answer, of which there is one."""
-        if self._singles is None:
-            self.is_settled = True
-            self._acknowledge_in_order()
-        for single in self._singles or ():
-            single.settle(reason_code)
+        """Take one answer for all messages; the last one sends the acknowledgements."""
+        if self._singles is not None:
+            for single in self._singles:
+                single.settle(reason_code)
+            return
+        if reason_code >= 0x80:
+            self.reason_code = reason_code
+        self._n_waiting -= 1
+        if self._n_waiting == 0:
+            self._settled()
 
     def note_received(self, session: Session) -> None:
-        """Note that the messages were received."""
-        session.incoming.update(dict.fromkeys(self.packet_ids()))
+        """Note that the messages were received, or may come again as they were refused."""
+        if self.reason_code >= 0x80:
+            for packet_id in self.packet_ids():
+                session.incoming.pop(packet_id, None)
+        else:
+            session.incoming.update(dict.fromkeys(self.packet_ids()))
 
     def send(self) -> None:
         """Send the acknowledgements."""
-        self.client.sender.send_run(self._packets, self.n_messages, is_state=False)
+        if self.reason_code:
+            for single in self.singles():
+                single.send()
+        else:
+            self.client.sender.send_run(self._packets, self.n_messages, is_state=False)
 
     def singles(self) -> list[PublishReceipt]:
         """Return a receipt for each message: they may come again one by one."""
         incoming = self.client.session.incoming
         self._singles = []
         for packet_id in self.packet_ids():
-            single = PublishReceipt(self.client, packet_id, self.qos, 1)
+            single = PublishReceipt(self.client, packet_id, self.qos, self._n_waiting)
             single.is_settled, single.is_stored = self.is_settled, self.is_stored
+            single.reason_code, single.sinks = self.reason_code, self.sinks
             single.was_routed = True
             self._singles.append(single)
             if self.qos == 2 and not self.is_settled:
@@ -304,6 +356,8 @@ def takes_run(
         return False
     room = core.room
     if room.over_half or (room.rejects and len(sessions) > MANY_SESSIONS):
+        if sinks_of(sessions) is not None:
+            sessions = sessions[:-1]
         return room.has_room_for_run(sessions, n_messages, n_bytes)
     return True
 
@@ -508,6 +562,12 @@ def _note_incoming(client: FastClient, packet_ids: bytes | bytearray) -> bool:
     return True
 
 
+def _forget_incoming(client: FastClient, packet_ids: bytes | bytearray) -> None:
+    """Take back what `_note_incoming` has noted: the plain way is to look at each message."""
+    for high, low in zip(packet_ids[::2], packet_ids[1::2], strict=True):
+        del client.session.incoming[high << 8 | low]
+
+
 def has_durable(sessions: tuple[FastSession, ...]) -> bool:
     """Say whether what is sent to any of them must be stored."""
     for session in sessions:  # noqa: SIM110 (hot: a generator costs more than most loops here)
@@ -532,9 +592,12 @@ def quota_left(
     """
     if client.keeps_no_receive_maximum:
         return _MOST_PACKETS
+    core = client.core
     receipts = client.receipts
-    awaits_disk = client.core.journal is not None and (retain or has_durable(sessions))
-    if qos == 1 and not receipts and not awaits_disk:
+    awaits = core.journal is not None and (retain or has_durable(sessions))
+    if core.run_sinks and sinks_of(sessions) is not None:
+        awaits = True
+    if qos == 1 and not receipts and not awaits:
         return _MOST_PACKETS
     n_owed = len(client.session.incoming) + sum(r.n_messages for r in receipts if r.qos == 1)
     least = 1 if qos == 1 and not receipts else 0

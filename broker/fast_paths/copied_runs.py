@@ -19,6 +19,7 @@ from penstock.broker.errors import PeerError
 from penstock.broker.fast_paths.acknowledged_runs import TAKE_RUN, may_go_on
 from penstock.broker.fast_paths.fast_core import are_direct
 from penstock.broker.fast_paths.shared_runs import Group
+from penstock.broker.fast_paths.sink_runs import sinks_of
 from penstock.broker.mqtt.enums import MQTT_5, PUBLISH
 from penstock.broker.mqtt.properties import read_publish_properties
 from penstock.broker.mqtt.publish_head import read_publish_head
@@ -197,7 +198,7 @@ def pass_on(
         else:
             waiting.append(session)
     if waiting:
-        run, n_messages = _deliver_run(client, waiting, run, now)
+        run, n_messages = _pass_to_waiting(client, waiting, run, n_messages, now)
     n_bytes = len(run)
     for session in direct:
         outgoing = session.outgoing
@@ -242,6 +243,19 @@ def _pass_to_group(
         if turn.steps >= turn.most_steps:  # asked here: single chunks add to those of earlier ones
             break
     return position
+
+
+def _pass_to_waiting(
+    client: FastClient, waiting: list[FastSession], run: bytes, n_messages: int, now: float
+) -> tuple[bytes, int]:
+    """Give a run to sinks, and to sessions that cannot just be given a copy; as `_deliver_run`."""
+    sinks = sinks_of(waiting)
+    if sinks is None:
+        return _deliver_run(client, waiting, run, now)
+    if len(waiting) > 1:
+        run, n_messages = _deliver_run(client, waiting[:-1], run, now)
+    sinks.accept(run, n_messages, client.version, 0, None)
+    return run, n_messages
 
 
 def _deliver_run(

@@ -41,7 +41,7 @@ class FastClient(Client):
     def opened(self) -> None:
         """Find out what may take the fast paths, now that the client is accepted."""
         core, sender = self.core, self.sender
-        self.fast_plans = core.plans_of(self.version)
+        self.fast_plans = core.plans_of(self)
         self.known_properties = b""
         self.limits_changed()
         if sender.takes_copies and sender.aliases is None:

@@ -9,6 +9,7 @@ from penstock.broker.access_control import PUBLISH, RECEIVE, Action
 from penstock.broker.errors import PeerError
 from penstock.broker.fast_paths.run_window import RunWindow
 from penstock.broker.fast_paths.shared_runs import Group
+from penstock.broker.fast_paths.sink_runs import RunSinks
 from penstock.broker.fast_paths.unchecked_publish import take_judged, take_unchecked
 from penstock.broker.mqtt.enums import MAX_REMAINING_LENGTH, MQTT_5
 from penstock.broker.mqtt.topics import read_topic
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from penstock.broker.access_control import SessionView
     from penstock.broker.config.limits import Limits
     from penstock.broker.events import Callbacks
+    from penstock.broker.extensions import MessageSink
     from penstock.broker.fast_paths.fast_connection import FastClient
     from penstock.broker.message import Message
     from penstock.broker.routing.shared_subscriptions import SharedSubscription
@@ -43,7 +45,7 @@ class FastPlan:
             has to check the message.
         sessions: the sessions that get each message, all in the publisher's form of PUBLISH; plans
             with the same sessions share one tuple object. A `Group`, of which one session gets each
-            message, is told from it by being empty.
+            message, is told from it by being empty. The last may be `RunSinks`.
         least_qos: the least QoS that was granted to any of them, and that the broker offers; 0 for
             none.
         topic: Topic Name, as text and in UTF-8.
@@ -69,7 +71,10 @@ class FastPlan:
         self.topic = topic
         self.allowed = allowed
         self.takes_retained = allowed is not None and not (
-            allowed.shares or any(target.retain_as_published for target in allowed.targets)
+            allowed.shares
+            or allowed.sinks
+            or allowed.retaining
+            or any(target.retain_as_published for target in allowed.targets)
         )
 
 
@@ -85,7 +90,7 @@ def are_direct(sessions: Sequence[FastSession]) -> bool:
     """Say whether all of them can just be given a copy of what comes for them."""
     for session in sessions:
         if not session.is_direct or not session.outgoing.copy_maximum:
-            return False
+            return isinstance(session, RunSinks)  # the last: all sessions are direct
     return True
 
 
@@ -100,6 +105,7 @@ class FastCore(Core):
 
     Attributes:
         fast_plans: protocol version to topic bytes to plan, `NOT_FAST` among them.
+        forwarded_plans: the same for clients whose messages another broker has routed.
         has_fast_paths: no plugin has to be asked or told about single messages or packets. While a
             callback is there that came later (`tell`), they are not taken all the same.
         copy_maximum: bytes of the largest packet that is passed on as it was received, past the
@@ -127,6 +133,9 @@ class FastCore(Core):
         # A PUBLISH of MQTT 3.1 has the form of one of MQTT 3.1.1.
         of_mqtt_3: dict[bytes, FastPlan] = {}
         self.fast_plans: dict[int, dict[bytes, FastPlan]] = {3: of_mqtt_3, 4: of_mqtt_3, 5: {}}
+        forwarded_of_3: dict[bytes, FastPlan] = {}
+        self.forwarded_plans = {3: forwarded_of_3, 4: forwarded_of_3, 5: {}}
+        self._run_sinks: dict[tuple[MessageSink, ...], RunSinks] = {}
         self._audiences: dict[tuple[FastSession, ...], tuple[FastSession, ...]] = {}
         self._groups: dict[tuple[SharedSubscription, int], Group] = {}
         self._judged: list[dict[Any, Any]] = []
@@ -150,7 +159,8 @@ class FastCore(Core):
         self._n_drops += 1
         self._audiences.clear()
         self._groups.clear()
-        for plans in self.fast_plans.values():
+        self._run_sinks.clear()
+        for plans in (*self.fast_plans.values(), *self.forwarded_plans.values()):
             plans.clear()
         self._drop_judged()
 
@@ -160,9 +170,13 @@ class FastCore(Core):
         self._judged.clear()
         self._n_judged = 0
 
-    def plans_of(self, version: int) -> dict[bytes, FastPlan]:
-        """Return the table of plans for a publisher of a protocol version: topic bytes to plan."""
-        return {} if self._asks_publishers else self.fast_plans[version]
+    def plans_of(self, client: FastClient) -> dict[bytes, FastPlan]:
+        """Return the table of plans for a publisher: topic bytes to plan."""
+        if client.names_shares:
+            return {}  # there never is one
+        if client.is_forwarded:
+            return self.forwarded_plans[client.version]
+        return {} if self._asks_publishers else self.fast_plans[client.version]
 
     def fast_plan(self, topic_bytes: bytes, client: FastClient) -> FastPlan:
         """Return the plan of a topic that a client's table has none for, and keep it there.
@@ -173,8 +187,10 @@ class FastCore(Core):
             topic_bytes: Topic Name, as it came.
             client: the publisher's.
         """
+        if client.is_forwarded:
+            return NOT_FAST if client.names_shares else self._new_fast_plan(topic_bytes, client)
         plans = self.fast_plans[client.version]
-        plan = plans.get(topic_bytes) or self._new_fast_plan(topic_bytes, client.version)
+        plan = plans.get(topic_bytes) or self._new_fast_plan(topic_bytes, client)
         topic, topic_bytes = plan.topic  # the bytes of the plan, not a copy for each publisher
         if not self._asks_publishers or not topic_bytes:
             return plan
@@ -247,7 +263,7 @@ class FastCore(Core):
             return None
         return answer if isinstance(answer, bool) else None
 
-    def _new_fast_plan(self, topic_bytes: bytes, version: int) -> FastPlan:
+    def _new_fast_plan(self, topic_bytes: bytes, client: FastClient) -> FastPlan:
         if not topic_bytes or topic_bytes.startswith(b"$SYS"):
             return NOT_FAST
         plan = self.tree.plans.get(topic_bytes)
@@ -260,10 +276,14 @@ class FastCore(Core):
                 return NOT_FAST
             plan = self.tree.plan(topic, topic_bytes)
         n_drops = self._n_drops
-        fast = self._fast_plan_of(plan, version)
+        is_forwarded, version = client.is_forwarded, client.version
+        fast = self._fast_plan_of(plan.of_sessions() if is_forwarded else plan, version)
         if n_drops != self._n_drops:  # the rules changed while access control was asked
             return NOT_FAST
-        self.fast_plans[version][plan.topic_bytes] = fast
+        if is_forwarded:
+            fast.takes_retained = False
+        plans = self.forwarded_plans if is_forwarded else self.fast_plans
+        plans[version][plan.topic_bytes] = fast
         return fast
 
     def _fast_plan_of(self, plan: Plan, version: int) -> FastPlan:
@@ -276,10 +296,16 @@ class FastCore(Core):
             threshold_s = min(allowed.threshold_s, allowed.most_bytes)
             group = self._group(allowed, version)
             return FastPlan(threshold_s, group, self.options.maximum_qos, topic, allowed)
-        if allowed is None or not _are_copies(allowed, version):
+        if allowed is None or not self._are_copies(allowed, version):
             return FastPlan(-1, (), 0, topic, allowed)
         sessions = tuple(cast("FastSession", target.session) for target in allowed.targets)
         least_qos = min((target.qos for target in allowed.targets), default=0)
+        if allowed.sinks:
+            run_sinks = self._run_sinks.setdefault(allowed.sinks, RunSinks(self, allowed.sinks))
+            # The repeat of a QoS 2 message is to be known after a crash if its sinks have it.
+            most_qos = 1 if self.journal is not None else 2
+            least_qos = min(least_qos, most_qos) if sessions else most_qos
+            sessions = (*sessions, cast("FastSession", run_sinks))
         # A restored session may have been granted more than is offered now.
         return FastPlan(
             min(plan.threshold_s, plan.most_bytes),
@@ -288,6 +314,20 @@ class FastCore(Core):
             topic,
             allowed,
         )
+
+    def _are_copies(self, plan: Plan, version: int) -> bool:
+        """Say whether each recipient can be given the very bytes that a publisher sends."""
+        if plan.shares or not self.run_sinks.issuperset(plan.sinks):
+            return False
+        is_5 = version == MQTT_5
+        for target in plan.targets:
+            if (
+                (target.session.version == MQTT_5) != is_5
+                or target.subscription_ids
+                or target.for_own is not target
+            ):
+                return False
+        return True
 
     def _group(self, plan: Plan, version: int) -> Group:
         """Return the group of a plan: one for all topics, where all members may receive them."""
@@ -325,18 +365,3 @@ class FastCore(Core):
 def _is_group(plan: Plan) -> bool:
     """Say whether the members of one shared subscription are the only recipients of a plan."""
     return len(plan.shares) == 1 and not plan.targets and not plan.sinks
-
-
-def _are_copies(plan: Plan, version: int) -> bool:
-    """Say whether each target can be sent the very bytes that a publisher of a version sends."""
-    if plan.sinks or plan.shares:
-        return False
-    is_5 = version == MQTT_5
-    for target in plan.targets:
-        if (
-            (target.session.version == MQTT_5) != is_5
-            or target.subscription_ids
-            or target.for_own is not target
-        ):
-            return False
-    return True

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from penstock.broker.fast_paths.acknowledged_runs import pass_run_on, quota_left, takes_run
 from penstock.broker.fast_paths.copied_runs import pass_on
 from penstock.broker.fast_paths.shared_runs import Group
+from penstock.broker.fast_paths.sink_runs import sinks_of
 from penstock.broker.mqtt.enums import MQTT_5
 from penstock.broker.mqtt.short_packets import PACKET_BYTES
 from penstock.broker.receiving.acknowledging import made_room, sample
@@ -139,9 +140,10 @@ def _take_qos_1(client: FastClient, data: bytes, now: float) -> bool:
         (client.version != MQTT_5 or quota_left(client, sessions, 1))
         and takes_run(client, sessions, 1, 1, size)
         and (not isinstance(sessions, Group) or sessions.prepare(1, 1, size, size))
+        and ((sinks := sinks_of(sessions)) is None or sinks.reserve(1, size))
     ):
         segment = (1, 0, size, topic_end, payload_bytes, plan.topic)
-        pass_run_on(client, sessions, data, [segment], 1, acknowledgement, now)
+        pass_run_on(client, sessions, data, [segment], 1, acknowledgement, now, sinks)
         core.counters.bytes_received += size
         return True
     return False

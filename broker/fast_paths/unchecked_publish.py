@@ -67,7 +67,7 @@ def take_unchecked(
         chosen = core.choose_members(plan, message, now) if plan.shares else ()
         if chosen is None:
             return client.run(take_publish(client, plan, message, packet_id, first_byte, now))
-        if message.retain:
+        if message.retain and not client.is_forwarded:
             core.router.retain(message)
         core.router.route(message, plan.targets, chosen, now)
         if plan.sinks:
@@ -103,7 +103,7 @@ def take_unchecked(
             if waits:
                 return core.room.hold(receipt, message, route_held, now)
             return refuse_full(receipt, plan.topic, full)
-    if message.retain:
+    if message.retain and not client.is_forwarded:
         core.router.retain(message)
     core.router.route(message, plan.targets, chosen, now)
     if journal is not None and (
@@ -150,7 +150,7 @@ def _take_booked(
         return core.room.hold(receipt, message, route_held, now)
     if full:
         return refuse_full(receipt, plan.topic, full)
-    if message.retain:
+    if message.retain and not client.is_forwarded:
         core.router.retain(message)
     receipt.sinks = plan.sinks
     receipt.wait_for(len(plan.sinks))

@@ -22,7 +22,12 @@ from penstock.broker.access_control import PUBLISH
 from penstock.broker.config.capabilities import check_publish, is_payload_valid
 from penstock.broker.errors import PeerError, ProtocolError
 from penstock.broker.events import MessageReceived, MessageRouted
-from penstock.broker.extensions import NEVER_FITS, QOS_PROPERTY, UPLINK_PROPERTIES
+from penstock.broker.extensions import (
+    NEVER_FITS,
+    QOS_PROPERTY,
+    SHARE_PROPERTY,
+    UPLINK_PROPERTIES,
+)
 from penstock.broker.message import OF_MQTT_3, Message, Properties
 from penstock.broker.mqtt.data_types import read_variable_byte_integer
 from penstock.broker.mqtt.enums import MQTT_5, PacketType
@@ -161,6 +166,7 @@ def _receive(
     if first_byte & _QOS_2_OR_DUP and _is_repeat(client, packet_id, qos):
         return None
     asked_byte = _asked_byte(first_byte, properties) if client.is_relay else first_byte
+    share = _asked_share(properties) if client.names_shares else ""
     plan = core.tree.plans.get(topic_bytes)
     if plan is None:
         topic = _topic(topic_bytes)
@@ -193,9 +199,13 @@ def _receive(
         return _refuse(client, plan.topic, packet_id, qos, _IS_SYS, code)
     if is_long or (plan.retaining and message.retain):
         plan = plan.of(message)
+    if client.is_forwarded:
+        plan = plan.of_sessions()
+        if share:
+            return client.run(_take_shared(client, plan, message, packet_id, share, now))
     if core.take_unchecked is not None and not client.is_relay:
         return core.take_unchecked(client, plan, message, packet_id, first_byte, now)
-    if core.callbacks.message_received:
+    if core.callbacks.message_received and not client.is_forwarded:
         event = MessageReceived(client.session, message)
         core.guard.tell(core.callbacks.message_received, event)
     return client.run(take_publish(client, plan, message, packet_id, first_byte, now))
@@ -213,6 +223,21 @@ def _asked_byte(first_byte: int, properties: dict[str, Any] | None) -> int:
     if not pairs:
         del properties["user_property"]
     return first_byte & ~_QOS_BITS | int(qos) << 1
+
+
+def _asked_share(properties: dict[str, Any] | None) -> str:
+    """Return the shared subscription that a message names; the User Property is removed.
+
+    Raises:
+        ProtocolError: it names none.
+    """
+    pairs = [] if properties is None else properties.get("user_property", [])
+    if properties is None or not pairs or pairs[-1][0] != SHARE_PROPERTY:
+        raise ProtocolError(f"PUBLISH: the last User Property is not {SHARE_PROPERTY}")
+    share = str(pairs.pop()[1])
+    if not pairs:
+        del properties["user_property"]
+    return share
 
 
 def _topic(topic_bytes: bytes) -> str:
@@ -302,7 +327,10 @@ async def take_publish(
     if qos:
         receipt = book_receipt(client, packet_id, qos, 1, is_repeat=bool(first_byte & DUP))
     try:
-        if not await core.router.is_allowed(client.session, message.topic, PUBLISH):
+        if not (
+            client.is_forwarded
+            or await core.router.is_allowed(client.session, message.topic, PUBLISH)
+        ):
             code = ReasonCode.NOT_AUTHORIZED
             return _refuse_booked(client, receipt, plan.topic, _NOT_AUTHORIZED, code)
         if receipt is not None:
@@ -325,6 +353,59 @@ async def take_publish(
     return refuse_full(receipt, plan.topic, full)
 
 
+async def _take_shared(
+    client: Client, plan: Plan, message: Message, packet_id: int, name: str, now: float
+) -> None:
+    """Give a message to one member of the shared subscription that it names, or refuse it.
+
+    It does not wait for room: whoever has sent it knows members elsewhere.
+
+    Args:
+        client: it came from.
+        plan: of its topic, with the sessions of which one may get it.
+        message: to be routed.
+        packet_id: of its PUBLISH; 0 with QoS 0.
+        name: ``$share/{ShareName}/{filter}``.
+        now: monotonic seconds.
+    """
+    core = client.core
+    receipt = book_receipt(client, packet_id, message.qos, 1) if message.qos else None
+    try:
+        member = None
+        share = core.tree.shares.get(name)
+        if share is not None:
+            member = await core.router.choose_allowed(share, message, now)
+        if share is None or member is None or not _can_take(core, message, share, member, now):
+            why = f"no member of {name} can take it"
+            return _refuse_booked(client, receipt, plan.topic, why, counted_as="no_member")
+    except BaseException:  # as in `take_publish`
+        if receipt is not None:
+            receipt.settle(ReasonCode.UNSPECIFIED_ERROR)
+        raise
+    journal = core.journal
+    n_changes = journal.n_changes if journal is not None else 0
+    core.router.route(message, (), ((share, member),), now)
+    client.throttle.wait_for_congested(now)
+    if receipt is not None:
+        receipt.was_routed = True
+        settle_when_safe(receipt, n_changes, plan, message)
+    return None
+
+
+def _can_take(
+    core: Core, message: Message, share: SharedSubscription, member: Target, now: float
+) -> bool:
+    """Say whether a member that was chosen for a message has room for it, or is there for it."""
+    qos = min(message.qos, member.qos)
+    if not qos:
+        return member.session.client is not None
+    journal = core.journal
+    if journal is not None and member.session.is_durable and journal.lacks_room(message):
+        return False
+    chosen = ((share, member),)
+    return not (core.room.rejects and core.room.lacks(message, (), chosen, now, can_tell=True))
+
+
 def problem_of(client: Client, plan: Plan, message: Message) -> str:
     """Say why a QoS 1 or 2 message cannot be taken, before its subscribers are looked at.
 
@@ -340,9 +421,14 @@ def problem_of(client: Client, plan: Plan, message: Message) -> str:
     if journal is not None and journal.must_refuse(client.session, plan, message):
         return _CANNOT_BE_SAFE
     can_tell = client.version == MQTT_5 and not client.is_patient
-    if message.retain and can_tell and not core.retained.has_room(message):
+    if keeps(client, message) and can_tell and not core.retained.has_room(message):
         return _NO_ROOM_TO_RETAIN
     return ""
+
+
+def keeps(client: Client, message: Message) -> bool:
+    """Say whether a message is to be retained; what was forwarded is so by who has routed it."""
+    return message.retain and not client.is_forwarded
 
 
 async def route_allowed(
@@ -363,12 +449,13 @@ async def route_allowed(
     core = client.core
     router = core.router
     chosen: Sequence[tuple[SharedSubscription, Target]]
+    retains = keeps(client, message)
     if receipt is None:
-        if message.retain:
+        if retains:
             _tell_routed(client, message)
             router.retain(message)
         targets, chosen = await router.allowed_recipients(plan, message, now)
-        if not message.retain:
+        if not retains:
             _tell_routed(client, message)
         router.route(message, targets, chosen, now)
         router.offer(message, plan.sinks)
@@ -376,7 +463,7 @@ async def route_allowed(
         return ""
     n_changes = core.journal.n_changes if core.journal is not None else 0
     targets = plan.targets
-    if message.retain:
+    if retains:
         turns = [share.turn for share in plan.shares]
         chosen = choose_members(message, plan.shares, now)
         full = reserve(receipt, message, plan, plan.targets, chosen, now)
@@ -389,15 +476,15 @@ async def route_allowed(
         router.retain(message)
     is_routed = False
     try:
-        if router.asks_receivers or not message.retain:
+        if router.asks_receivers or not retains:
             targets, chosen = await router.allowed_recipients(plan, message, now)
         if receipt.is_settled:
             return ""  # the publisher has gone meanwhile, and comes again with the message
         is_routed = True
     finally:
-        if message.retain and not is_routed:
+        if retains and not is_routed:
             router.release(message, plan.sinks)
-    if not message.retain:
+    if not retains:
         full = reserve(receipt, message, plan, targets, chosen, now)
         if full:
             return full
@@ -445,6 +532,8 @@ async def route_held(receipt: PublishReceipt, message: Message, now: float) -> b
     core = client.core
     session = client.session
     plan = core.tree.plan(message.topic, message.topic_bytes).of(message)
+    if client.is_forwarded:
+        plan = plan.of_sessions()
     journal = core.journal
     expires_at = message.expires_at
     if expires_at is not None and now >= expires_at:
@@ -468,7 +557,7 @@ async def route_held(receipt: PublishReceipt, message: Message, now: float) -> b
 
 def _tell_routed(client: Client, message: Message) -> None:
     callbacks = client.core.callbacks.message_routed
-    if callbacks:
+    if callbacks and not client.is_forwarded:
         client.core.guard.tell(callbacks, MessageRouted(client.session, message))
 
 

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Final
 
-from penstock.broker.extensions import NEVER_FITS, MessageSink, Receipt, SinkCounts
+from penstock.broker.extensions import NEVER_FITS, MessageSink, Receipt, SinkCounts, SinkRun
 from penstock.broker.message import Message
+from penstock.broker.mqtt.packets import Publish
+from penstock.broker.mqtt.reader import read_packet
+from penstock.broker.mqtt.receive_buffer import ReceiveBuffer
+from tests.helpers.frames import frames_of
+
+RECEIVE_BUFFER: Final = ReceiveBuffer(268_435_460)
+"""Holds nothing: runs are of whole packets."""
 
 
 class HoldingSink(MessageSink):
@@ -80,6 +88,64 @@ class LimitedSink(HoldingSink):
         """Have room for more messages."""
         self.room += n_messages
         self.on_room()
+
+
+class RunSink(LimitedSink):
+    """A sink that takes runs, with room for some messages until they are settled.
+
+    Attributes:
+        n_runs: the number of runs that it was given.
+    """
+
+    def __init__(self, *topic_filters: str, name: str = "sink", room: int = 1000) -> None:
+        super().__init__(*topic_filters, name=name, room=room)
+        self.n_runs = 0
+        self._most = room
+
+    def reserve_run(self, n_messages: int, n_bytes: int) -> bool:
+        """Hold room, if there is enough."""
+        assert n_bytes
+        if self.error is not None:
+            raise self.error
+        if self.room < n_messages:
+            return False
+        self.room -= n_messages
+        return True
+
+    def release_run(self, n_messages: int, n_bytes: int) -> None:
+        """Give it back."""
+        assert n_bytes
+        self.room += n_messages
+
+    def accept_run(self, run: SinkRun, receipt: Receipt | None) -> None:
+        """Take messages, those of QoS 0 as far as there is room."""
+        if self.error is not None:
+            raise self.error
+        self.n_runs += 1
+        packets = [
+            read_packet(first_byte, body, run.version)
+            for first_byte, body in frames_of(RECEIVE_BUFFER, run.packets)
+        ]
+        assert len(packets) == run.n_messages
+        for packet in packets:
+            assert isinstance(packet, Publish)
+            assert (packet.qos, packet.dup, packet.retain) == (run.qos, False, False)
+            assert (receipt is None) == (run.qos == 0)
+            if receipt is None:
+                if not self.room:
+                    self.refuse(Message(packet.topic, packet.payload), "queue_full")
+                    continue
+                self.room -= 1
+            self.messages.append(Message(packet.topic, packet.payload, qos=packet.qos))
+        self.receipts.append(receipt)
+
+    def settle_all(self, reason_code: int = 0) -> None:
+        """Answer for all messages, and have room again."""
+        receipts, self.receipts = self.receipts, []
+        self.make_room(self._most - self.room)
+        for receipt in receipts:
+            if receipt is not None:
+                receipt.settle(reason_code)
 
 
 class StoringSink(MessageSink):

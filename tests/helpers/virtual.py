@@ -132,10 +132,23 @@ class VirtualBroker:
             self.settle()
         self.now = end
 
-    def connect(self, client_id: str = "c", version: int = 5, **options: Any) -> VirtualClient:
-        """Connect a client, without keep-alive unless asked for, and take its CONNACK."""
+    def connect(
+        self,
+        client_id: str = "c",
+        version: int = 5,
+        *,
+        is_forwarded: bool = False,
+        names_shares: bool = False,
+        **options: Any,
+    ) -> VirtualClient:
+        """Connect a client, without keep-alive unless asked for, and take its CONNACK.
+
+        It may be one of those local clients that forward what another broker has routed.
+        """
         options.setdefault("keep_alive", 0)
         client = VirtualClient(self, version)
+        client.connection.client.is_local = client.connection.client.is_forwarded = is_forwarded
+        client.connection.client.names_shares = names_shares
         client.send(Connect(client_id=client_id, protocol_version=version, **options))
         client.connack = client.take(ConnAck)
         return client

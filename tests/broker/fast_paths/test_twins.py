@@ -40,7 +40,7 @@ from tests.helpers.access import Access
 from tests.helpers.durable import DurableBroker
 from tests.helpers.effort import examples
 from tests.helpers.samplers import NotingSampler
-from tests.helpers.sinks import HoldingSink
+from tests.helpers.sinks import HoldingSink, RunSink
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
 PROPERTIES: tuple[dict[str, Any], ...] = (
@@ -67,6 +67,9 @@ class Mixture:
         is_durable: there are a journal, a sink, and subscriptions that no packet can be copied to.
         is_judged: access control has a say in who may publish and receive what; its rules change.
         is_shared: three clients share the topics below ``work``.
+        is_forwarded: another broker has routed what ``publisher`` sends.
+        sink_filters: of a sink that takes runs; none for a sink that takes none.
+        sink_room: messages for which it has room.
     """
 
     topics: tuple[str, ...]
@@ -76,6 +79,9 @@ class Mixture:
     is_judged: bool = False
     is_shared: bool = False
     queued_messages: int = 1000
+    is_forwarded: bool = False
+    sink_filters: tuple[str, ...] = ()
+    sink_room: int = 1000
 
 
 class Rules(Access):
@@ -123,6 +129,50 @@ MIXTURES = {
         is_judged=True,
         is_shared=True,
     ),
+    "sink alone": Mixture(
+        ("t/0", "t/0", "t/1", "sink", "nobody"),
+        (0, 1, 1, 2),
+        ("alone",),
+        sink_filters=("sink", "t/0", "t/1"),
+    ),
+    "sink runs": Mixture(
+        ("t/0", "t/0", "t/0", "t/1", "t/long", "sink", "sink"),
+        (0, 0, 1, 1, 2),
+        ("whole", "whole", "cut"),
+        sink_filters=("sink", "t/#"),
+    ),
+    "sink without room": Mixture(
+        ("t/0", "t/0", "t/1", "sink", "sink"),
+        (0, 1, 1, 2),
+        ("whole", "cut", "alone"),
+        sink_filters=("sink", "t/0"),
+        sink_room=8,
+    ),
+    "durable sink runs": Mixture(
+        ("t/0", "t/0", "away", "sink", "sink", "share"),
+        (0, 1, 1, 2),
+        ("whole", "whole", "cut", "alone"),
+        is_durable=True,
+        is_judged=True,
+        sink_filters=("sink", "t/0", "away"),
+    ),
+    "forwarded": Mixture(
+        ("t/0", "t/0", "t/0", "t/1", "work/1", "sink", "nobody"),
+        (0, 1, 1, 2),
+        ("whole", "whole", "cut", "alone"),
+        is_forwarded=True,
+        is_judged=True,
+        is_shared=True,
+        sink_filters=("sink", "t/0"),
+    ),
+    "forwarded, durable": Mixture(
+        ("t/0", "mixed", "mixed", "share", "sink", "away", "nobody"),
+        (0, 1, 1, 2),
+        ("whole", "cut", "alone"),
+        is_durable=True,
+        is_forwarded=True,
+        queued_messages=8,
+    ),
     "judged alone": Mixture(
         ("t/0", "t/0", "t/1", "t/long", "nobody"), (0, 1, 1, 2), ("alone",), is_judged=True
     ),
@@ -153,9 +203,13 @@ class Twins:
     def __init__(self, version: int, mixture: Mixture) -> None:
         self.version = version
         is_durable = mixture.is_durable
+        self.is_forwarded = mixture.is_forwarded
         self.rules = (Rules(), Rules()) if mixture.is_judged else (None, None)
         self.samplers = NotingSampler(), NotingSampler()
-        self.sinks = HoldingSink("sink"), HoldingSink("sink")
+        self.sinks: tuple[HoldingSink, HoldingSink] = HoldingSink("sink"), HoldingSink("sink")
+        filters, room = mixture.sink_filters, mixture.sink_room
+        if filters:
+            self.sinks = RunSink(*filters, room=room), RunSink(*filters, room=room)
         limits = Limits(receive_maximum=20, inflight_messages=30, inflight_bytes=1500)
         if is_durable:
             limits = Limits(
@@ -170,7 +224,12 @@ class Twins:
             )
             if is_durable
             else VirtualBroker(
-                limits, core_class=core, samplers=[sampler], gate=SomeAreLarge(), access=rules
+                limits,
+                core_class=core,
+                samplers=[sampler],
+                sinks=[sink] if filters else [],
+                gate=SomeAreLarge(),
+                access=rules,
             )
             for core, sampler, sink, rules in zip(
                 (FastCore, Core), self.samplers, self.sinks, self.rules, strict=True
@@ -205,6 +264,8 @@ class Twins:
         options: dict[str, Any] = {"clean_start": False}
         if version == 5:
             options["properties"] = {"session_expiry_interval": 600, "receive_maximum": 25}
+        if self.is_forwarded and name == "publisher":
+            options["is_forwarded"] = True
         one, two = (broker.connect(name, version, **options) for broker in self.brokers)
         self.clients[name] = one, two
 
@@ -385,6 +446,9 @@ def refusal_of(mixture: Mixture) -> st.SearchStrategy[tuple[str, ...]]:
 def steps_of(mixture: Mixture) -> st.SearchStrategy[list[tuple[Any, ...]]]:
     """Return what happens to the twins."""
     other: st.SearchStrategy[tuple[Any, ...]] = OTHER
+    if mixture.sink_filters:
+        whom = st.sampled_from(("settle", "settle", "refuse"))
+        other |= st.tuples(whom, st.just("publisher"))
     if mixture.is_durable:
         whom = st.sampled_from(("commit", "settle", "settle", "refuse", "crash"))
         other |= st.tuples(whom, st.just("publisher"))
@@ -419,6 +483,12 @@ class Script:
                 self.twins.subscribe(name, "t/#", 1)
             case "settle" | "refuse":
                 for sink, broker in zip(self.twins.sinks, self.twins.brokers, strict=True):
+                    if isinstance(
+                        sink, RunSink
+                    ):  # the receipt of a run is that of all its messages
+                        sink.settle_all(0x97 if step[0] == "refuse" else 0)
+                        broker.settle()
+                        continue
                     sink.receipts = [each for each in sink.receipts if each is not None]
                     if sink.receipts:
                         sink.settle(0x97 if step[0] == "refuse" else 0)
