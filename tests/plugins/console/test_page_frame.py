@@ -68,10 +68,12 @@ return [...document.querySelectorAll("body *")].filter((node) =>
 
 IN_A_HURRY: Final = """
 const [later, ask, Source] = [setTimeout, fetch, EventSource];
+window.asked = 0;
 window.updates = 0;
 window.sources = [];
 window.setTimeout = (act, _, ...given) => later(act, 1, ...given);
 window.fetch = async (what, how) => {
+  window.asked++;
   const answer = await ask(what, how);
   if (!what.startsWith("api/overview")) return answer;
   const told = await answer.json();
@@ -137,6 +139,34 @@ def test_on_a_phone_nothing_lies_beside_the_screen_and_all_can_be_read(
             found = browser.run(CONTRASTS)
             assert len(found) > 2, view
             assert not [pale for pale in found if pale[0] < 4.5], view
+
+
+def test_nothing_jumps_while_figures_change(browser: Browser, tmp_path: Path) -> None:
+    """Of each view, by the measure that browsers have for it; a good page has 0.1 at most."""
+    note = "(found) => window.shifts.push(...found.getEntries())"
+    watch = f"new PerformanceObserver({note}).observe({{type: 'layout-shift'}})"
+    jumps = """
+      return shifts.splice(0).filter((one) => !one.hadRecentInput)
+        .map((one) => [one.value, one.sources.map(({node}) => node?.textContent.slice(0, 80))]);
+    """
+    with (
+        operated_broker(tmp_path, PLUGINS) as broker,
+        PahoClient(broker.port, "long" * 50) as client,
+        in_a_hurry(browser),
+    ):
+        assert client.connect()
+        assert client.subscribe("#", 1)
+        client.publish("topic/" + "long" * 50, b"x" * 300, retain=True)
+        browser.log_in(broker.console_url, *OPERATOR)
+        browser.run(f"window.shifts = []; {watch}")
+        for view in VIEWS:
+            visit(browser, broker.console_url, view)
+            for n in range(3):
+                client.publish(f"pictures/{n}", bytes(50_000))
+                least = 0 if view in ("#/no-such", "#/tail") else browser.run("return asked") + 3
+                browser.wait(lambda: browser.run("return asked") >= least)  # noqa: B023 (called here)
+            found = browser.run(jumps)
+            assert sum(value for value, _ in found) <= 0.1, (view, found)
 
 
 def test_the_keyboard_alone_reaches_an_action_and_confirms_it(
