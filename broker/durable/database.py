@@ -73,7 +73,7 @@ _TABLES: Final[dict[str, tuple[str, type[Any], str]]] = {
         SessionRow,
         """row INTEGER PRIMARY KEY, client_id TEXT NOT NULL, username TEXT,
         listener TEXT NOT NULL, version INTEGER NOT NULL, expiry_interval REAL, lost_at REAL,
-        origin BLOB NOT NULL""",
+        origin BLOB NOT NULL, sent_up_to INTEGER NOT NULL""",
     ),
     "subscriptions": (
         "subscription",

@@ -278,17 +278,21 @@ class Journal:
             delivery.is_waiting = False
             self._on_its_way.changed(delivery)
 
-    def restored(self, session: Session, row: int, lost_at: float | None) -> SessionJournal:
+    def restored(
+        self, session: Session, row: int, lost_at: float | None, sent_up_to: int
+    ) -> SessionJournal:
         """A session was read from the database; call `watch` once its deliveries are restored.
 
         Args:
             session: newly made.
             row: the row's number.
             lost_at: monotonic seconds when it lost its connection; None where it still had one.
+            sent_up_to: as in `SessionRow`.
         """
         own = session.journal = SessionJournal(self, session, row, is_stored=True)
         own.lost_at = lost_at
-        self._next_row = max(self._next_row, row + 1)
+        own.sent_up_to = sent_up_to
+        self._next_row = max(self._next_row, row + 1, sent_up_to + 1)
         return own
 
     def restored_message(self, message: Message, row: int) -> None:

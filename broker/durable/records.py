@@ -36,6 +36,8 @@ class SessionRow(NamedTuple):
         lost_at: the time at which its connection ended, less `StorageClock.away`; None while it has
             one.
         origin: bytes that no other session has, of this or any other time.
+        sent_up_to: its QoS 1 deliveries with rows up to this one may have been sent before a
+            process ended; 0 for none.
     """
 
     row: int
@@ -46,6 +48,7 @@ class SessionRow(NamedTuple):
     expiry_interval: float | None
     lost_at: float | None
     origin: bytes
+    sent_up_to: int
 
 
 class SubscriptionRow(NamedTuple):

@@ -29,9 +29,9 @@ def restore(
     Time went on for messages while the broker was down. It did not for sessions and delayed wills,
     as no client could come back. A client that was connected when the broker ended counts as
     disconnected from now on, as the database holds no later time. It may have been sent what waited
-    in the last commit. What was acknowledged is restored whatever the limits are, and counts
-    towards them: nothing more is accepted until there is room. The size class of each message is
-    decided again.
+    in the last commit, which its row says from then on. What was acknowledged is restored whatever
+    the limits are, and counts towards them: nothing more is accepted until there is room. The size
+    class of each message is decided again.
 
     Args:
         core: the broker, whose plugins have started and which has no clients.
@@ -47,8 +47,9 @@ def restore(
     """
     sessions: dict[int, Session] = {}
     absent: dict[Session, float] = {}
-    owns: list[SessionJournal] = []
+    owns: dict[int, SessionJournal] = {}
     due: list[tuple[Session, Subscription]] = []
+    newest = stored.deliveries[-1].row if stored.deliveries else 0
     for known in stored.sessions:
         session = sessions[known.row] = core.sessions.create(known.client_id)
         session.username = session.link.username = known.username
@@ -59,7 +60,8 @@ def restore(
         session.origin = known.origin
         lost_at = None if known.lost_at is None else min(now, known.lost_at - epoch + away)
         absent[session] = now if lost_at is None else lost_at
-        owns.append(journal.restored(session, known.row, lost_at))
+        sent_up_to = newest if lost_at is None else known.sent_up_to
+        owns[known.row] = journal.restored(session, known.row, lost_at, sent_up_to)
     for granted in stored.subscriptions:
         session = sessions[granted.session]
         session.subscriptions[granted.topic_filter] = subscription = Subscription(
@@ -82,7 +84,6 @@ def restore(
     messages = _messages(core, journal, stored.messages, epoch)
     lost = {message.row for message in stored.messages if message.payload is None}
     of_shares: list[Delivery] = []
-    connected = {known.row for known in stored.sessions if known.lost_at is None}
     for row in stored.deliveries:
         is_lost = row.message in lost
         if not row.session:
@@ -91,10 +92,10 @@ def restore(
             of_shares.append(delivery)
             continue
         # QoS 2 leaves only after the commit of its packet identifier.
-        is_repeat = row.qos == 1 and row.session in connected
+        is_repeat = row.qos == 1 and row.row <= owns[row.session].sent_up_to
         delivery = _delivery(messages[row.message], row, Repeat if is_repeat else Delivery)
         _deliver(journal, sessions[row.session], delivery, row, is_lost=is_lost)
-    for own in owns:
+    for own in owns.values():
         own.watch()
     redelivery.restored(core, journal, of_shares, now)
     for retained in stored.retained:

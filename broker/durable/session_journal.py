@@ -154,6 +154,7 @@ class SessionJournal(DeliveryJournal):
     Attributes:
         session: the session.
         lost_at: monotonic seconds at which its connection ended; None while it has one.
+        sent_up_to: as in `SessionRow`.
     """
 
     __slots__ = (
@@ -163,6 +164,7 @@ class SessionJournal(DeliveryJournal):
         "_n_noted",
         "_n_noted_next",
         "lost_at",
+        "sent_up_to",
         "session",
     )
 
@@ -172,6 +174,7 @@ class SessionJournal(DeliveryJournal):
         self._is_ended = False
         self.session = session
         self.lost_at: float | None = None
+        self.sent_up_to = 0
         self._is_near: bool | None = None  # of the connection; None: not asked
         self._n_noted = 0  # so many messages are to be noted at once
         self._n_noted_next = NOTED_MESSAGES  # when one is late
@@ -325,6 +328,7 @@ class SessionJournal(DeliveryJournal):
             session.expiry_interval,
             None if self.lost_at is None else self.lost_at + epoch,
             session.origin,
+            self.sent_up_to,
         )
 
 

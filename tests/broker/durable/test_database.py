@@ -41,9 +41,9 @@ from penstock.broker.fast_paths.message_run import MessageRun
 from penstock.broker.mqtt.packets import Publish
 from penstock.broker.mqtt.writer import write_packet
 
-SESSION = SessionRow(1, "c", "user", "default", 5, 60.0, 1.5, b"origin")
+SESSION = SessionRow(1, "c", "user", "default", 5, 60.0, 1.5, b"origin", 7)
 ROWS: dict[str, list[Any]] = {
-    "sessions": [SESSION, SessionRow(2, "é", None, "default", 4, None, None, b"other")],
+    "sessions": [SESSION, SessionRow(2, "é", None, "default", 4, None, None, b"other", 0)],
     "subscriptions": [
         SubscriptionRow(1, "t/#", 1, True, False, 7, True),
         SubscriptionRow(2, "t/#", 1, True, False, 7, True, "large"),

@@ -44,8 +44,14 @@ def test_an_inflight_message_comes_again_with_its_packet_id_and_dup() -> None:
 @pytest.mark.mqtt5("3.3.1-1")
 @pytest.mark.mqtt311("3.3.1-1")
 @pytest.mark.parametrize("version", [4, 5])
-def test_what_was_sent_after_the_last_commit_has_dup_when_it_is_sent_again(version: int) -> None:
-    """The disk says that it waits; its packet identifier is lost, and it may have been received."""
+@pytest.mark.parametrize("n_ends", [1, 2])
+def test_what_was_sent_after_the_last_commit_has_dup_when_it_is_sent_again(
+    version: int, n_ends: int
+) -> None:
+    """The disk says that it waits; its packet identifier is lost, and it may have been received.
+
+    A broker that ends again before the client is back knows it, too.
+    """
     broker = DurableBroker(limits=Limits(inflight_messages=1))
     options = keep() if version == 5 else {"clean_start": False}
     client = broker.connect("s", version, **options)
@@ -57,7 +63,9 @@ def test_what_was_sent_after_the_last_commit_has_dup_when_it_is_sent_again(versi
     assert client.acknowledge() == [b"1"]
     sent = client.take(Publish)
     assert (sent.payload, sent.dup) == (b"2", False)
-    broker = broker.crash()
+    for _ in range(n_ends):
+        broker = broker.crash()
+        broker.commit()
     client = broker.connect("s", version, **options)
     publisher = broker.connect("p")
     publisher.publish("t/1", b"4", qos=1)
@@ -93,6 +101,24 @@ def test_what_cannot_have_been_sent_has_no_dup_after_a_restart() -> None:
     away = broker.connect("a", **keep())
     packet = away.take(Publish)
     assert (packet.payload, packet.dup) == (b"1", False)
+
+
+def test_what_came_later_has_no_dup_though_rows_before_it_had() -> None:
+    """Those rows are gone, and their numbers are not given again."""
+    broker = DurableBroker(limits=Limits(inflight_messages=1))
+    client = subscribed(broker, qos=1)
+    publisher = broker.connect("p")
+    for payload in (b"1", b"2", b"3"):
+        publisher.publish("t/1", payload, qos=1)
+    broker = broker.crash()
+    client = broker.connect("s", **keep())
+    while client.inbox:
+        client.send(PubAck(client.take(Publish).packet_id))
+    client.lose()
+    broker = broker.crash()
+    broker.connect("p").publish("t/1", b"4", qos=1)
+    packet = broker.crash().connect("s", **keep()).take(Publish)
+    assert (packet.payload, packet.dup) == (b"4", False)
 
 
 def test_a_broker_that_was_stopped_repeats_nothing_that_waited() -> None:
