@@ -317,11 +317,16 @@ def ledger_difference(port: int, seconds: float) -> int | None:
 
     Args:
         port: the port of the broker on this machine.
-        seconds: the longest wait for `$SYS`, seconds.
+        seconds: the longest wait for `$SYS`, and for figures that agree, seconds.
     """
     parts = {"matched", "delivered", "inflight", "withheld", "queued", "expired", "moved"}
-    told = read_sys(port, "penstock/ledger/", lambda told: told.keys() >= parts, seconds)
-    if not told.keys() >= parts:
-        return None
-    of_drops = [int(n) for name, n in told.items() if name.startswith("dropped/")]
-    return 2 * int(told["matched"]) - sum(int(told[part]) for part in parts) - sum(of_drops)
+    deadline = time.monotonic() + seconds
+    while True:
+        told = read_sys(port, "penstock/ledger/", lambda told: told.keys() >= parts, seconds)
+        if not told.keys() >= parts:
+            return None
+        of_drops = [int(n) for name, n in told.items() if name.startswith("dropped/")]
+        found = 2 * int(told["matched"]) - sum(int(told[part]) for part in parts) - sum(of_drops)
+        # The broker may have told its next figures meanwhile, and some of them came too late.
+        if not found or time.monotonic() > deadline:
+            return found
