@@ -26,7 +26,7 @@ from tests.campaigns.faults.clocks import CLOCKS, DOWNTIME
 from tests.campaigns.faults.descriptors import DESCRIPTORS
 from tests.campaigns.faults.disk import DAMAGED, DELETED, FULL_DISK
 from tests.campaigns.faults.health_checks import HEALTH_CHECKS
-from tests.campaigns.faults.kills import KILLS
+from tests.campaigns.faults.kills import KILLS, PAIRS_KILLED
 from tests.campaigns.faults.load import CHURN, SLOW_READERS, STALL_GATE
 from tests.campaigns.faults.memory import MEMORY
 from tests.campaigns.faults.queues import REDIS_LOST, RESIZED, RESTORED
@@ -39,6 +39,7 @@ FAULTS: Final = {
     fault.name: fault
     for fault in (
         KILLS,
+        PAIRS_KILLED,
         FULL_DISK,
         DAMAGED,
         DELETED,

@@ -88,7 +88,7 @@ class Waiting:
         self._number = 0
         self.clocks = SetClocks(broker.folder / "clocks")
         queue = {"path": "queue.db", "http": f"127.0.0.1:{http_port}", "queues": QUEUES}
-        broker.configure(POLICY | {"plugins": {"queue": queue}}, clocks=self.clocks)
+        broker.configure(POLICY | {"plugins": {"queue": queue}}, site=self.clocks.folder)
 
     def start(self) -> None:
         """Start the broker, and let it look after its queues."""

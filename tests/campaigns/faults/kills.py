@@ -6,11 +6,13 @@ import random
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Final
 
 from benchmarks.errors import BenchmarkError
-from tests.campaigns.faults.case import Effort, Fault, Finding
+from tests.campaigns.faults.case import PENSTOCK, Effort, Fault, Finding
 from tests.campaigns.faults.flows import V5, V311, Publisher, Subscriber, ledger_difference
+from tests.campaigns.faults.pairs import Pairs
 from tests.campaigns.faults.subject import Subject
 
 N_KILLS: Final = 200
@@ -44,6 +46,35 @@ LINES: Final = (
     "autosave_interval 1",  # it stores every second, the most often that it can
     "max_queued_messages 0",
 )
+
+N_PAIRS: Final = 64
+N_SLOW_PAIRS: Final = 16
+PLAIN_RATIO: Final = 0.2
+"""The share of a broker's lives with `PENSTOCK_FAST_PATHS=off`."""
+
+STOP_RATIO: Final = 0.1
+"""The share of its ends that are those of an operator."""
+
+COUNTED: Final = 100
+"""The broker tells of so many lone messages at a time."""
+
+_SITE: Final = '''"""Has lone messages, and tells of them; see `tests.campaigns.faults.kills`."""
+import os
+os.environ["PENSTOCK_FAST_PATHS"] = {fast_paths!r}
+from penstock.broker.durable import persistence
+from penstock.broker.durable.session_journal import SessionJournal
+persistence.BUSY_RATIO = 0.0
+_finished = SessionJournal.lone_finished
+_file = os.open({file!r}, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+_n_finished = 0
+def _counted(self, receipt):
+    global _n_finished
+    _n_finished += 1
+    if not _n_finished % {counted}:
+        os.write(_file, b".")
+    _finished(self, receipt)
+SessionJournal.lone_finished = _counted
+'''
 
 
 def inflict(broker: Subject, rng: random.Random, effort: Effort) -> Sequence[Finding]:
@@ -114,4 +145,62 @@ KILLS: Final = Fault(
     "the broker is killed (`kill -9`) at random moments while four clients publish at QoS 1 and 2 "
     "to four sessions that are kept; `durability: normal`, mosquitto with `autosave_interval 1`",
     inflict,
+)
+
+
+def inflict_on_pairs(broker: Subject, rng: random.Random, effort: Effort) -> Sequence[Finding]:
+    """Kill a broker that keeps lone messages from its journal, however busy the machine is."""
+    site, file = broker.folder / "site", broker.folder / "lone"
+    site.mkdir()
+    broker.configure(POLICY, site=site)
+    n_kills = effort.count(N_KILLS, least=2)
+    _write_site(site, file, "on")
+    broker.start()
+    n_plain = n_stops = 0
+    with Pairs(broker.port, N_PAIRS, N_SLOW_PAIRS, rng) as pairs:
+        pairs.wait(lambda _: file.stat().st_size > 0, SETTLE_SECONDS)
+        for _ in range(n_kills):
+            before = {pair: pair.n_connects for pair in pairs.pairs}
+            is_plain = rng.random() < PLAIN_RATIO
+            n_plain += is_plain
+            time.sleep(rng.uniform(0, LONGEST_LIFE_SECONDS))
+            if rng.random() < STOP_RATIO:
+                n_stops += 1
+                broker.stop()
+            else:
+                broker.kill()
+            _write_site(site, file, "off" if is_plain else "on")
+            broker.start()
+            pairs.wait(lambda pair, n=before: pair.n_connects > n[pair], SETTLE_SECONDS)  # type: ignore[misc]
+        pairs.is_ending = True
+        pairs.wait(lambda pair: pair.is_drained, SETTLE_SECONDS)
+        each = pairs.pairs
+        n_lone = COUNTED * file.stat().st_size
+        return [
+            Finding("kills", n_kills - n_stops),
+            Finding("ends by SIGTERM", n_stops),
+            Finding("lives without fast paths", n_plain),
+            Finding(
+                "messages acknowledged to their publishers", sum(p.n_acknowledged for p in each)
+            ),
+            Finding("of them never in the journal", n_lone, least=COUNTED),
+            Finding("acknowledged messages lost", sum(p.n_lost for p in each), most=0),
+            Finding("out of their topic's order", sum(p.n_disordered for p in each), most=0),
+            Finding("sent again", sum(p.n_repeats for p in each)),
+            Finding("sent again without DUP", sum(p.n_without_dup for p in each), most=0),
+            Finding("sessions lost", sum(p.n_sessions_lost for p in each), most=0),
+        ]
+
+
+def _write_site(folder: Path, file: Path, fast_paths: str) -> None:
+    site = _SITE.format(fast_paths=fast_paths, file=str(file), counted=COUNTED)
+    (folder / "sitecustomize.py").write_text(site, encoding="ascii")
+
+
+PAIRS_KILLED: Final = Fault(
+    "pairs_killed",
+    f"a broker that counts as busy is killed while {N_PAIRS} pairs use it at QoS 1, "
+    f"{N_SLOW_PAIRS} of them with slow subscribers; `durability: normal`",
+    inflict_on_pairs,
+    (PENSTOCK,),
 )

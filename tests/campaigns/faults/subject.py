@@ -24,7 +24,6 @@ from penstock.netem.runs.broker_process import (
     reserved_port,
 )
 from penstock.netem.runs.brokers import laid_over
-from tests.campaigns.faults.set_clocks import SetClocks
 
 
 class Subject:
@@ -56,7 +55,7 @@ class Subject:
         *,
         open_files: int | None = None,
         file_bytes: int | None = None,
-        clocks: SetClocks | None = None,
+        site: Path | None = None,
     ) -> None:
         """Write the configuration that the next start reads; it accepts every client.
 
@@ -67,7 +66,7 @@ class Subject:
             open_files: the limit of open files of the process; None for the system's.
             file_bytes: the greatest length of a file of the process, as on a full disk; None for no
                 limit.
-            clocks: the clocks that Penstock sees; None for the machine's.
+            site: the folder of a ``sitecustomize.py`` that Penstock runs first; None for none.
         """
         limits = []
         if open_files is not None:
@@ -75,8 +74,8 @@ class Subject:
         if file_bytes is not None:
             limits.append(f"--fsize={file_bytes}")
         wrapper = [find_program("prlimit"), *limits] if limits else []
-        if clocks is not None:
-            path = f"{clocks.folder}:{ENVIRONMENT['PYTHONPATH']}"
+        if site is not None:
+            path = f"{site}:{ENVIRONMENT['PYTHONPATH']}"
             wrapper = [find_program("env"), f"PYTHONPATH={path}", *wrapper]
         if self.is_ours:
             whole = laid_over(
