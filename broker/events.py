@@ -5,7 +5,7 @@ A tuple of callbacks that is empty costs one test.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
@@ -35,17 +35,31 @@ class ClientDisconnected(NamedTuple):
 
 
 class SessionEnded(NamedTuple):
-    """A session has ended: nothing is kept of this client any more."""
+    """A session has ended: nothing is kept of this client any more.
+
+    Attributes:
+        session: of the client.
+        topic_filters: those of its subscriptions, of which no `ClientUnsubscribed` is told.
+    """
 
     session: SessionView
+    topic_filters: Sequence[str] = ()
 
 
 class ClientSubscribed(NamedTuple):
-    """A topic filter was granted."""
+    """A topic filter was granted.
+
+    Attributes:
+        session: of the client.
+        topic_filter: as it was granted.
+        qos: the maximum QoS.
+        is_new: the session had no subscription to this filter.
+    """
 
     session: SessionView
     topic_filter: str
     qos: int
+    is_new: bool = True
 
 
 class ClientUnsubscribed(NamedTuple):

@@ -891,6 +891,9 @@ class LocalClients(Protocol):
     def subscriptions_of_others(self) -> Iterable[tuple[str, str, int]]:
         """Return (client id, topic filter, QoS) of every subscription of other clients."""
 
+    def all_subscriptions(self) -> Iterable[tuple[str, str]]:
+        """Return (client id, topic filter) of every subscription, also of these clients."""
+
     def release(self, client_id: str, reason_code: int) -> None:
         """Let go of a client that another broker has: close its connection and end its session.
 

@@ -543,6 +543,12 @@ class InProcessClients:
                 for one in session.subscriptions.values():
                     yield session.client_id, one.topic_filter, one.qos
 
+    def all_subscriptions(self) -> Iterator[tuple[str, str]]:
+        """Yield the (client id, topic filter) of all clients."""
+        for session in self._driver.core.sessions:
+            for topic_filter in session.subscriptions:
+                yield session.client_id, topic_filter
+
     def release(self, client_id: str, reason_code: int) -> None:
         """Let go of a client that another broker has; see `LocalClients.release`."""
         raise NotImplementedError

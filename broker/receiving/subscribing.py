@@ -397,7 +397,7 @@ def add_subscription(core: Core, session: Session, subscription: Subscription) -
         is_new = core.tree.add(subscription)
     if is_new and topic_filter in core.tree.shares:
         redelivery.member_came(session)
-    _tell_subscribed(core, session, (subscription,))
+    _tell_subscribed(core, session, (subscription,), (is_new,))
     return is_new
 
 
@@ -406,7 +406,7 @@ def _add_run(core: Core, session: Session, subscriptions: Sequence[Subscription]
     _note_subscriptions(session, subscriptions)
     are_new = core.tree.add_each(session, subscriptions)
     if core.callbacks.client_subscribed:
-        _tell_subscribed(core, session, subscriptions)
+        _tell_subscribed(core, session, subscriptions, are_new)
     return are_new
 
 
@@ -418,9 +418,11 @@ def _note_subscriptions(session: Session, subscriptions: Sequence[Subscription])
             journal.subscription_changed(subscription.topic_filter)
 
 
-def _tell_subscribed(core: Core, session: Session, subscriptions: Sequence[Subscription]) -> None:
-    for subscription in subscriptions:
-        event = ClientSubscribed(session, subscription.topic_filter, subscription.qos)
+def _tell_subscribed(
+    core: Core, session: Session, subscriptions: Sequence[Subscription], are_new: Sequence[bool]
+) -> None:
+    for subscription, is_new in zip(subscriptions, are_new, strict=True):
+        event = ClientSubscribed(session, subscription.topic_filter, subscription.qos, is_new)
         core.guard.tell(core.callbacks.client_subscribed, event)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -305,8 +305,10 @@ class SessionRegistry:
                 timer.cancel()
         if core.consuming is not None and (session.subscriptions or not session.is_unused):
             core.consuming.forget(session)
+        topic_filters: Sequence[str] = ()
         if session.subscriptions:
-            for topic_filter in list(session.subscriptions):
+            topic_filters = list(session.subscriptions)
+            for topic_filter in topic_filters:
                 core.tree.remove(session, topic_filter)
             session.subscriptions.clear()
         if session.is_unused:
@@ -320,7 +322,7 @@ class SessionRegistry:
         if session.will is not None:
             send_will(core, session, now)
         if core.callbacks.session_ended:
-            core.guard.tell(core.callbacks.session_ended, SessionEnded(session))
+            core.guard.tell(core.callbacks.session_ended, SessionEnded(session, topic_filters))
 
     def _drop_messages(self, session: Session, now: float, *, has_expired: bool) -> None:
         """End all that a session has been sent, or was to be."""

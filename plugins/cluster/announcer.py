@@ -1,0 +1,200 @@
+"""Tells the other nodes what this one subscribes to, and knows when they have taken it.
+
+Theory of operation. What changes during one turn of the loop, or while earlier changes are on their
+way, leaves together. Each change has a number. The others confirm up to which number they have
+taken them: a subscription holds everywhere once all have confirmed the change that it is in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.broker.errors import PenstockError
+from penstock.plugins.cluster.engine import ClusterEngine, is_fenced
+from penstock.plugins.cluster.routes import Op, OwnRoutes
+from penstock.plugins.redis.errors import StorageError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Sequence
+
+MOST_OPS: Final = 500
+"""Filters of one change."""
+MOST_CALLS: Final = 4
+"""Changes on their way; what comes meanwhile collects."""
+ROUTED_SECONDS: Final = 5.0
+"""How long a SUBACK waits for the other nodes."""
+_RETRY_SECONDS: Final = 1.0
+
+
+class NotConfirmedError(PenstockError):
+    """Other nodes have not confirmed a subscription in time."""
+
+
+class Announcer:
+    """Sends the changes of this node's routes.
+
+    Args:
+        engine: of this node.
+        own: its subscriptions.
+
+    Attributes:
+        number: of the newest change.
+        confirmed: the other members, to the number up to which each has taken the changes.
+        failure: why changes are not stored; "" where they are.
+    """
+
+    def __init__(self, engine: ClusterEngine, own: OwnRoutes) -> None:
+        self.number = 0
+        self.confirmed: dict[str, int] = {}
+        self.failure = ""
+        self._engine = engine
+        self._own = own
+        self._answered = self._answered_at_beat = 0
+        self._n_calls = 0
+        self._is_open = False
+        self._is_scheduled = False
+        self._waiters: list[tuple[int, asyncio.Future[None]]] = []
+        self._repair: asyncio.Task[None] | None = None
+
+    # -- changes -----------------------------------------------------------------------------------
+
+    def subscribed(self, topic_filter: str) -> None:
+        """Take note of a session's new subscription."""
+        if self._own.subscribed(topic_filter):
+            self._soon()
+
+    def unsubscribed(self, topic_filter: str) -> None:
+        """Take note of the end of a session's subscription."""
+        if self._own.unsubscribed(topic_filter):
+            self._soon()
+
+    def start(self) -> None:
+        """Tell the others of everything, in an epoch for which they know nothing."""
+        self.number = self._answered = self._answered_at_beat = 0
+        self.confirmed = dict.fromkeys(self.confirmed, 0)
+        self._own.tell_all()
+        self._is_open = True
+        self._wake(everybody=True)
+        self._soon()
+
+    def stop(self) -> None:
+        """Send nothing until `start`."""
+        self._is_open = False
+
+    def close(self) -> None:
+        """Send nothing more; nobody waits."""
+        self.stop()
+        self._wake(everybody=True)
+        if self._repair is not None:
+            self._repair.cancel()
+
+    def _soon(self, seconds: float = 0.0) -> None:
+        if self._is_scheduled or not self._is_open:
+            return
+        self._is_scheduled = True
+        asyncio.get_running_loop().call_later(seconds, self._flush)
+
+    def _flush(self) -> None:
+        self._is_scheduled = False
+        while self._is_open and self._n_calls < MOST_CALLS and (ops := self._own.take(MOST_OPS)):
+            self.number += 1
+            self._n_calls += 1
+            epoch = self._engine.epoch
+            try:
+                call = self._engine.change(ops, self.number)
+            except StorageError:  # the engine is closed
+                self._n_calls -= 1
+                return
+            call.add_done_callback(partial(self._sent, ops, self.number, epoch))
+
+    def _sent(self, ops: Sequence[Op], number: int, epoch: int, call: asyncio.Future[Any]) -> None:
+        self._n_calls -= 1
+        error = None if call.cancelled() else call.exception()
+        if epoch != self._engine.epoch or call.cancelled() or (error and is_fenced(error)):
+            return  # all is told anew in the next epoch
+        if error is None:
+            self.failure = ""
+            self._answered = max(self._answered, number)
+            self._soon()
+            return
+        self.failure = str(error)
+        self._own.tell([topic_filter for topic_filter, _ in ops])
+        last = self._last_number()
+        self._waiters = [(max(at, last), waiter) for at, waiter in self._waiters]
+        self._soon(_RETRY_SECONDS)
+
+    def _last_number(self) -> int:
+        """Return the number that the last change has which is not sent yet, or was."""
+        return self.number + -(-self._own.n_untold // MOST_OPS)
+
+    def beaten(self, number: int) -> None:
+        """Compare what the engine has with what it has answered before the beat: all is there.
+
+        Where it is not, a failover has lost it, and it is sent again.
+        """
+        if number < self._answered_at_beat and (self._repair is None or self._repair.done()):
+            self._repair = asyncio.create_task(self._tell_again(), name="penstock-cluster repair")
+        self._answered_at_beat = self._answered
+
+    async def _tell_again(self) -> None:
+        found: list[str] = []
+        try:
+            async for some in self._engine.routes_of(self._engine.node):
+                found += some
+        except StorageError:
+            self._answered_at_beat = self._answered = self.number  # the next beat tries again
+            return
+        self._own.tell([one for one in found if one not in self._own.counts])
+        self._own.tell_all()
+        self._answered = self._answered_at_beat = 0
+        self._soon()
+
+    # -- confirmations -----------------------------------------------------------------------------
+
+    def joined(self, node: str, own_number: int) -> None:
+        """Take note of a member that had all changes up to a number before it joined."""
+        self.confirmed[node] = own_number
+
+    def left(self, node: str) -> None:
+        """Take note that a member is not to be waited for any more."""
+        self.confirmed.pop(node, None)
+        self._wake()
+
+    def confirm(self, node: str, number: int) -> None:
+        """Take note that a member has taken the changes up to a number."""
+        if self.confirmed.get(node, number) < number:
+            self.confirmed[node] = number
+            self._wake()
+
+    def _wake(self, *, everybody: bool = False) -> None:
+        if not self._waiters:
+            return
+        least = min(self.confirmed.values(), default=self._last_number())
+        left: list[tuple[int, asyncio.Future[None]]] = []
+        for number, waiter in self._waiters:
+            if not everybody and number > least:
+                left.append((number, waiter))
+            elif not waiter.done():
+                waiter.set_result(None)
+        self._waiters = left
+
+    def routed(self) -> Awaitable[None] | None:
+        """Return what is awaited until all members have what was subscribed; None for nothing."""
+        number = self._last_number()
+        if not self._is_open or all(number <= one for one in self.confirmed.values()):
+            return None
+        return self._wait(number)
+
+    async def _wait(self, number: int) -> None:
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.append((number, waiter))
+        try:
+            async with asyncio.timeout(ROUTED_SECONDS):
+                await waiter
+        except TimeoutError as error:
+            names = ", ".join(node for node, one in self.confirmed.items() if one < number)
+            raise NotConfirmedError(
+                f"subscriptions were not confirmed within {ROUTED_SECONDS:g} s by {names}"
+            ) from error

@@ -1,0 +1,408 @@
+"""The engine of a cluster: what its nodes have in common stands on Redis or Valkey servers.
+
+Theory of operation. Each method is one call of a function of ``library.lua``, or one command that
+reads. A node has an *epoch* while it is a member. Calls that change something name it, and have a
+number where they must not be carried out twice: they are repeated when a connection is lost. A node
+whose epoch has ended is refused (`FencedError`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from logging import Logger
+from typing import Any, Final, Literal, NamedTuple
+from zlib import crc32
+
+from redis.exceptions import ResponseError
+
+from penstock.plugins.redis.calls import FunctionCalls, plain, refusal
+from penstock.plugins.redis.errors import StorageError
+from penstock.plugins.redis.library import Library
+from penstock.plugins.redis.server import RedisServer
+from penstock.plugins.redis.stream_reader import StreamReader
+
+LIBRARY: Final = Library("penstock_cluster_", 1, __package__)
+"""The functions of the plugin."""
+ALIVE_SECONDS: Final = 3.0
+"""A member whose beats have not come for so long may be evicted."""
+N_BUCKETS: Final = 1024
+"""Client Identifiers are spread over so many keys, and so over the servers of a Redis cluster."""
+MOST_NOTES: Final = 10_000
+"""Notes to a member that are kept; it reads them at once."""
+_SCAN_COUNT: Final = 1000
+
+
+class FencedError(StorageError):
+    """This node's epoch has ended: the others have gone on without it."""
+
+
+class Row(NamedTuple):
+    """Who owns a client.
+
+    Attributes:
+        node: its name.
+        epoch: of the node.
+        number: of the claim that has made it the owner.
+    """
+
+    node: str
+    epoch: int
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.node} {self.epoch} {self.number}"
+
+    @classmethod
+    def read(cls, text: str) -> Row:
+        """Return what a text stands for."""
+        node, epoch, number = text.split(" ")
+        return cls(node, int(epoch), int(number))
+
+
+class Joined(NamedTuple):
+    """The answer to a node that wants to join.
+
+    Attributes:
+        state: ``joined``, or ``alive`` or ``dead`` where there is a member of its name.
+        epoch: of the node, or of that member.
+        info: what that member tells of itself, as JSON; "" where it joins just now.
+    """
+
+    state: Literal["joined", "alive", "dead"]
+    epoch: int
+    info: str
+
+
+class Beat(NamedTuple):
+    """The answer to a beat.
+
+    Attributes:
+        last_change: identifier of the newest change.
+        number: of the node's newest change of routes.
+        silent: members whose beats have stopped, with their epochs.
+    """
+
+    last_change: bytes
+    number: int
+    silent: Sequence[tuple[str, int]]
+
+
+class ClusterEngine:
+    """Calls the functions for one node.
+
+    Args:
+        server: where the servers are.
+        cluster: its name.
+        node: name of this node.
+        logger: gets faults.
+
+    Attributes:
+        cluster: its name.
+        node: name of this node.
+        epoch: of this node; 0 while it is no member.
+        calls: to the servers.
+    """
+
+    def __init__(self, server: RedisServer, cluster: str, node: str, logger: Logger) -> None:
+        self.cluster = cluster
+        self.node = node
+        self.epoch = 0
+        self.calls = FunctionCalls(server, LIBRARY, logger)
+        self._root = f"{server.prefix}:{{cluster:{cluster}"
+        self.base = f"{self._root}}}"
+        self._owners = [f"{self._root}:c:{bucket}}}" for bucket in range(N_BUCKETS)]
+        self._numbers: dict[str, int] = {}
+
+    def node_key(self, node: str, epoch: int) -> str:
+        """Return the common beginning of the keys of a node's epoch."""
+        return f"{self._root}:{node}}}:{epoch}"
+
+    def _number(self, name: str) -> int:
+        number = self._numbers[name] = self._numbers.get(name, 0) + 1
+        return number
+
+    async def open(self) -> None:
+        """Connect to the servers.
+
+        Raises:
+            EngineStartError: they cannot be used.
+        """
+        await self.calls.open()
+
+    async def close(self) -> None:
+        """Wait for answers, and disconnect; may be called again."""
+        await self.calls.close()
+
+    @property
+    def failure(self) -> str | None:
+        """Why a server cannot be reached; None where all can."""
+        return self.calls.routes.failure
+
+    def reader(self, key: str) -> StreamReader:
+        """Return a reader of a stream."""
+        return StreamReader(self.calls, key)
+
+    # -- members -----------------------------------------------------------------------------------
+
+    async def join(self, token: str) -> Joined:
+        """Become a member, whom others do not see yet.
+
+        Args:
+            token: tells this attempt, and its repeats, from those of others.
+
+        Raises:
+            StorageError: the engine cannot be asked, or refuses.
+        """
+        call = self._of_cluster("join", self.node, token, _milliseconds(), is_stored=True)
+        state, epoch, *info = await plain(call)
+        joined = Joined(state.decode(), int(epoch), info[0].decode() if info else "")
+        if joined.state == "joined":
+            self.epoch = joined.epoch
+            self._numbers.clear()
+            await plain(self._call("open", self.node_key(self.node, self.epoch), is_stored=True))
+        return joined
+
+    async def announce(self, info: str) -> bytes:
+        """Show this member to the others; return the identifier of the change."""
+        call = self._of_cluster("announce", self.node, self.epoch, info, is_stored=True)
+        identifier: bytes = await fenced(call)
+        return identifier
+
+    async def beat(self) -> Beat:
+        """Say that this member is there.
+
+        Raises:
+            FencedError: it is no member any more.
+            StorageError: the engine cannot be asked, or refuses.
+        """
+        call = self._of_cluster("beat", self.node, self.epoch, _milliseconds())
+        last_change, number, silent = await fenced(call)
+        names = (one.decode() for one in silent[::2])
+        return Beat(last_change, int(number), list(zip(names, map(int, silent[1::2]), strict=True)))
+
+    async def leave(self) -> None:
+        """End the membership, and what is kept of the epoch."""
+        epoch, self.epoch = self.epoch, 0
+        await plain(self._of_cluster("leave", self.node, epoch))
+        await self.drop(self.node, epoch)
+
+    async def evict(self, node: str, epoch: int) -> bool:
+        """End the membership of a node whose beats have stopped; return whether this call did.
+
+        This node has then to do what the other cannot: see `duties`.
+        """
+        call = self._of_cluster("evict", node, epoch, self.node, is_stored=True)
+        return bool(await plain(call))
+
+    async def duties(self) -> list[tuple[str, int]]:
+        """Return ended members, with their epochs, for whom this node has something to do."""
+        found = _pairs(await plain(self._read(self.base, "HGETALL", ":duties")))
+        own = (one.split(" ") for one, by in found.items() if by == self.node)
+        return [(node, int(epoch)) for node, epoch in own]
+
+    async def done(self, node: str, epoch: int) -> None:
+        """Note that what was to do for an ended member is done."""
+        await plain(self._of_cluster("done", node, epoch))
+
+    async def seal(self, node: str, epoch: int) -> None:
+        """Let nothing more into the inbox of an ended member, so that it can be read."""
+        await plain(self._call("seal", self.node_key(node, epoch)))
+
+    async def drop(self, node: str, epoch: int) -> None:
+        """Remove the inbox and the wills of an ended member."""
+        await plain(self._call("drop", self.node_key(node, epoch)))
+
+    async def fence(self, node: str, epoch: int) -> None:
+        """Refuse what an ended member still puts into the own inbox."""
+        await plain(self._call("fence", self.node_key(self.node, self.epoch), node, epoch))
+
+    async def is_member(self, node: str, epoch: int) -> bool:
+        """Return whether an epoch of a node has not ended."""
+        found = await plain(self._read(self.base, "HGET", ":epochs", node))
+        return found is not None and int(found) == epoch
+
+    async def members(self) -> dict[str, tuple[int, str]]:
+        """Return the epoch of each member, and what it tells of itself, as JSON."""
+        epochs = _pairs(await plain(self._read(self.base, "HGETALL", ":epochs")))
+        infos = _pairs(await plain(self._read(self.base, "HGETALL", ":nodes")))
+        return {node: (int(epoch), infos.get(node, "")) for node, epoch in epochs.items()}
+
+    # -- changes -----------------------------------------------------------------------------------
+
+    def change(self, ops: Sequence[tuple[str, int]], number: int) -> asyncio.Future[Any]:
+        """Change this member's routes.
+
+        Args:
+            ops: topic filters, each with its number of members; 0 removes it.
+            number: of the change; that of the next one is higher.
+        """
+        words = [word for op in ops for word in op]
+        return self._of_cluster("change", self.node, self.epoch, number, *words, is_stored=True)
+
+    def retain(self, topic: str, data: bytes) -> asyncio.Future[Any]:
+        """Set what is retained in a topic; b"" clears it. The future is done once that is safe."""
+        number = self._number("retained")
+        return self._of_cluster(
+            "retain", self.node, self.epoch, number, topic, data, is_stored=True
+        )
+
+    async def last_change(self) -> tuple[bytes, dict[str, int]]:
+        """Return the identifier of the newest change, and each member's number of its newest one.
+
+        The state that is read after that has these changes, and maybe later ones.
+        """
+        found = _pairs(await plain(self._read(self.base, "HGETALL", ":m")))
+        numbers = {name[2:]: int(n) for name, n in found.items() if name.startswith("c ")}
+        return found.get("last", "0-0").encode(), numbers
+
+    async def routes_of(self, node: str) -> AsyncIterator[dict[str, int]]:
+        """Yield the topic filters of a member, some at a time."""
+        async for found in self._scan(f":routes:{node}"):
+            yield {name.decode(): int(n) for name, n in found}
+
+    async def retained(self) -> AsyncIterator[list[tuple[str, bytes]]]:
+        """Yield all retained messages by topic, some at a time; one may come twice."""
+        async for found in self._scan(":retained"):
+            yield [(topic.decode(), data) for topic, data in found]
+
+    async def retained_of(self, topic: str) -> bytes:
+        """Return what is retained in a topic; b"" for nothing."""
+        data: bytes | None = await plain(self._read(self.base, "HGET", ":retained", topic))
+        return data or b""
+
+    async def _scan(self, key: str) -> AsyncIterator[list[tuple[bytes, bytes]]]:
+        cursor = b"0"
+        while True:
+            call = self._read(self.base, "HSCAN", key, cursor, "COUNT", _SCAN_COUNT)
+            cursor, found = await plain(call)
+            yield list(zip(found[::2], found[1::2], strict=True))
+            if cursor == b"0":
+                return
+
+    # -- inboxes -----------------------------------------------------------------------------------
+
+    def put(self, node: str, epoch: int, data: bytes) -> asyncio.Future[int]:
+        """Put data into a member's inbox, once; the answer is the bytes in it.
+
+        Without data it asks for that alone.
+        """
+        key = self.node_key(node, epoch)
+        number = self._number(key) if data else 0
+        return self._call("put", key, self.node, self.epoch, number, data, is_stored=bool(data))
+
+    def delete(self, entry_ids: Sequence[bytes], n_bytes: int) -> asyncio.Future[int]:
+        """Delete entries of the own inbox, which had so many bytes; the answer is what is left."""
+        return self._call("delete", self.node_key(self.node, self.epoch), n_bytes, *entry_ids)
+
+    def tell(self, node: str, epoch: int, note: bytes) -> asyncio.Future[Any]:
+        """Tell a member something, maybe twice; a member that has ended is told nothing."""
+        key = f"{self.node_key(node, epoch)}:notes"
+        words = "NOMKSTREAM", "MAXLEN", "~", MOST_NOTES, "*", self.node, note
+        return self.calls.routes.call(key, "XADD", key, *words)
+
+    def notes_reader(self) -> StreamReader:
+        """Return a reader of what this member is told: the only field is called as the teller."""
+        return self.reader(f"{self.node_key(self.node, self.epoch)}:notes")
+
+    def inbox_reader(self) -> StreamReader:
+        """Return a reader of the own inbox, for this epoch; see `origin_of`."""
+        return self.reader(f"{self.node_key(self.node, self.epoch)}:inbox")
+
+    async def inbox_of(self, node: str, epoch: int) -> AsyncIterator[tuple[Row, bytes]]:
+        """Yield origin and data of each entry in the inbox of an ended member, after `seal`."""
+        key, after = self.node_key(node, epoch), b"-"
+        while True:
+            call = self._read(key, "XRANGE", ":inbox", after, "+", "COUNT", 100)
+            entries = await plain(call)
+            if not entries:
+                return
+            for _, fields in entries:
+                yield origin_of(fields), fields[1]
+            after = b"(" + entries[-1][0]
+
+    def keep_will(self, client_id: str, will: bytes) -> asyncio.Future[Any]:
+        """Keep the will of a client of this node; b"" for none."""
+        key = self.node_key(self.node, self.epoch)
+        return self._call("will", key, client_id, will, is_stored=True)
+
+    async def wills_of(self, node: str, epoch: int) -> dict[bytes, bytes]:
+        """Return the wills of an ended member by client."""
+        found = await plain(self._read(self.node_key(node, epoch), "HGETALL", ":wills"))
+        return dict(zip(found[::2], found[1::2], strict=True))
+
+    # -- owners ------------------------------------------------------------------------------------
+
+    async def claim(self, client_id: str, own: Row, displaced: Row | None) -> Row:
+        """Make this node the owner of a client, where nobody stands in the way; return who is it.
+
+        Args:
+            client_id: the Client Identifier.
+            own: this claim.
+            displaced: an owner that has let go, or has ended; None for none.
+
+        Raises:
+            FencedError: this node is no member any more.
+            StorageError: the engine cannot be asked, or refuses.
+        """
+        was = "" if displaced is None else str(displaced)
+        key = self._bucket(client_id)
+        found = await fenced(self._call("claim", key, client_id, *own, was, is_stored=True))
+        return Row.read(found.decode())
+
+    def release(self, client_id: str, own: Row) -> asyncio.Future[Any]:
+        """Note that a client's session has ended."""
+        return self._call("release", self._bucket(client_id), client_id, *own, is_stored=True)
+
+    def _bucket(self, client_id: str) -> str:
+        return self._owners[crc32(client_id.encode()) % N_BUCKETS]
+
+    # -- calls -------------------------------------------------------------------------------------
+
+    def _call(
+        self, function: str, key: str, *args: Any, is_stored: bool = False
+    ) -> asyncio.Future[Any]:
+        return self.calls.call(function, (key,), *args, is_stored=is_stored)
+
+    def _of_cluster(
+        self, function: str, *args: Any, is_stored: bool = False
+    ) -> asyncio.Future[Any]:
+        return self.calls.call(function, (self.base,), *args, is_stored=is_stored)
+
+    def _read(self, base: str, command: str, key: str, *args: Any) -> asyncio.Future[Any]:
+        return self.calls.routes.call(base, command, base + key, *args)
+
+
+def origin_of(fields: Sequence[bytes]) -> Row:
+    """Return who has put an entry into an inbox, by its fields; the data is the second one."""
+    return Row.read(fields[0].decode())
+
+
+async def fenced(call: asyncio.Future[Any]) -> Any:
+    """Return the answer of a call that names an epoch.
+
+    Raises:
+        FencedError: it has ended.
+        StorageError: the engine could not be asked, or refused.
+    """
+    try:
+        return await asyncio.shield(call)
+    except ResponseError as error:
+        if is_fenced(error):
+            raise FencedError("this node was taken for dead, and is no member any more") from error
+        raise refusal(error) from error
+
+
+def is_fenced(error: BaseException) -> bool:
+    """Say whether a call was refused as the epoch that it names has ended."""
+    return isinstance(error, ResponseError) and str(error).endswith("PENSTOCK fenced")
+
+
+def _milliseconds() -> int:
+    return int(1000 * ALIVE_SECONDS)
+
+
+def _pairs(found: Sequence[bytes]) -> dict[str, str]:
+    return {
+        name.decode(): value.decode() for name, value in zip(found[::2], found[1::2], strict=True)
+    }

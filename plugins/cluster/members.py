@@ -1,0 +1,402 @@
+"""The nodes of a cluster: this one joins and says that it lives, and follows what the others do.
+
+Theory of operation. A member beats once a second. Whoever learns that another's beats have stopped
+evicts it, once its own beats have been answered for so long that the others had the time to beat,
+too: after the engine was away, all seem silent. The state of the engine is read while it changes,
+and then the stream of changes from where that began (see `routes`). Each entry names the one before
+it: who has missed some, as the stream is cut, or a failover has lost its end, reads the state anew.
+
+A node that hears that its own epoch has ended was taken for dead. It ends its sessions, as others
+may have these clients by now, and joins anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from logging import Logger
+from typing import TYPE_CHECKING, Final
+
+from penstock.plugins.cluster.engine import ALIVE_SECONDS, Beat, ClusterEngine, FencedError
+from penstock.plugins.cluster.routes import OtherRoutes
+from penstock.plugins.redis.errors import EngineStartError, StorageError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+BEAT_SECONDS: Final = 1.0
+STEADY_SECONDS: Final = ALIVE_SECONDS + 2.0
+"""Beats of this node have been answered in time for so long before it evicts another."""
+_LATE_SECONDS: Final = 1.5
+_JOIN_SECONDS: Final = ALIVE_SECONDS + 2.0
+"""For so long a node that starts waits for the end of a member with its name: it was that itself,
+and was killed."""
+_RETRY_SECONDS: Final = 0.25
+_MOST_ENTRIES: Final = 500
+
+
+@dataclass(slots=True)
+class Listener:
+    """What is called with the news of other nodes; as it is, nothing happens.
+
+    Attributes:
+        beaten: the number of this node's newest change that the engine has.
+        joined: node, epoch, and what it tells of itself, as JSON.
+        left: node and epoch, after its routes.
+        applied: node, its epoch and number: its changes up to there are taken.
+        retained: topic, data (b"" for a clear), and whether this node has set it itself.
+        all_retained: is given all retained messages, in place of what was there.
+        duty: does what has to be done once for an ended member: node and epoch.
+        fenced: ends what this node has; its epoch has ended.
+        joined_anew: this node has another epoch, after `fenced`.
+    """
+
+    beaten: Callable[[int], None] = lambda _: None
+    joined: Callable[[str, int, str], None] = lambda *_: None
+    left: Callable[[str, int], None] = lambda *_: None
+    applied: Callable[[str, int, int], None] = lambda *_: None
+    retained: Callable[[str, bytes, bool], None] = lambda *_: None
+    all_retained: Callable[[AsyncIterator[list[tuple[str, bytes]]]], Awaitable[None]] | None = None
+    duty: Callable[[str, int], Awaitable[None]] | None = None
+    fenced: Callable[[], Awaitable[None]] | None = None
+    joined_anew: Callable[[], None] = lambda: None
+
+
+class Members:
+    """Joins, beats and follows.
+
+    Args:
+        engine: of this node.
+        routes: gets the routes of the others.
+        listener: gets their news.
+        info: what this node tells of itself, as JSON.
+        clock: returns monotonic seconds.
+        logger: gets what happens to nodes.
+
+    Attributes:
+        infos: what each other member tells of itself, as JSON.
+        own_number: the number of this node's newest change that was read from the stream.
+        n_snapshots: how often the state was read.
+        is_steady: whether beats are answered in time.
+    """
+
+    def __init__(
+        self,
+        engine: ClusterEngine,
+        routes: OtherRoutes,
+        listener: Listener,
+        info: str,
+        clock: Callable[[], float],
+        logger: Logger,
+    ) -> None:
+        self.infos: dict[str, str] = {}
+        self.own_number = 0
+        self.n_snapshots = 0
+        self.is_steady = False
+        self._engine = engine
+        self._routes = routes
+        self._listener = listener
+        self._info = info
+        self._clock = clock
+        self._logger = logger
+        self._after = b"0-0"
+        self._announced = b""
+        self._is_behind = False
+        self._has_caught_up = asyncio.Event()
+        self._may_follow = asyncio.Event()
+        self._steady_since = clock()
+        self._duties: dict[tuple[str, int], asyncio.Task[None]] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    # -- this node ---------------------------------------------------------------------------------
+
+    async def join(self) -> None:
+        """Become a member whom others do not see yet.
+
+        Raises:
+            EngineStartError: another node has this name.
+            StorageError: the engine cannot be asked, or refuses.
+        """
+        give_up_at = self._clock() + _JOIN_SECONDS
+        token = secrets.token_hex(8)
+        while True:
+            engine = self._engine
+            joined = await engine.join(token)
+            if joined.state == "joined":
+                break
+            if joined.state == "dead":
+                await engine.evict(engine.node, joined.epoch)
+            elif self._clock() >= give_up_at:
+                raise EngineStartError(
+                    f"node {engine.node} of cluster {engine.cluster}: another broker has this name "
+                    f"and lives: {joined.info or 'it has just joined'}; allowed: a name of its own "
+                    "for each broker (plugins.cluster.node)"
+                )
+            else:
+                await asyncio.sleep(_RETRY_SECONDS)
+        self.own_number = 0
+        self._is_behind = True
+        self._announced = b""
+        self._has_caught_up.clear()
+        self._steady_since = self._clock()
+
+    def start(self) -> None:
+        """Begin to beat."""
+        self._task = asyncio.create_task(self._run(), name="penstock-cluster members")
+
+    async def announce(self) -> None:
+        """Follow what others do, and show this node to them; wait until it knows what they have.
+
+        Raises:
+            StorageError: the engine cannot be asked, or refuses.
+        """
+        self._may_follow.set()
+        self._announced = await self._engine.announce(self._info)
+        self._look_whether_caught_up()
+        await self._has_caught_up.wait()
+
+    def _look_whether_caught_up(self) -> None:
+        if self._announced and _order(self._after) >= _order(self._announced):
+            self._has_caught_up.set()
+
+    async def close(self) -> None:
+        """Leave; may be called again."""
+        tasks = list(self._duties.values())
+        if self._task is not None:
+            tasks.append(self._task)
+            self._task = None
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._engine.epoch and self._engine.failure is None:
+            try:
+                async with asyncio.timeout(BEAT_SECONDS):
+                    await self._engine.leave()
+            except (StorageError, TimeoutError) as error:
+                self._logger.warning("this node could not leave, and is evicted: %s", error)
+
+    async def _run(self) -> None:
+        while True:
+            tasks = [asyncio.create_task(self._beat()), asyncio.create_task(self._follow())]
+            try:
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+            for task in done:
+                error = task.exception()
+                if not isinstance(error, FencedError):
+                    self._logger.error("the plugin starts anew after a fault", exc_info=error)
+            await self._start_anew()
+
+    async def _start_anew(self) -> None:
+        """Join again after the epoch has ended."""
+        self._logger.error(
+            "this node was taken for dead: it ends the sessions of its clients, and joins anew"
+        )
+        self.is_steady = False
+        if self._listener.fenced is not None:
+            await self._listener.fenced()
+        while True:
+            try:
+                await self.join()
+                self._announced = await self._engine.announce(self._info)
+                break
+            except (StorageError, EngineStartError) as error:
+                self._logger.warning("this node cannot join: %s", error)
+                await asyncio.sleep(BEAT_SECONDS)
+        self._listener.joined_anew()
+
+    async def _beat(self) -> None:
+        """Beat, and evict members that have stopped to.
+
+        Raises:
+            FencedError: this node is no member any more.
+        """
+        while True:
+            sent_at = self._clock()
+            try:
+                beat = await self._engine.beat()
+            except FencedError:
+                raise
+            except StorageError:
+                self._steady_since = self._clock()
+                self.is_steady = False
+            else:
+                await self._take_beat(beat, sent_at)
+            await asyncio.sleep(max(0.0, sent_at + BEAT_SECONDS - self._clock()))
+
+    async def _take_beat(self, beat: Beat, sent_at: float) -> None:
+        now = self._clock()
+        self.is_steady = now - sent_at <= _LATE_SECONDS
+        if not self.is_steady:
+            self._steady_since = now
+        if _order(beat.last_change) < _order(self._after):
+            self._is_behind = True
+        self._listener.beaten(beat.number)
+        if now - self._steady_since < STEADY_SECONDS:
+            return
+        for node, epoch in beat.silent:
+            try:
+                if await self._engine.evict(node, epoch):
+                    self._logger.warning("node %s has stopped beating, and is evicted", node)
+            except StorageError as error:
+                self._logger.warning("node %s cannot be evicted: %s", node, error)
+
+    # -- the others --------------------------------------------------------------------------------
+
+    async def _follow(self) -> None:
+        """Take what the others do.
+
+        Raises:
+            FencedError: this node is no member any more.
+        """
+        await self._may_follow.wait()
+        reader = self._engine.reader(f"{self._engine.base}:changes")
+        try:
+            while True:
+                if self._is_behind:
+                    await self._take_snapshot()
+                entries = await reader.read(self._after, _MOST_ENTRIES)
+                applied: dict[tuple[str, int], int] = {}
+                for identifier, fields in entries:
+                    if fields[1] != self._after:
+                        self._is_behind = True
+                        break
+                    await self._take(fields, applied)
+                    self._after = identifier
+                for (node, epoch), number in applied.items():
+                    self._listener.applied(node, epoch, number)
+                self._look_whether_caught_up()
+                await asyncio.sleep(0)
+        finally:
+            await reader.close()
+
+    async def _take(self, fields: Sequence[bytes], applied: dict[tuple[str, int], int]) -> None:
+        """Take one change; note by node and epoch which one of its routes it was."""
+        kind, node, epoch = fields[0], fields[2].decode(), int(fields[3])
+        is_own = node == self._engine.node
+        if kind == b"routes":
+            number = int(fields[5])
+            if is_own:
+                if epoch == self._engine.epoch:
+                    self.own_number = number
+                return
+            names = (name.decode() for name in fields[6::2])
+            ops = list(zip(names, map(int, fields[7::2]), strict=True))
+            self._routes.changed(node, epoch, ops)
+            applied[node, epoch] = number
+        elif kind in {b"retained", b"large"}:
+            topic, data = fields[6].decode(), fields[7]
+            if kind == b"large":
+                data = await self._engine.retained_of(topic)
+            self._listener.retained(topic, data, is_own)
+        elif kind == b"join":
+            if not is_own:
+                self._joined(node, epoch, fields[7].decode())
+        elif kind == b"leave":
+            self._left(node, epoch)
+            if fields[7].decode() == self._engine.node:
+                await self._take_duties()
+
+    def _joined(self, node: str, epoch: int, info: str) -> None:
+        self._end_older(node, epoch)
+        if self._routes.joined(node, epoch):
+            self._logger.info("node %s has joined", node)
+            self.infos[node] = info
+            self._listener.joined(node, epoch, info)
+
+    def _end_older(self, node: str, epoch: int) -> None:
+        there = self._routes.members.get(node)
+        if there is not None and there.epoch < epoch:
+            self._left(node, there.epoch)
+
+    def _left(self, node: str, epoch: int) -> None:
+        """Take the end of a member.
+
+        Raises:
+            FencedError: it is this node's own.
+        """
+        if node == self._engine.node and epoch == self._engine.epoch:
+            raise FencedError("this node was evicted")
+        if self._routes.left(node, epoch):
+            self._logger.info("node %s has left", node)
+            self.infos.pop(node, None)
+            self._listener.left(node, epoch)
+
+    async def _take_snapshot(self) -> None:
+        """Read the state of the engine; changes go on from there.
+
+        Raises:
+            FencedError: this node is no member any more.
+        """
+        while True:
+            try:
+                await self._read_state()
+            except FencedError:
+                raise
+            except StorageError as error:
+                self._logger.warning("the state of the cluster cannot be read: %s", error)
+                await asyncio.sleep(BEAT_SECONDS)
+            else:
+                return
+
+    async def _read_state(self) -> None:
+        engine, own = self._engine, self._engine.node
+        self._is_behind = False
+        self.n_snapshots += 1
+        after, numbers = await engine.last_change()
+        members = await engine.members()
+        epoch, _ = members.pop(own, (0, ""))
+        if epoch != engine.epoch:
+            raise FencedError("this node is no member any more")
+        for node, there in list(self._routes.members.items()):
+            if node not in members:
+                self._left(node, there.epoch)
+        for node, (epoch, info) in members.items():
+            if info:
+                routes: dict[str, int] = {}
+                async for some in engine.routes_of(node):
+                    routes.update(some)
+                self._joined(node, epoch, info)
+                self._routes.replaced(node, epoch, routes)
+        if self._listener.all_retained is not None:
+            await self._listener.all_retained(engine.retained())
+        self.own_number = numbers.get(own, 0)
+        self._after = after
+        for node, there in self._routes.members.items():
+            self._listener.applied(node, there.epoch, numbers.get(node, 0))
+        await self._take_duties()
+        self._look_whether_caught_up()
+
+    # -- duties ------------------------------------------------------------------------------------
+
+    async def _take_duties(self) -> None:
+        """Begin what this node has to do for ended members."""
+        for node, epoch in await self._engine.duties():
+            if (node, epoch) not in self._duties:
+                duty = asyncio.create_task(self._do(node, epoch), name=f"penstock-cluster {node}")
+                self._duties[node, epoch] = duty
+
+    async def _do(self, node: str, epoch: int) -> None:
+        try:
+            await self._engine.seal(node, epoch)
+            if self._listener.duty is not None:
+                await self._listener.duty(node, epoch)
+            await self._engine.drop(node, epoch)
+            await self._engine.done(node, epoch)
+        except StorageError as error:
+            self._logger.warning("what node %s has left is not done yet: %s", node, error)
+            await asyncio.sleep(BEAT_SECONDS)
+            self._is_behind = True  # that looks for duties again
+        finally:
+            del self._duties[node, epoch]
+
+
+def _order(identifier: bytes) -> tuple[int, int]:
+    """Return what identifiers of entries are compared by."""
+    time, _, number = identifier.partition(b"-")
+    return int(time), int(number)

@@ -1,0 +1,101 @@
+"""What nodes tell each other beside messages: it is read at once, however many messages wait.
+
+A note is a list of texts and numbers, the first of which is its kind. It may come twice, and where
+the engine was away, not at all: who waits for an answer asks again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from logging import Logger
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from penstock.broker.plugin_guard import is_logged
+from penstock.plugins.cluster.engine import ClusterEngine
+from penstock.plugins.redis.errors import StorageError
+
+if TYPE_CHECKING:
+    from penstock.plugins.cluster.routes import Member
+
+Note: TypeAlias = list[Any]
+Hear: TypeAlias = Callable[..., None]
+"""Is given the node that tells something, and what follows the kind."""
+_MOST_ENTRIES: Final = 500
+
+
+class Notes:
+    """Sends and reads notes.
+
+    Args:
+        engine: of this node.
+        members: the other members.
+        logger: gets faults.
+
+    Attributes:
+        heard: what is called for each kind of note.
+        n_unknown: notes that this version does not know.
+    """
+
+    def __init__(
+        self, engine: ClusterEngine, members: Mapping[str, Member], logger: Logger
+    ) -> None:
+        self.heard: dict[str, Hear] = {}
+        self.n_unknown = 0
+        self._engine = engine
+        self._members = members
+        self._logger = logger
+        self._task: asyncio.Task[None] | None = None
+
+    def tell(self, node: str, *note: Any) -> None:
+        """Send a note to a member; it goes nowhere where that has ended or is not known."""
+        there = self._members.get(node)
+        if there is None:
+            return
+        try:
+            call = self._engine.tell(node, there.epoch, json.dumps(note).encode())
+        except StorageError:  # the engine is closed
+            return
+        call.add_done_callback(_heed)
+
+    def start(self) -> None:
+        """Read what comes for this epoch of the node."""
+        self.stop()
+        self._task = asyncio.create_task(self._read(), name="penstock-cluster notes")
+
+    def stop(self) -> None:
+        """Read nothing more; may be called again."""
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+    async def _read(self) -> None:
+        reader = self._engine.notes_reader()
+        after = b"0-0"
+        try:
+            while True:
+                for identifier, fields in await reader.read(after, _MOST_ENTRIES):
+                    after = identifier
+                    if fields[0]:
+                        self._hear(fields[0].decode(), fields[1])
+                await asyncio.sleep(0)
+        finally:
+            await reader.close()
+
+    def _hear(self, node: str, data: bytes) -> None:
+        try:
+            kind, *rest = json.loads(data)
+            self.heard[kind](node, *rest)
+        except (KeyError, TypeError, ValueError) as error:
+            self.n_unknown += 1
+            if is_logged(self.n_unknown):
+                self._logger.warning(
+                    "a note of node %s is not understood: %.80r: %r", node, data, error
+                )
+
+
+def _heed(call: asyncio.Future[Any]) -> None:
+    """Take the error of a call that nobody waits for."""
+    if not call.cancelled():
+        call.exception()

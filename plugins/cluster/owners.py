@@ -1,0 +1,272 @@
+"""Which node has a client: one at most, by the rows of the engine.
+
+Theory of operation. The rules are those of ``docs/explanation/cluster.md``, where a model has
+checked them in all states of small cases; `tests/cluster/test_ownership_model.py` names the steps.
+A client whose owner is this node costs the engine nothing when it connects.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TYPE_CHECKING, Final
+
+from penstock.broker.errors import PenstockError
+from penstock.broker.extensions import SessionOwner
+from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.plugins.cluster.engine import ClusterEngine, Row
+from penstock.plugins.redis.errors import StorageError
+
+if TYPE_CHECKING:
+    from penstock.plugins.cluster.announcer import Announcer
+    from penstock.plugins.cluster.notes import Notes
+    from penstock.plugins.cluster.routes import OtherRoutes
+
+CLAIM_SECONDS: Final = 10.0
+"""How long a client that connects waits for the node that has it; by then a dead one is evicted."""
+ASK_SECONDS: Final = 2.0
+"""The interval at which an owner that does not answer is asked again."""
+_LOOK_SECONDS: Final = 0.05
+_MOST_AT_ONCE: Final = 100
+"""Sessions that are claimed or ended before others have their turn."""
+
+ASK: Final = "ask"
+"""A note: let go of a client. Its Client Identifier, the row, and the claim that it is for."""
+RELEASED: Final = "released"
+"""The answer, with the same."""
+
+Release = Callable[[str, int], None]
+"""Closes the connection of a client for a reason code, and ends its session."""
+
+
+class NotOwnedError(PenstockError):
+    """A client cannot be had, as another node has it or the engine cannot be asked."""
+
+
+class _Claim:
+    """A claim under way.
+
+    Attributes:
+        row: what is claimed.
+        owner: the row that stands in the way; None while the engine is asked.
+        asked: nodes that have asked for `row` meanwhile, each with its claim.
+        is_over: is set when `owner` has let go, or has ended.
+        task: does it.
+    """
+
+    __slots__ = ("asked", "is_over", "owner", "row", "task")
+
+    def __init__(self, row: Row) -> None:
+        self.row = row
+        self.owner: Row | None = None
+        self.asked: list[tuple[str, Row]] = []
+        self.is_over = asyncio.Event()
+        self.task: asyncio.Task[None] | None = None
+
+
+class Owners(SessionOwner):
+    """Claims clients for this node, and lets go of them.
+
+    Args:
+        engine: of this node.
+        routes: knows the other members.
+        announcer: knows which subscriptions hold everywhere.
+        notes: asks other nodes.
+        release: ends what this node has of a client.
+
+    Attributes:
+        owned: the clients that this node has, with the number of each claim.
+        n_taken: clients that another node had.
+        n_given: clients that another node has taken.
+    """
+
+    def __init__(
+        self,
+        engine: ClusterEngine,
+        routes: OtherRoutes,
+        announcer: Announcer,
+        notes: Notes,
+        release: Release,
+    ) -> None:
+        self.owned: dict[str, int] = {}
+        self.n_taken = 0
+        self.n_given = 0
+        self._announcer = announcer
+        self._engine = engine
+        self._routes = routes
+        self._notes = notes
+        self._release = release
+        self._claims: dict[str, _Claim] = {}
+        self._number = 0
+        notes.heard[ASK] = self._asked
+        notes.heard[RELEASED] = self._released
+
+    # -- claims ------------------------------------------------------------------------------------
+
+    def claim(
+        self,
+        client_id: str,
+        *,
+        clean_start: bool,  # noqa: ARG002 (SessionOwner's form)
+        expiry_interval: float | None,  # noqa: ARG002
+    ) -> Awaitable[None] | None:
+        """Make this node the owner of a client; see `SessionOwner`."""
+        if client_id in self.owned:
+            return None
+        claim = self._claims.get(client_id)
+        if claim is None:
+            claim = self._claims[client_id] = _Claim(self._next_row())
+            claim.task = asyncio.create_task(self._run(client_id, claim))
+            claim.task.add_done_callback(_heed)  # its client may have gone
+        assert claim.task is not None  # noqa: S101 (it is made with the claim)
+        return asyncio.shield(claim.task)
+
+    def routed(self) -> Awaitable[None] | None:
+        """Wait until subscriptions hold on every node; see `SessionOwner`."""
+        return self._announcer.routed()
+
+    def _next_row(self) -> Row:
+        self._number += 1
+        return Row(self._engine.node, self._engine.epoch, self._number)
+
+    async def _run(self, client_id: str, claim: _Claim) -> None:
+        """Claim a client.
+
+        Raises:
+            NotOwnedError: it cannot be had.
+        """
+        try:
+            async with asyncio.timeout(CLAIM_SECONDS):
+                await self._get(client_id, claim)
+        except TimeoutError as error:
+            owner = "the engine" if claim.owner is None else f"node {claim.owner.node}"
+            raise NotOwnedError(
+                f"client {client_id}: no answer from {owner} for {CLAIM_SECONDS:g} s"
+            ) from error
+        except StorageError as error:
+            raise NotOwnedError(f"client {client_id}: {error}") from error
+        else:
+            if claim.asked or claim.row.epoch != self._engine.epoch:
+                raise NotOwnedError(f"client {client_id}: another node has taken it")
+            self.owned[client_id] = claim.row.number
+        finally:
+            del self._claims[client_id]
+            for node, claimant in claim.asked:
+                self._notes.tell(node, RELEASED, client_id, claim.row, claimant)
+
+    async def _get(self, client_id: str, claim: _Claim) -> None:
+        displaced = None
+        while True:
+            found = await self._engine.claim(client_id, claim.row, displaced)
+            if found[:2] == claim.row[:2]:
+                return
+            claim.owner = found
+            self.n_taken += 1
+            await self._wait_for(client_id, claim, found)
+            displaced, claim.owner = found, None
+            claim.row = self._next_row()
+
+    async def _wait_for(self, client_id: str, claim: _Claim, owner: Row) -> None:
+        """Wait until an owner has let go, or has ended."""
+        claim.is_over.clear()
+        while not claim.is_over.is_set():
+            there = self._routes.members.get(owner.node)
+            if there is None or there.epoch != owner.epoch:
+                if not await self._engine.is_member(owner.node, owner.epoch):
+                    return
+                await asyncio.sleep(_LOOK_SECONDS)  # it has just joined
+                continue
+            self._notes.tell(owner.node, ASK, client_id, owner, claim.row)
+            try:
+                async with asyncio.timeout(ASK_SECONDS):
+                    await claim.is_over.wait()
+            except TimeoutError:
+                continue
+
+    def left(self, node: str, epoch: int) -> None:
+        """Take note that an epoch of a node has ended: nobody waits for it."""
+        for claim in self._claims.values():
+            if claim.owner is not None and claim.owner[:2] == (node, epoch):
+                claim.is_over.set()
+
+    # -- other nodes -------------------------------------------------------------------------------
+
+    def _asked(self, node: str, client_id: str, row: list[object], claimant: list[object]) -> None:
+        """Let go of a client, where this node has it by that row; answer in any case."""
+        asked, by = Row._make(row), Row._make(claimant)
+        claim = self._claims.get(client_id)
+        if claim is not None and claim.row == asked:
+            if (node, by) not in claim.asked:
+                claim.asked.append((node, by))
+            return
+        number = self.owned.get(client_id)
+        if asked.epoch == self._engine.epoch and (number is None or number <= asked.number):
+            if self.owned.pop(client_id, None) is not None:
+                self.n_given += 1
+            self._release(client_id, ReasonCode.SESSION_TAKEN_OVER)
+        self._notes.tell(node, RELEASED, client_id, row, claimant)
+
+    def _released(
+        self, node: str, client_id: str, row: list[object], claimant: list[object]
+    ) -> None:
+        """Take note that an owner has let go."""
+        claim = self._claims.get(client_id)
+        if (
+            claim is not None
+            and claim.owner is not None
+            and (*claim.owner,) == (*row,)
+            and (*claim.row,) == (*claimant,)
+            and claim.owner.node == node
+        ):
+            claim.is_over.set()
+
+    # -- sessions ----------------------------------------------------------------------------------
+
+    def ended(self, client_id: str) -> None:
+        """Take note that a session has ended by itself."""
+        number = self.owned.pop(client_id, None)
+        if number is None:
+            return
+        row = Row(self._engine.node, self._engine.epoch, number)
+        try:
+            self._engine.release(client_id, row).add_done_callback(_heed)
+        except StorageError:  # the engine is closed
+            return
+
+    async def restored(self, client_ids: Iterable[str]) -> None:
+        """Claim the sessions that this node had when it ended; end those that another node has."""
+        wanted = [client_id for client_id in client_ids if client_id not in self.owned]
+        for at in range(0, len(wanted), _MOST_AT_ONCE):
+            await asyncio.gather(*map(self._claim_again, wanted[at : at + _MOST_AT_ONCE]))
+
+    async def _claim_again(self, client_id: str) -> None:
+        row = self._next_row()
+        found = await self._engine.claim(client_id, row, None)
+        if client_id in self._claims or client_id in self.owned:
+            return  # it has connected meanwhile
+        if found == row:
+            self.owned[client_id] = row.number
+        else:
+            self._release(client_id, ReasonCode.SESSION_TAKEN_OVER)
+
+    async def fenced(self) -> None:
+        """End all sessions: others may have these clients by now."""
+        clients = list(self.owned)
+        self.owned.clear()
+        for number, client_id in enumerate(clients, 1):
+            self._release(client_id, ReasonCode.SERVER_SHUTTING_DOWN)
+            if not number % _MOST_AT_ONCE:
+                await asyncio.sleep(0)
+
+    async def close(self) -> None:
+        """End what is under way."""
+        tasks = [claim.task for claim in self._claims.values() if claim.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _heed(future: asyncio.Future[None]) -> None:
+    """Take the error of what nobody may wait for."""
+    if not future.cancelled():
+        future.exception()

@@ -1,0 +1,153 @@
+"""Who subscribes to what, on this node and on the others; pure.
+
+Theory of operation. Each node tells the others its topic filters: one that any session has, once;
+and each shared subscription with its number of members. The engine keeps them, and a stream of
+changes. A node takes the engine's state as it is while others change it, and then every change
+since before that began. A change says what is there after it, so that one which the state had
+already does no harm, and after the last change every node has the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
+from typing import Final, TypeAlias
+
+from penstock.broker.mqtt.topics import SHARE_PREFIX
+
+Op: TypeAlias = tuple[str, int]
+"""A topic filter, and how many members it has from now on: 1 for a plain one, 0 for none."""
+
+UNROUTED: Final = ("$SYS/", "$queue/")
+"""What begins so is each node's own."""
+
+
+class OwnRoutes:
+    """Counts the subscriptions of this node's sessions.
+
+    Attributes:
+        counts: sessions that have each topic filter.
+    """
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = {}
+        self._changed: dict[str, None] = {}
+
+    def subscribed(self, topic_filter: str) -> bool:
+        """Count one session more; return whether others are to be told."""
+        n = self.counts[topic_filter] = self.counts.get(topic_filter, 0) + 1
+        return self._note(topic_filter, is_told=n == 1)
+
+    def unsubscribed(self, topic_filter: str) -> bool:
+        """Count one session less; return whether others are to be told."""
+        n = self.counts[topic_filter] - 1
+        if n:
+            self.counts[topic_filter] = n
+        else:
+            del self.counts[topic_filter]
+        return self._note(topic_filter, is_told=not n)
+
+    def _note(self, topic_filter: str, *, is_told: bool) -> bool:
+        if is_told or topic_filter.startswith(SHARE_PREFIX):
+            self._changed[topic_filter] = None
+            return True
+        return False
+
+    def take(self, most: int) -> list[Op]:
+        """Return at most so many changes that others have not been told, which they then are."""
+        some = list(islice(self._changed, most))
+        for topic_filter in some:
+            del self._changed[topic_filter]
+        return [(one, self._members(one)) for one in some]
+
+    def _members(self, topic_filter: str) -> int:
+        n = self.counts.get(topic_filter, 0)
+        return n if topic_filter.startswith(SHARE_PREFIX) else min(n, 1)
+
+    @property
+    def n_untold(self) -> int:
+        """Return how many changes others have not been told."""
+        return len(self._changed)
+
+    def tell(self, topic_filters: Iterable[str]) -> None:
+        """Have some filters told once more."""
+        self._changed.update(dict.fromkeys(topic_filters))
+
+    def tell_all(self) -> None:
+        """Have everything told once more: the others have forgotten this node."""
+        self.tell(self.counts)
+
+
+class Member:
+    """Another node.
+
+    Attributes:
+        epoch: of the node.
+        routes: its topic filters, to their members.
+    """
+
+    __slots__ = ("epoch", "routes")
+
+    def __init__(self, epoch: int, routes: dict[str, int] | None = None) -> None:
+        self.epoch = epoch
+        self.routes = {} if routes is None else routes
+
+
+class OtherRoutes:
+    """Holds the routes of all other nodes.
+
+    Args:
+        on_route: is told of each change: node, topic filter, members.
+
+    Attributes:
+        members: the other nodes.
+    """
+
+    def __init__(self, on_route: Callable[[str, str, int], None]) -> None:
+        self.members: dict[str, Member] = {}
+        self._on_route = on_route
+
+    def joined(self, node: str, epoch: int) -> bool:
+        """Take note of a node; return whether this epoch of it is new."""
+        there = self.members.get(node)
+        if there is not None and there.epoch >= epoch:
+            return False
+        self._forget(node)
+        self.members[node] = Member(epoch)
+        return True
+
+    def left(self, node: str, epoch: int) -> bool:
+        """Forget a node; return whether this epoch of it was there."""
+        there = self.members.get(node)
+        if there is None or there.epoch > epoch:
+            return False
+        self._forget(node)
+        del self.members[node]
+        return True
+
+    def _forget(self, node: str) -> None:
+        there = self.members.get(node)
+        if there is not None:
+            for topic_filter in there.routes:
+                self._on_route(node, topic_filter, 0)
+
+    def changed(self, node: str, epoch: int, ops: Sequence[Op]) -> None:
+        """Take a change of a node; one of another epoch than the node's counts for nothing."""
+        there = self.members.get(node)
+        if there is None or there.epoch != epoch:
+            return
+        for topic_filter, n in ops:
+            if there.routes.get(topic_filter, 0) != n:
+                if n:
+                    there.routes[topic_filter] = n
+                else:
+                    del there.routes[topic_filter]
+                self._on_route(node, topic_filter, n)
+
+    def replaced(self, node: str, epoch: int, routes: Mapping[str, int]) -> None:
+        """Take a node as the engine has it, in place of what is known of it."""
+        self.joined(node, epoch)
+        there = self.members[node]
+        if there.epoch == epoch:
+            gone = [(one, 0) for one in there.routes if one not in routes]
+            self.changed(node, epoch, [*gone, *routes.items()])
