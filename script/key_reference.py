@@ -31,6 +31,7 @@ from penstock.edge_proxy.uplink.remapping import DownRule, Rule
 from penstock.edge_proxy.uplink.schedule_and_budget import StartKeys, TimesKeys, Window
 from penstock.edge_proxy.upstream_config import UpstreamKeys, UpstreamTlsKeys
 from penstock.plugins.access.config import AccessConfig
+from penstock.plugins.cluster.config import ClusterConfig
 from penstock.plugins.console.config import ConsoleConfig
 from penstock.plugins.memory.config import MemoryConfig
 from penstock.plugins.probing.config import ProbingConfig
@@ -42,6 +43,7 @@ from penstock.plugins.queue.config import (
     QueueHttpLimits,
     QueueRedisConfig,
 )
+from penstock.plugins.redis.config import RedisConfig
 from penstock.plugins.trace.config import TraceConfig
 from penstock.plugins.web.limits import HttpLimits, HttpTls
 from penstock.plugins.withholding.config import WithholdingConfig
@@ -65,6 +67,8 @@ POLICY: Final[Mapping[str, type[Any]]] = {
     "plugins.console": ConsoleConfig,
     "plugins.console.http_tls": HttpTls,
     "plugins.console.http_limits": HttpLimits,
+    "plugins.cluster": ClusterConfig,
+    "plugins.cluster.redis": RedisConfig,
     "plugins.queue": QueueConfig,
     "plugins.queue.http_limits": QueueHttpLimits,
     "plugins.queue.redis": QueueRedisConfig,

@@ -288,4 +288,9 @@ function functions.release(keys, args)
   return call('HDEL', key, client)
 end
 
-for name, body in pairs(functions) do redis.register_function(PREFIX .. name, body) end
+local NAMES = {
+  'join', 'announce', 'beat', 'leave', 'evict', 'done', 'change', 'retain', 'open', 'put',
+  'delete', 'fence', 'seal', 'drop', 'will', 'claim', 'release'
+}
+
+for i = 1, #NAMES do redis.register_function(PREFIX .. NAMES[i], functions[NAMES[i]]) end

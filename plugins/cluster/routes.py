@@ -13,13 +13,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Final, TypeAlias
 
-from penstock.broker.mqtt.topics import SHARE_PREFIX
+from penstock.broker.mqtt.topics import SHARE_PREFIX, parse_share
 
 Op: TypeAlias = tuple[str, int]
 """A topic filter, and how many members it has from now on: 1 for a plain one, 0 for none."""
 
 UNROUTED: Final = ("$SYS/", "$queue/")
 """What begins so is each node's own."""
+
+
+def is_routed(topic_filter: str) -> bool:
+    """Say whether other nodes have messages for a filter."""
+    if topic_filter.startswith(SHARE_PREFIX):
+        topic_filter = parse_share(topic_filter).topic_filter
+    return not topic_filter.startswith(UNROUTED)
 
 
 class OwnRoutes:

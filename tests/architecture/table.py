@@ -260,8 +260,11 @@ PLUGIN_ADAPTERS: Final = frozenset(
         "plugins.cluster.forwarder",
         "plugins.cluster.frames",  # names the property of messages for shared subscriptions
         "plugins.cluster.inbox",
+        "plugins.cluster.node",
         "plugins.cluster.node_sink",
         "plugins.cluster.node_wills",
+        "plugins.cluster.owners",
+        "plugins.cluster.plugin",
         "plugins.cluster.retained",
         "plugins.cluster.shared",
         "plugins.console.api",
@@ -282,6 +285,11 @@ PLUGIN_ADAPTERS: Final = frozenset(
 """The modules of plugins that alone touch `broker.extensions` and `broker.access_control`."""
 
 PLUGIN_IO: Final = PLUGIN_ADAPTERS | {
+    "plugins.cluster.announcer",
+    "plugins.cluster.engine",
+    "plugins.cluster.members",
+    "plugins.cluster.notes",
+    "plugins.cluster.policy_digests",
     "plugins.access.__main__",
     "plugins.access.passwd",
     "plugins.access.fair_queue",

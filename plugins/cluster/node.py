@@ -1,0 +1,383 @@
+"""One broker as a node of a cluster: its parts, and what they tell each other."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import json
+import os
+import socket
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.broker.counters import Metric, Sample
+from penstock.broker.errors import PenstockError
+from penstock.broker.events import (
+    Callbacks,
+    ClientSubscribed,
+    ClientUnsubscribed,
+    SessionEnded,
+)
+from penstock.broker.extensions import (
+    LOCAL_CLIENT_PREFIX,
+    LocalClients,
+    PluginContext,
+    SinkRoutes,
+)
+from penstock.broker.mqtt.topics import SHARE_PREFIX
+from penstock.plugins.cluster.announcer import Announcer
+from penstock.plugins.cluster.engine import ClusterEngine
+from penstock.plugins.cluster.inbox import Inbox
+from penstock.plugins.cluster.members import Listener, Members
+from penstock.plugins.cluster.node_sink import NodeSink
+from penstock.plugins.cluster.notes import Notes
+from penstock.plugins.cluster.owners import Owners
+from penstock.plugins.cluster.policy_digests import differences, policy_digests
+from penstock.plugins.cluster.retained import RetainedSink
+from penstock.plugins.cluster.routes import OtherRoutes, OwnRoutes, is_routed
+from penstock.plugins.cluster.shared import Groups
+from penstock.plugins.redis.errors import StorageError
+from penstock.plugins.redis.server import redis_server
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from penstock.plugins.cluster.config import ClusterConfig
+
+APPLIED: Final = "applied"
+"""A note: the teller has taken the changes of an epoch up to a number."""
+
+_OF_THE_BROKER: Final = f"{LOCAL_CLIENT_PREFIX}$"
+"""Local clients whose names begin so are a broker's own, and so are their subscriptions."""
+
+
+class Node:
+    """Puts the parts together.
+
+    Args:
+        config: the keys of the plugin.
+        name: of the node.
+        context: the parts of the broker.
+        routes: the broker's sinks.
+        clients: connects local clients.
+
+    Attributes:
+        engine: of the cluster.
+        owners: knows which clients this node has.
+        callbacks: the callbacks of events.
+        retained: the sink of retained messages.
+        members: the nodes.
+        others: their routes.
+        sinks: of the other members.
+        announcer: tells them of this node's routes.
+        inbox: what they have sent.
+    """
+
+    def __init__(
+        self,
+        config: ClusterConfig,
+        name: str,
+        context: PluginContext,
+        routes: SinkRoutes,
+        clients: LocalClients,
+    ) -> None:
+        self._routes = routes
+        self._clients = clients
+        self._context = context
+        self._logger = context.logger
+        self._policy = policy_digests(context.policy_file)
+        self._is_counting = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._groups: Groups | None = None
+        self._inbox_reading: asyncio.Task[None] | None = None
+        self.name = name
+        self.inbox: Inbox | None = None
+        self.sinks: dict[str, NodeSink] = {}
+        self.engine = ClusterEngine(redis_server(config.redis), config.name, name, self._logger)
+        self.own = OwnRoutes()
+        self.others = OtherRoutes(self._routed)
+        self.announcer = Announcer(self.engine, self.own)
+        self._notes = Notes(self.engine, self.others.members, self._logger)
+        self._notes.heard[APPLIED] = self._confirmed
+        self.owners = Owners(self.engine, self.others, self.announcer, self._notes, self._release)
+        self.retained = RetainedSink(self._retain, clients, context.clock, self._logger)
+        listener = Listener(
+            beaten=self.announcer.beaten,
+            joined=self._joined,
+            left=self._left,
+            applied=self._applied,
+            retained=self._retained,
+            all_retained=self._all_retained,
+            duty=self._do_duty,
+            fenced=self._fenced,
+            joined_anew=self._begin_epoch,
+        )
+        self.members = Members(
+            self.engine, self.others, listener, self._info(), context.clock, self._logger
+        )
+        self.callbacks = Callbacks(
+            client_subscribed=(self._subscribed,),
+            client_unsubscribed=(self._unsubscribed,),
+            session_ended=(self._session_ended,),
+        )
+
+    def _info(self) -> str:
+        return json.dumps(
+            {
+                "version": importlib.metadata.version("penstock-mqtt"),
+                "since": int(time.time()),
+                "host": socket.gethostname(),
+                "process": os.getpid(),
+                "policy": self._policy,
+            }
+        )
+
+    # -- start and end -----------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Become a member whom others do not see yet.
+
+        Raises:
+            EngineStartError: the servers cannot be used, or another broker has this node's name.
+            StorageError: they refuse.
+        """
+        loop = asyncio.get_running_loop()
+        await self.engine.open()
+        await self.members.join()
+        self._groups = Groups(self.name, self.sinks, self._routes, loop)
+        self.inbox = Inbox(
+            self._clients, self._delete, self._hear_nothing, self._groups.give_back, self._logger
+        )
+        self.members.start()
+
+    async def serve(self) -> None:
+        """Take what the others have, and show this node to them.
+
+        Raises:
+            StorageError: the servers refuse.
+        """
+        self._is_counting = True
+        clients: set[str] = set()
+        for client_id, topic_filter in self._clients.all_subscriptions():
+            self._count(client_id, topic_filter, self.own.subscribed)
+            if not client_id.startswith(LOCAL_CLIENT_PREFIX):
+                clients.add(client_id)
+        self._begin_epoch()
+        await self.members.announce()
+        self._in_background(self.owners.restored(clients), "sessions")
+
+    def _begin_epoch(self) -> None:
+        """Begin what is for the epoch that the node has got."""
+        self._notes.start()
+        self.announcer.start()
+        self._stop_reading()
+        assert self.inbox is not None  # noqa: S101 (made at the start)
+        reading = self.inbox.follow(self.engine.inbox_reader())
+        self._inbox_reading = asyncio.create_task(reading, name="penstock-cluster inbox")
+
+    def _stop_reading(self) -> None:
+        if self._inbox_reading is not None:
+            self._inbox_reading.cancel()
+            self._inbox_reading = None
+
+    async def _fenced(self) -> None:
+        """End what belongs to an epoch that has ended."""
+        self.announcer.stop()
+        self._notes.stop()
+        self._stop_reading()
+        await self.owners.fenced()
+
+    async def close(self) -> None:
+        """Leave the cluster; may be called again."""
+        self._is_counting = False
+        self.announcer.close()
+        await self.owners.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._stop_reading()
+        if self.inbox is not None:
+            await self.inbox.close()
+        if self._groups is not None:
+            self._groups.close()
+        await self.members.close()
+        self._notes.stop()
+        for sink in self.sinks.values():
+            sink.close()
+        await self.engine.close()
+
+    def _in_background(self, work: Awaitable[None], name: str) -> None:
+        task = asyncio.create_task(self._logged(work, name), name=f"penstock-cluster {name}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _logged(self, work: Awaitable[None], name: str) -> None:
+        try:
+            await work
+        except PenstockError as error:
+            self._logger.warning("%s: %s", name, error)
+
+    # -- what this node's clients do ---------------------------------------------------------------
+
+    def _subscribed(self, event: ClientSubscribed) -> None:
+        if event.is_new and self._is_counting:
+            self._count(event.session.client_id, event.topic_filter, self.announcer.subscribed)
+
+    def _unsubscribed(self, event: ClientUnsubscribed) -> None:
+        if self._is_counting:
+            self._count(event.session.client_id, event.topic_filter, self.announcer.unsubscribed)
+
+    def _session_ended(self, event: SessionEnded) -> None:
+        client_id = event.session.client_id
+        if self._is_counting:
+            for topic_filter in event.topic_filters:
+                self._count(client_id, topic_filter, self.announcer.unsubscribed)
+        self.owners.ended(client_id)
+
+    def _count(self, client_id: str, topic_filter: str, note: Callable[[str], object]) -> None:
+        if client_id.startswith(_OF_THE_BROKER) or not is_routed(topic_filter):
+            return
+        note(topic_filter)
+        if topic_filter.startswith(SHARE_PREFIX) and self._groups is not None:
+            n_members = self.own.counts.get(topic_filter, 0)
+            self._groups.change(topic_filter, self.name, n_members)
+
+    def _release(self, client_id: str, reason_code: int) -> None:
+        self._clients.release(client_id, reason_code)
+
+    def _retain(self, topic: str, data: bytes) -> asyncio.Future[Any]:
+        return self.engine.retain(topic, data)
+
+    # -- what other nodes do -----------------------------------------------------------------------
+
+    def _joined(self, node: str, epoch: int, info: str) -> None:
+        assert self._groups is not None  # noqa: S101 (made at the start)
+        sink = NodeSink(
+            node,
+            partial(self.engine.put, node, epoch),
+            self._groups.give_back,
+            asyncio.get_running_loop(),
+            self._context.clock,
+        )
+        self.sinks[node] = sink
+        self._routes.add(sink)
+        self.announcer.joined(node, self.members.own_number)
+        told = differences(self._policy, _policy_of(info))
+        if told:
+            self._logger.warning(
+                "node %s has other values than this one in its policy file: %s", node, told
+            )
+
+    def _left(self, node: str, epoch: int) -> None:
+        self.announcer.left(node)
+        self.owners.left(node, epoch)
+        sink = self.sinks.pop(node, None)
+        if sink is not None:
+            self._routes.remove(sink)
+            sink.close()
+        if self._groups is not None:
+            self._groups.left(node)
+        if self.inbox is not None:
+            self._in_background(self.inbox.forget(node), node)
+        self._in_background(self.engine.fence(node, epoch), node)
+
+    def _routed(self, node: str, topic_filter: str, n_members: int) -> None:
+        """Take a change of another node's routes."""
+        if topic_filter.startswith(SHARE_PREFIX):
+            if self._groups is not None:
+                self._groups.change(topic_filter, node, n_members)
+            return
+        sink = self.sinks.get(node)
+        if sink is None:
+            return
+        if n_members:
+            self._routes.add_filter(sink, topic_filter)
+        else:
+            self._routes.remove_filter(sink, topic_filter)
+
+    def _applied(self, node: str, epoch: int, number: int) -> None:
+        self._notes.tell(node, APPLIED, epoch, number)
+
+    def _confirmed(self, node: str, epoch: int, number: int) -> None:
+        if epoch == self.engine.epoch:
+            self.announcer.confirm(node, number)
+
+    def _retained(self, topic: str, data: bytes, is_own: bool) -> None:  # noqa: FBT001
+        if is_own:
+            self.retained.own_seen(topic)
+        else:
+            self.retained.follow(topic, data)
+
+    async def _all_retained(self, found: AsyncIterator[list[tuple[str, bytes]]]) -> None:
+        self.retained.restart()
+        topics: set[str] = set()
+        async for some in found:
+            for topic, data in some:
+                topics.add(topic)
+                self.retained.follow(topic, data)
+            await asyncio.sleep(0)
+        await self.retained.keep_only(topics)
+
+    async def _do_duty(self, node: str, epoch: int) -> None:
+        """Do what a node that has died cannot do any more."""
+
+    def _delete(self, entry_ids: Sequence[bytes], n_bytes: int) -> None:
+        try:
+            self.engine.delete(entry_ids, n_bytes).add_done_callback(_heed)
+        except StorageError:  # the engine is closed
+            return
+
+    def _hear_nothing(self, origin: str, kind: int, body: bytes) -> None:
+        """Notes do not come by the inbox."""
+
+    # -- reports -----------------------------------------------------------------------------------
+
+    def problem(self) -> str:
+        """Return why other nodes cannot be reached now; "" where they can."""
+        return self.engine.failure or self.announcer.failure
+
+    def figures(self) -> Iterator[Metric]:
+        """Yield figures of the cluster as this node has it."""
+        others = self.others.members
+        gauges: Mapping[str, tuple[str, float]] = {
+            "nodes": ("Members of the cluster, this one included.", len(others) + 1),
+            "own_routes": ("Topic filters of this node's sessions.", len(self.own.counts)),
+            "clients_owned": ("Clients that this node has.", len(self.owners.owned)),
+            "engine_reached": ("1 while beats are answered in time.", self.members.is_steady),
+        }
+        for name, (told, value) in gauges.items():
+            yield Metric(name, "gauge", told, [Sample({}, float(value))])
+        yield Metric(
+            "routes",
+            "gauge",
+            "Topic filters of other nodes.",
+            [Sample({"node": node}, len(one.routes)) for node, one in others.items()],
+        )
+        counters = {
+            "clients_taken": ("Clients that another node had.", self.owners.n_taken),
+            "clients_given": ("Clients that another node has taken.", self.owners.n_given),
+            "snapshots": ("How often the state of the cluster was read.", self.members.n_snapshots),
+        }
+        if self.inbox is not None:
+            counters["inbox_entries"] = "Entries read from the inbox.", self.inbox.n_entries
+            counters["inbox_messages"] = "Messages in them.", self.inbox.n_messages
+            counters["inbox"] = "Bytes of them.", self.inbox.n_bytes
+        for name, (told, n) in counters.items():
+            unit = "_bytes_total" if name == "inbox" else "_total"
+            yield Metric(f"{name}{unit}", "counter", told, [Sample({}, n)])
+
+
+def _policy_of(info: str) -> dict[str, str]:
+    try:
+        found: dict[str, str] = json.loads(info).get("policy", {})
+    except (ValueError, AttributeError):
+        return {}
+    return found
+
+
+def _heed(call: asyncio.Future[Any]) -> None:
+    """Take the error of a call that nobody waits for."""
+    if not call.cancelled():
+        call.exception()

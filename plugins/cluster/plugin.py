@@ -1,0 +1,100 @@
+"""The plugin `cluster`: several brokers are one broker, by way of Redis or Valkey servers.
+
+Theory of operation. `penstock.plugins.cluster.node` puts the parts together. Other nodes are route
+targets of this broker's topic tree (`node_sink`); what they send comes from the own inbox
+(`inbox`). Who is there, who subscribes to what, and what is retained stands in the engine
+(`members`, `routes`, `retained`), as does which node has which client (`owners`).
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+from penstock.broker.config.key_types import NAME_ALLOWED, NAME_FORM
+from penstock.broker.counters import Metric
+from penstock.broker.errors import ConfigError, ConfigProblem
+from penstock.broker.extensions import Plugin, PluginContext
+from penstock.plugins.cluster.config import ClusterConfig
+
+if TYPE_CHECKING:
+    from penstock.plugins.cluster.node import Node
+
+KEY: Final = "plugins.cluster"
+"""The key of the plugin in the policy file."""
+_OPEN_FILES: Final = 16
+
+
+class ClusterPlugin(Plugin):
+    """`cluster` in a policy file.
+
+    Attributes:
+        node: this broker as a node.
+    """
+
+    Config = ClusterConfig
+    config: ClusterConfig
+
+    def __init__(self, config: ClusterConfig, context: PluginContext) -> None:
+        super().__init__(config, context)
+        if context.is_proxy or context.sink_routes is None or context.local_clients is None:
+            raise _wrong(context, KEY, "in a proxy's file", "in that of a broker")
+        self.node = _node(config, context)
+        self.has_local_clients = True
+        self.open_files = _OPEN_FILES
+        self.sinks = [self.node.retained]
+        self.session_owner = self.node.owners
+        self.callbacks = self.node.callbacks
+
+    async def start(self) -> None:
+        """Join the cluster.
+
+        Raises:
+            EngineStartError: the servers cannot be used, or another broker has this node's name.
+        """
+        try:
+            await self.node.start()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def restored(self) -> None:
+        """Take what the others have, before any client comes."""
+        await self.node.serve()
+
+    async def problem(self) -> str:
+        """Return why other nodes cannot be reached now; "" where they can."""
+        return self.node.problem()
+
+    def figures(self) -> Iterator[Metric]:
+        """Yield figures of the cluster as this node has it; see `Plugin`."""
+        return self.node.figures()
+
+    async def close(self) -> None:
+        """Leave the cluster; may be called again."""
+        await self.node.close()
+
+
+def _node(config: ClusterConfig, context: PluginContext) -> Node:
+    """Return this broker as a node.
+
+    Raises:
+        ConfigError: it has no name that can be one, or the package for Redis is not installed.
+    """
+    name = config.node or socket.gethostname()
+    if not NAME_FORM.fullmatch(name):
+        read = f"none, and the host name {name!r}"
+        raise _wrong(context, f"{KEY}.node", read, NAME_ALLOWED)
+    try:
+        from penstock.plugins.cluster.node import Node  # noqa: PLC0415 (of an extra)
+    except ModuleNotFoundError as error:
+        read = f"a cluster, and the package {error.name} is not installed"
+        raise _wrong(context, KEY, read, "pip install 'penstock-mqtt[redis]' brings it") from error
+    assert context.sink_routes is not None  # noqa: S101 (looked at before)
+    assert context.local_clients is not None  # noqa: S101 (the same)
+    return Node(config, name, context, context.sink_routes, context.local_clients)
+
+
+def _wrong(context: PluginContext, key: str, read: str, allowed: str) -> ConfigError:
+    return ConfigError(context.policy_file, [ConfigProblem(key, read, allowed)])

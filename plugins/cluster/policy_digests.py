@@ -1,0 +1,39 @@
+"""Digests of a policy file, by which nodes see that theirs differ."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+OF_A_NODE: Final = frozenset({"listeners", "log", "persistence", "pid_file", "plugins.cluster"})
+"""Keys that may differ."""
+
+
+def policy_digests(policy_file: str) -> dict[str, str]:
+    """Return a digest of each section of a file, by its keys; none where it cannot be read."""
+    try:
+        keys = yaml.safe_load(Path(policy_file).read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+    if not isinstance(keys, dict):
+        return {}
+    plugins = keys.pop("plugins", None)
+    sections: dict[str, Any] = {str(name): value for name, value in keys.items()}
+    if isinstance(plugins, dict):
+        sections |= {f"plugins.{name}": value for name, value in plugins.items()}
+    return {
+        name: hashlib.sha256(json.dumps(value, default=str).encode()).hexdigest()[:12]
+        for name, value in sections.items()
+        if name not in OF_A_NODE
+    }
+
+
+def differences(own: Mapping[str, str], other: Mapping[str, str]) -> str:
+    """Return the sections that differ, as text; "" for none."""
+    names = {*own, *other}
+    return ", ".join(sorted(name for name in names if own.get(name) != other.get(name)))
