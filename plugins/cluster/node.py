@@ -32,6 +32,7 @@ from penstock.plugins.cluster.engine import ClusterEngine
 from penstock.plugins.cluster.inbox import Inbox
 from penstock.plugins.cluster.members import Listener, Members
 from penstock.plugins.cluster.node_sink import NodeSink
+from penstock.plugins.cluster.node_wills import NodeWills
 from penstock.plugins.cluster.notes import Notes
 from penstock.plugins.cluster.owners import Owners
 from penstock.plugins.cluster.policy_digests import differences, policy_digests
@@ -68,6 +69,7 @@ class Node:
         owners: knows which clients this node has.
         callbacks: the callbacks of events.
         retained: the sink of retained messages.
+        wills: of this node's clients.
         members: the nodes.
         others: their routes.
         sinks: of the other members.
@@ -117,7 +119,10 @@ class Node:
         self.members = Members(
             self.engine, self.others, listener, self._info(), context.clock, self._logger
         )
+        self.wills = NodeWills(self.engine.keep_will, self._logger)
         self.callbacks = Callbacks(
+            client_connected=(self.wills.connected,),
+            client_disconnected=(self.wills.disconnected,),
             client_subscribed=(self._subscribed,),
             client_unsubscribed=(self._unsubscribed,),
             session_ended=(self._session_ended,),
@@ -147,9 +152,7 @@ class Node:
         await self.engine.open()
         await self.members.join()
         self._groups = Groups(self.name, self.sinks, self._routes, loop)
-        self.inbox = Inbox(
-            self._clients, self._delete, self._hear_nothing, self._groups.give_back, self._logger
-        )
+        self.inbox = Inbox(self._clients, self._delete, self._groups.give_back, self._logger)
         self.members.start()
 
     async def serve(self) -> None:
@@ -172,6 +175,7 @@ class Node:
         """Begin what is for the epoch that the node has got."""
         self._notes.start()
         self.announcer.start()
+        self.wills.keep_again()
         self._stop_reading()
         assert self.inbox is not None  # noqa: S101 (made at the start)
         reading = self.inbox.follow(self.engine.inbox_reader())
@@ -328,9 +332,6 @@ class Node:
             self.engine.delete(entry_ids, n_bytes).add_done_callback(_heed)
         except StorageError:  # the engine is closed
             return
-
-    def _hear_nothing(self, origin: str, kind: int, body: bytes) -> None:
-        """Notes do not come by the inbox."""
 
     # -- reports -----------------------------------------------------------------------------------
 
