@@ -218,9 +218,15 @@ def renumbered(packets: bytes, packet_id: int) -> bytes:
             length, start = read_variable_byte_integer(packets, position + 1)
         id_at = start + 2 + (packets[start] << 8 | packets[start + 1])
         stop = start + length
+        head = packets[position:id_at]
+        if not packets.startswith(head, stop):  # unlike its neighbour: no slices for one packet
+            out[id_at] = packet_id >> 8
+            out[id_at + 1] = packet_id & 0xFF
+            packet_id = packet_id + 1 if packet_id < MAX_PACKET_ID else 1
+            position = stop
+            continue
         n_bytes = stop - position
-        if stop < end:
-            stop = end_of_equal_heads(packets, packets[position:id_at], stop, n_bytes, end)
+        stop = end_of_equal_heads(packets, head, stop, n_bytes, end)
         n_left = (stop - position) // n_bytes
         while n_left:
             n = min(n_left, MAX_PACKET_ID + 1 - packet_id)
