@@ -569,8 +569,8 @@ class SinkRoutes(Protocol):
 class SessionOwner:
     """Says when this broker may have a client's session, where other brokers may have it, too.
 
-    As it is, the broker has every session at once. A method that returns None costs no wait. It is
-    not asked about `LocalClients`.
+    As it is, the broker has every session at once. A method that returns None costs no wait; it may
+    be ``async``, too. It is not asked about `LocalClients`.
     """
 
     def claim(
@@ -588,16 +588,20 @@ class SessionOwner:
             expiry_interval: seconds for which the session outlives its connection; None for ever.
 
         Returns:
-            What is awaited before the session is opened; None where it may be opened at once.
-            Raising a `PenstockError` refuses the client (Server unavailable), any other exception
-            is logged and does so, too.
+            What is awaited before the session is opened; None where it may be opened at once. What
+            a coroutine does last and the opening are one step: nothing comes between. The client
+            may have gone meanwhile.
+
+        Raises:
+            PenstockError: also from what is awaited: the client is refused (Server unavailable),
+                and told why. After any other exception, it is logged and refused.
         """
         return None
 
     def routed(self) -> Awaitable[None] | None:
         """Return what is awaited before SUBACK, so that subscriptions hold on every broker then.
 
-        It is asked once they are added. A `PenstockError` from it is logged, and SUBACK is sent.
+        It is asked once they are added. What it raises is logged, and SUBACK is sent.
         """
         return None
 
@@ -897,8 +901,8 @@ class LocalClients(Protocol):
     def release(self, client_id: str, reason_code: int) -> None:
         """Let go of a client that another broker has: close its connection and end its session.
 
-        Its will is published as when another connection takes it over. Nothing happens where the
-        client has no session.
+        Its will is published, as when another connection takes it over, but not one whose delay has
+        not passed. Nothing happens where the client has no session.
 
         Args:
             client_id: the Client Identifier.

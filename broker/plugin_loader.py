@@ -32,6 +32,7 @@ from penstock.broker.extensions import (
     PayloadStore,
     Plugin,
     PluginContext,
+    SessionOwner,
 )
 from penstock.broker.message import SizeClass
 from penstock.broker.plugin_guard import Guard
@@ -65,6 +66,7 @@ class LoadedPlugins:
         payload_store: the one payload store, or None.
         sinks: their message sinks, whose names are unique.
         sources: their message sources.
+        session_owner: the one session owner, or None.
         access: their access controls.
         authenticators: their authenticators, whose methods are unique.
         callbacks: their callbacks of events.
@@ -77,6 +79,7 @@ class LoadedPlugins:
     payload_store: PayloadStore | None = None
     sinks: tuple[MessageSink, ...] = ()
     sources: tuple[MessageSource, ...] = ()
+    session_owner: SessionOwner | None = None
     access: tuple[AccessControl, ...] = ()
     authenticators: tuple[Authenticator, ...] = ()
     callbacks: tuple[Callbacks, ...] = ()
@@ -299,6 +302,9 @@ def load_plugins(
         ),
         sinks=tuple(sink for one in plugins for sink in one.sinks),
         sources=tuple(source for one in plugins for source in one.sources),
+        session_owner=next(
+            (one.session_owner for one in plugins if one.session_owner is not None), None
+        ),
         access=tuple(one.access for one in plugins if one.access is not None),
         authenticators=tuple(which for one in plugins for which in one.authenticators),
         callbacks=tuple(one.callbacks for one in plugins if one.callbacks is not None),
@@ -373,6 +379,7 @@ def _with_place(error: Exception) -> str:
 
 _MAY_WAIT: Final[dict[type, frozenset[str]]] = {
     AccessControl: frozenset({"authenticate", "check_password", "authorize"}),
+    SessionOwner: frozenset({"claim", "routed"}),
 }
 """Methods of an extension point that may be asynchronous, by its base class."""
 
@@ -392,6 +399,7 @@ def _check_contracts(name: str, plugin: Plugin) -> None:
         (plugin.gate, DeliveryGate),
         (plugin.sampler, LinkSampler),
         (plugin.payload_store, PayloadStore),
+        (plugin.session_owner, SessionOwner),
         (plugin.access, AccessControl),
         (plugin.callbacks, Callbacks),
     ]
@@ -527,6 +535,8 @@ def _conflicts(made: Mapping[str, Plugin]) -> Iterator[ConfigProblem]:
             places.append("delivery gate")
         if plugin.payload_store is not None:
             places.append("payload store")
+        if plugin.session_owner is not None:
+            places.append("session owner")
         for what in places:
             if what in taken:
                 read = f"a second {what} beside that of {taken[what]}"

@@ -292,6 +292,7 @@ class Server:
             sources=plugins.sources,
             access=access,
             authenticators=plugins.authenticators,
+            session_owner=plugins.session_owner,
             callbacks=Callbacks.joined(
                 [
                     ClientLog(self._logger).callbacks,

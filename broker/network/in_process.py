@@ -13,6 +13,7 @@ withholding work as for any client.
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -21,6 +22,11 @@ from typing import TYPE_CHECKING, Any, Final
 from penstock.broker.errors import PenstockError
 from penstock.broker.extensions import LOCAL_CLIENT_PREFIX
 from penstock.broker.message import Message, SizeClass
+from penstock.broker.mqtt.enums import PacketType
+from penstock.broker.mqtt.expiry import expiry_time
+from penstock.broker.mqtt.reader import read_publish
+from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.mqtt.receive_buffer import read_remaining_length
 from penstock.broker.mqtt.topics import matches
 from penstock.broker.network.admission import Places
 from penstock.broker.network.new_connection import AcceptedConnection, Reception
@@ -32,6 +38,7 @@ from penstock.broker.sessions.lanes import lane_of
 
 if TYPE_CHECKING:
     from penstock.broker.network.loop_scheduler import LoopScheduler
+    from penstock.broker.sessions.broker_state import Core
 
 LISTENER: Final = "$local"
 """The listener of these clients; the policy file cannot give this name to another."""
@@ -515,11 +522,28 @@ class InProcessClients:
         self, packet: bytes, version: int, *, publisher: str = "", age: float = 0.0
     ) -> bool:
         """Take over what another broker retains; see `LocalClients.set_retained`."""
-        raise NotImplementedError
+        driver = self._driver
+        core, now = driver.core, driver.clock()
+        message = _retained_message(core, packet, version, publisher, now - age, now)
+        is_kept = False
+
+        def retain() -> None:
+            nonlocal is_kept
+            is_kept = message is not None and core.router.retain(message)
+
+        driver.take_turn(retain)
+        return is_kept
 
     def walk_retained(self) -> Iterator[Message]:
         """Yield what is retained; see `LocalClients.walk_retained`."""
-        raise NotImplementedError
+        retained, clock = self._driver.core.retained, self._driver.clock
+        special = [f"{level}/#" for level in retained.special_levels() if level[:4] != "$SYS"]
+        for topic_filter in ("#", *special):
+            walk = retained.walk(topic_filter)
+            while not walk.is_done:
+                message = walk.step(clock())
+                if message is not None:
+                    yield message
 
     def show_retained(self, prefix: str, show: Callable[[Message, int], Iterator[Message]]) -> None:
         """Send new subscriptions other forms of what is retained.
@@ -551,7 +575,9 @@ class InProcessClients:
 
     def release(self, client_id: str, reason_code: int) -> None:
         """Let go of a client that another broker has; see `LocalClients.release`."""
-        raise NotImplementedError
+        driver = self._driver
+        sessions, code = driver.core.sessions, ReasonCode(reason_code)
+        driver.take_turn(lambda: sessions.release(client_id, code, driver.clock()))
 
     def end_sessions(self, is_wanted: Callable[[str], bool]) -> Sequence[str]:
         """End sessions of local clients, and return their ids."""
@@ -572,3 +598,38 @@ class InProcessClients:
 
         driver.take_turn(end)
         return ended
+
+
+def _retained_message(
+    core: Core, packet: bytes, version: int, publisher: str, published_at: float, now: float
+) -> Message | None:
+    """Return the message of a PUBLISH packet that another broker retains.
+
+    Returns:
+        None where the payload store cannot keep it: the topic has no retained message then.
+
+    Raises:
+        PenstockError: the packet is not correct.
+    """
+    start, length = read_remaining_length(packet, 0)
+    if not start or start + length != len(packet) or packet[0] >> 4 != PacketType.PUBLISH:
+        raise PenstockError("retained message: allowed: one whole PUBLISH packet")
+    publish = read_publish(packet[0], packet[start:], version, sys.maxsize)
+    if "topic_alias" in publish.properties:
+        raise PenstockError("retained message: Topic Alias; allowed: a Topic Name")
+    threshold_s = core.threshold_s(publish.topic)
+    payload = core.guard.call(core.payload_store, core.keep, publish.payload, otherwise=None)
+    if payload is None:
+        core.retained.remove(publish.topic, by=publisher)
+        return None
+    return Message(
+        publish.topic,
+        payload,
+        qos=publish.qos,
+        retain=True,
+        arrived_at=now,
+        is_large=threshold_s is not None and len(payload) > threshold_s,
+        expires_at=expiry_time(publish.properties, published_at),
+        properties=publish.properties,
+        publisher=publisher,
+    )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from penstock.broker.access_control import NOT_JUDGED, Accepted, Admittance, ConnectAttempt, Refused
 from penstock.broker.config.capabilities import check_connect, connack_properties, redirection
 from penstock.broker.counters import count
-from penstock.broker.errors import ProtocolError
+from penstock.broker.errors import PenstockError, ProtocolError
 from penstock.broker.events import ClientConnected
 from penstock.broker.extensions import LOCAL_CLIENT_PREFIX, RELAY_CLIENT_PREFIX
 from penstock.broker.message import (
@@ -289,7 +289,8 @@ def let_in(
     """Give an authenticated client its session and its CONNACK.
 
     Returns:
-        What is still to be awaited, where the session was another user's; None where all is done.
+        What is still to be awaited, where the session was another user's or another broker's;
+        None where all is done.
 
     Raises:
         ProtocolError: the CONNACK is larger than the client's Maximum Packet Size, or the Client
@@ -325,7 +326,58 @@ def let_in(
     granted: _Granted = _new_tuple(
         _Granted, (client_id, username, keep_alive, expiry_interval, properties, lane)
     )
-    if not packet.clean_start and is_anothers(core, client_id, username, client.listener):
+    if core.claim is not None and not client.is_local:
+        try:
+            claimed = core.claim(
+                client_id, clean_start=packet.clean_start, expiry_interval=expiry_interval
+            )
+        except Exception as error:  # noqa: BLE001 (a plugin's fault is not its caller's)
+            _refuse_unclaimed(client, client_id, error, now)
+            return None
+        if claimed is not None:
+            return _claim_first(claimed, client, packet, accepted, granted, now)
+    return _open_own(client, packet, accepted, granted, now)
+
+
+async def _claim_first(
+    claimed: Awaitable[None],
+    client: Client,
+    packet: Connect,
+    accepted: Accepted,
+    granted: _Granted,
+    now: float,
+) -> None:
+    try:
+        await claimed
+    except Exception as error:  # noqa: BLE001 (a plugin's fault is not its caller's)
+        if not client.is_closing:
+            _refuse_unclaimed(client, granted.client_id, error, now)
+        return
+    if not client.is_closing:
+        rest = _open_own(client, packet, accepted, granted, now)
+        if rest is not None:
+            await rest
+
+
+def _refuse_unclaimed(client: Client, client_id: str, error: Exception, now: float) -> None:
+    """Refuse a client whose session this broker may not have, or cannot ask for."""
+    core = client.core
+    why = str(error)
+    if not isinstance(error, PenstockError):
+        core.guard.failed("session owner", error)
+        why = ""
+    count(core.counters.connections_refused, "session_owner")
+    core.logger.info("client %s: refused, %s, from %s", client_id, why or "no owner", client.peer())
+    client.refuse_connect(ReasonCode.SERVER_UNAVAILABLE, **explained(why))
+    client.end(now)
+
+
+def _open_own(
+    client: Client, packet: Connect, accepted: Accepted, granted: _Granted, now: float
+) -> Coroutine[Any, Any, None] | None:
+    """Open a session that this broker has; return the rest as `let_in`."""
+    client_id, username = granted.client_id, granted.username
+    if not packet.clean_start and is_anothers(client.core, client_id, username, client.listener):
         return _hand_over_first(client, packet, accepted, granted, now)
     _open(client, packet, accepted, granted, now)
     return None

@@ -170,13 +170,36 @@ async def _subscribe(
             codes.append(request.qos)
             run.append(request)
         _grant(client, run, subscription_id, sizes, granted)
+    is_granted = n_refused < len(wanted)
+    if is_granted and core.routed is not None and not client.is_local:
+        await core.guard.wait_for("session owner", core.routed, otherwise=None)
     suback = SubAck(packet.packet_id, tuple(codes), explained("; ".join(reasons)))
-    if n_refused < len(wanted):
-        client.sender.send_when_safe(suback)
-    else:
-        client.sender.send_packet(suback)
-    retained_delivery.subscribed(session, granted)
-    retained_delivery.begin(session, now)
+    _answer(client, suback, granted, now, is_granted=is_granted)
+
+
+def _answer(
+    client: Client,
+    suback: SubAck,
+    granted: list[retained_delivery.Granted],
+    now: float,
+    *,
+    is_granted: bool,
+) -> None:
+    """Acknowledge a SUBSCRIBE, and begin to send what is retained; the client may have gone.
+
+    Args:
+        client: that has subscribed.
+        suback: for it.
+        granted: the subscriptions that retained messages may be due for.
+        now: monotonic seconds.
+        is_granted: some subscription was added, and may have to be stored.
+    """
+    if not client.is_open:
+        return
+    send = client.sender.send_when_safe if is_granted else client.sender.send_packet
+    send(suback)
+    retained_delivery.subscribed(client.session, granted)
+    retained_delivery.begin(client.session, now)
 
 
 def _grant(

@@ -280,6 +280,10 @@ class RetainedMessages:
         if timer is not None:
             timer.cancel()
 
+    def special_levels(self) -> list[str]:
+        """Return those first levels of topics that begin with ``$``, which ``#`` leaves out."""
+        return [level for level in self._root.children if level.startswith("$")]
+
     def may_match(self, topic_filter: str) -> bool:
         """Say whether a walk is worth while: False where nothing that is retained matches.
 

@@ -284,11 +284,14 @@ class Router:
         """Return a message for one subscriber: the message itself, unless the store copies."""
         return message.with_payload(self._copy) if self._shared.copies_payloads else message
 
-    def retain(self, message: Message) -> None:
+    def retain(self, message: Message) -> bool:
         """Keep a message as its topic's retained one, or remove that by an empty payload.
 
         One beyond the limits is counted, and logged at growing intervals; its topic has no
         retained message then. Whoever can be told is asked to `retained.has_room` first.
+
+        Returns:
+            False where it was beyond the limits.
         """
         if not self._retained.set(message):
             self._shared.counters.retained_discarded += 1
@@ -300,10 +303,11 @@ class Router:
                     message.topic,
                     n_messages,
                 )
-            return
+            return False
         shared = self._shared
         if shared.callbacks.message_retained:
             shared.guard.tell(shared.callbacks.message_retained, MessageRetained(message))
+        return True
 
     def publish(self, message: Message, now: float, session: SessionView | None = None) -> None:
         """Publish a message without acknowledgement.

@@ -26,6 +26,7 @@ from penstock.broker.extensions import (
     MessageSink,
     MessageSource,
     PayloadStore,
+    SessionOwner,
     overridden,
 )
 from penstock.broker.message import ARRIVAL_SECONDS, Message
@@ -74,6 +75,8 @@ class Core(CoreContext):
         run_sinks: those of them that take runs.
         received: bytes that connections hold of incomplete packets and of topics with an alias.
         authenticators: methods of enhanced authentication, by name.
+        claim: `SessionOwner.claim`, or None where every session may be had at once.
+        routed: `SessionOwner.routed`, or None where subscriptions hold at once.
         logins: failed logins, and who has to wait after too many.
         ended: the sum of the ledgers of ended sessions.
         bans: who may not connect for a while.
@@ -111,6 +114,7 @@ class Core(CoreContext):
         sources: Sequence[MessageSource] = (),
         access: AccessControl | None = None,
         authenticators: Sequence[Authenticator] = (),
+        session_owner: SessionOwner | None = None,
         callbacks: Callbacks | None = None,
         session_expiry_limit: float | None = None,
         keep_alive_grace: float = 0.0,
@@ -132,6 +136,7 @@ class Core(CoreContext):
             sources: feed subscriptions of their own.
             access: None permits every client everything.
             authenticators: methods of enhanced authentication, each with its own name.
+            session_owner: None where every session may be had at once.
             callbacks: of events.
             session_expiry_limit: seconds; the most that a session outlives its connection.
             keep_alive_grace: seconds added to the time after which a silent client is gone.
@@ -153,6 +158,9 @@ class Core(CoreContext):
         self.sinks: tuple[MessageSink, ...] = ()
         self.run_sinks: frozenset[MessageSink] = frozenset()
         self.authenticators = {offered.method: offered for offered in authenticators}
+        owner = SessionOwner() if session_owner is None else session_owner
+        self.claim = overridden(owner.claim, SessionOwner.claim)
+        self.routed = overridden(owner.routed, SessionOwner.routed)
         self.new_client_id = new_client_id
         self.session_expiry_limit = session_expiry_limit
         self.keep_alive_grace = keep_alive_grace

@@ -129,14 +129,35 @@ class SessionRegistry:
             return session, True
         return self.create(client_id), False
 
+    def _client_of(self, session: Session) -> Client | None:
+        """Return the client whose connection a session has, or that is leaving it."""
+        leaving = self._leaving.get(session)
+        return leaving[0] if leaving is not None else session.client
+
+    def release(self, client_id: str, reason_code: ReasonCode, now: float) -> None:
+        """Close the connection of a client that another broker has, and end its session.
+
+        A will that is delayed is not published: the client is back [MQTT-3.1.3-9].
+        """
+        session = self._sessions.get(client_id)
+        if session is None:
+            return
+        client = self._client_of(session)
+        if client is not None:
+            client.close(reason_code, now)  # which may end the session
+        if session.will_timer is not None:
+            session.will_timer.cancel()
+            session.will_timer = None
+        self.set_will(session, None)
+        self.end(session, now)
+
     def take_over(self, session: Session, now: float) -> bool:
         """Close the connection that a session has, or that is leaving it, for another client's.
 
         Returns:
             True where there was one; its end may have ended the session.
         """
-        leaving = self._leaving.get(session)
-        client = leaving[0] if leaving is not None else session.client
+        client = self._client_of(session)
         if client is None:
             return False
         peer = f"{client.remote_address}:{client.remote_port}"

@@ -5,10 +5,17 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
+from penstock.broker.errors import PenstockError
+from penstock.broker.events import Callbacks, MessageRetained
 from penstock.broker.mqtt.packets import (
     ConnAck,
     Connect,
+    Disconnect,
     Packet,
+    PingReq,
+    PingResp,
     PubAck,
     PubComp,
     Publish,
@@ -297,3 +304,53 @@ async def test_an_aborted_connection_drops_what_was_not_received() -> None:
     a.abort()
     await turns()
     assert (of_a.told, of_b.told) == ([None], [None])
+
+
+async def test_what_another_broker_retains_is_taken_over_and_walked() -> None:
+    """Those who have subscribed get none of it; callbacks and later subscribers do."""
+    async with serving() as server, await connected(port_of(server), "early") as early:
+        await early.subscribe("#", 1)
+        clients, core = local_clients(server), driver_of(server).core
+        told: list[MessageRetained] = []
+        core.tell(Callbacks(message_retained=(told.append,)))
+        lasting = {"message_expiry_interval": 60, "user_property": [("k", "v")]}
+        for topic, version, properties in (("a", 4, {}), ("$b/c", 5, lasting), ("d", 5, {})):
+            packet = write_packet(
+                Publish(topic, b"x", 1, packet_id=7, properties=properties), version
+            )
+            assert clients.set_retained(packet, version, publisher="p", age=50.0)
+        assert clients.set_retained(write_packet(Publish("d"), 4), 4)
+        walked = {message.topic: message for message in clients.walk_retained()}
+        assert set(walked) == {"a", "$b/c"}
+        assert (walked["a"].payload, walked["a"].qos, walked["a"].publisher) == (b"x", 1, "p")
+        assert [event.message.topic for event in told] == ["a", "$b/c", "d", "d"]
+        await early.send(PingReq())
+        await early.take(PingResp)
+        async with await connected(port_of(server), "late") as late:
+            await late.subscribe("$b/#", 1)
+            message = await late.take(Publish)
+        assert message.retain
+        assert message.properties["user_property"] == [("k", "v")]
+        assert 0 < message.properties["message_expiry_interval"] <= 10
+
+
+async def test_a_retained_message_that_is_no_packet_is_refused() -> None:
+    """What is wrong with it is said."""
+    async with serving() as server:
+        clients = local_clients(server)
+        good = write_packet(Publish("a", b"x"), 4)
+        for bad in (b"", good[:-1], good + b"x", b"\xc0\0", b"\x30\x03\0\x01#"):
+            with pytest.raises(PenstockError):
+                clients.set_retained(bad, 4)
+        alias = write_packet(Publish("a", b"x", properties={"topic_alias": 1}), 5)
+        with pytest.raises(PenstockError, match="Topic Alias"):
+            clients.set_retained(alias, 5)
+
+
+async def test_a_client_is_let_go_to_another_broker() -> None:
+    """It is told so; its session ends."""
+    async with serving() as server, await connected(port_of(server), "roamer") as roamer:
+        local_clients(server).release("nobody", ReasonCode.SESSION_TAKEN_OVER)
+        local_clients(server).release("roamer", ReasonCode.SESSION_TAKEN_OVER)
+        assert (await roamer.take(Disconnect)).reason_code == ReasonCode.SESSION_TAKEN_OVER
+        assert driver_of(server).core.sessions.get("roamer") is None
