@@ -158,23 +158,7 @@ class OffsetError(PenstockError):
 
 @dataclass(frozen=True, slots=True)
 class GroupSpec:
-    """Settings of a group.
-
-    Attributes:
-        kind: `lease` for receivers that settle single messages, `offsets` for readers that commit
-            positions.
-        start: where the group begins when it is created.
-        topics: MQTT topic filters; what matches none is settled for the group unseen. None for all.
-        group_expiry_seconds: time without any request of the group after which it is deleted; None
-            for never.
-        visibility_timeout: seconds for which a received message is invisible to others.
-        order: `key` delivers the messages of a key in the order in which they were stored, a later
-            one in the answer of the earlier or after it is settled; `any` does not wait.
-        max_receives: how often a message is received before it becomes a dead letter; None for any
-            number.
-        dead_letter_queue: logical queue that dead letters go to; None to drop and count them.
-        max_leased_messages: messages that may be leased at a time.
-    """
+    """Settings of a group, as `penstock.plugins.queue.config.GroupConfig` describes them."""
 
     kind: Literal["lease", "offsets"] = "lease"
     start: Start = "earliest"
@@ -191,30 +175,10 @@ class GroupSpec:
 class QueueSpec:
     """Settings of a logical queue.
 
+    `penstock.plugins.queue.config.LogicalQueueConfig` describes them. From `topics` on they mean
+    nothing to an engine, but for `groups`; nor does `drop_newest`, which is `refuse` to it.
+
     Attributes:
-        physical_queues: number of physical queues for new messages. When it is reduced, the surplus
-            ones are still read until they are empty.
-        key: what the key of a message is: ``topic`` for its whole topic, ``topic:N`` for its level
-            N from 0, ``publisher`` for the Client Identifier, ``property:NAME`` for a user
-            property; None for a queue without keys. The messages of a key are in one physical
-            queue.
-        max_messages: messages that the queue may hold; None for any number.
-        max_bytes: payload bytes that it may hold; None for any number.
-        retention_seconds: age at which a message leaves, read or not; None for never.
-        delay_seconds: time from the arrival of a message until it can be received.
-        deduplication_seconds: window of deduplication identifiers.
-        keeps_last: of each key, only the newest message is kept.
-        when_full: `refuse` new messages, or `drop_oldest` to remove the oldest ones, read or not;
-            `drop_newest` is `refuse` for the engine.
-        topics: MQTT topic filters whose messages the queue takes; nothing to the engine.
-        sizes: size class of these messages; nothing to the engine.
-        sqs_body: how Amazon SQS clients see payloads; nothing to the engine, as are all below.
-        dequeue: name of the dequeue strategy.
-        sleep_time: seconds between two retries of `rds`, or two polls of `pms`.
-        max_queues_per_dequeue: physical queues that a request tries in a round.
-        n_max: most messages of one receive.
-        max_wait_seconds: longest time for which a client may ask to have its request held.
-        max_waiting_requests: requests of a group that may be held at a time.
         tags: texts by name.
         groups: declared groups by name, which the engine creates.
     """
