@@ -241,11 +241,12 @@ class ClusterEngine:
         return self._of_cluster("change", self.node, self.epoch, number, *words, is_stored=True)
 
     def retain(self, topic: str, data: bytes) -> asyncio.Future[Any]:
-        """Set what is retained in a topic; b"" clears it. The future is done once that is safe."""
-        number = self._number("retained")
-        return self._of_cluster(
-            "retain", self.node, self.epoch, number, topic, data, is_stored=True
-        )
+        """Set what is retained in a topic; b"" clears it. The future is done once that is safe.
+
+        It waits for a server however long that takes.
+        """
+        words = (self.node, self.epoch, self._number("retained"), topic, data)
+        return self.calls.call("retain", (self.base,), *words, is_stored=True, is_kept=True)
 
     async def last_change(self) -> tuple[bytes, dict[str, int]]:
         """Return the identifier of the newest change, and each member's number of its newest one.
@@ -285,11 +286,12 @@ class ClusterEngine:
     def put(self, node: str, epoch: int, data: bytes) -> asyncio.Future[int]:
         """Put data into a member's inbox, once; the answer is the bytes in it.
 
-        Without data it asks for that alone.
+        Without data it asks for that alone. It waits for a server however long that takes.
         """
         key = self.node_key(node, epoch)
         number = self._number(key) if data else 0
-        return self._call("put", key, self.node, self.epoch, number, data, is_stored=bool(data))
+        words = (self.node, self.epoch, number, data)
+        return self.calls.call("put", (key,), *words, is_stored=bool(data), is_kept=bool(data))
 
     def delete(self, entry_ids: Sequence[bytes], n_bytes: int) -> asyncio.Future[int]:
         """Delete entries of the own inbox, which had so many bytes; the answer is what is left."""

@@ -17,6 +17,7 @@ from typing import Final
 from penstock.broker.counters import count
 from penstock.broker.extensions import LocalClients
 from penstock.broker.plugin_guard import is_logged
+from penstock.plugins.cluster.engine import origin_of
 from penstock.plugins.cluster.forwarder import Forwarder
 from penstock.plugins.cluster.frames import Frame, FrameError, read_frames
 from penstock.plugins.cluster.node_sink import Give
@@ -145,24 +146,47 @@ class Inbox:
         self._has_room.set()
 
     async def follow(self, reader: StreamReader) -> None:
-        """Take entries as they come, until this is cancelled.
+        """Take entries as they come, until this is cancelled; the reader is then closed.
 
-        After a lost connection it begins at the start: where another server has taken over, entries
-        that are new may have identifiers that are lower than those of earlier ones.
+        It begins at the start, also after a lost connection: where another server has taken over,
+        entries that are new may have identifiers that are lower than those of earlier ones.
+
+        Args:
+            reader: of the inbox of an epoch of this node. In each epoch, origins number entries
+                from the first on.
         """
+        for source in self._origins.values():
+            source.last = (0, 0)
         after, n_connections = FROM_START, 0
-        while True:
-            await self._has_room.wait()
-            entries = await reader.read(after, MOST_READ)
-            if reader.n_connections != n_connections:
-                n_connections = reader.n_connections
-                if after != FROM_START:
-                    after = FROM_START
-                    continue
-            for entry_id, fields in entries:
-                origin, epoch, number = fields[0].decode().split(" ")
-                self.take(entry_id, origin, int(epoch), int(number), fields[1])
-                after = entry_id
+        try:
+            while True:
+                await self._has_room.wait()
+                entries = await reader.read(after, MOST_READ)
+                if reader.n_connections != n_connections:
+                    n_connections = reader.n_connections
+                    if after != FROM_START:
+                        after = FROM_START
+                        continue
+                for entry_id, fields in entries:
+                    self._take_fields(entry_id, fields)
+                    after = entry_id
+        finally:
+            await reader.close()
+
+    def _take_fields(self, entry_id: bytes, fields: Sequence[bytes]) -> None:
+        try:
+            origin = origin_of(fields)
+        except ValueError as error:
+            self._unreadable(entry_id, len(fields[1]), "an unknown node", error)
+        else:
+            self.take(entry_id, *origin, fields[1])
+
+    def _unreadable(self, entry_id: bytes, n_bytes: int, node: str, error: Exception) -> None:
+        """Drop an entry; it would stay in the way."""
+        count(self.dropped, "unreadable")
+        if is_logged(self.dropped["unreadable"]):
+            self._logger.error("an entry of the inbox, by %s, is dropped: %s", node, error)
+        self._free(entry_id, n_bytes)
 
     def take(self, entry_id: bytes, origin: str, epoch: int, number: int, data: bytes) -> None:
         """Take an entry, which may have been read before.
@@ -188,12 +212,7 @@ class Inbox:
         try:
             frames = list(read_frames(data))
         except FrameError as error:
-            count(self.dropped, "unreadable")
-            if is_logged(self.dropped["unreadable"]):
-                self._logger.error(  # noqa: TRY400 (the message says it all)
-                    "cluster: an entry of the node %s is dropped: %s", origin, error
-                )
-            self._free(entry_id, len(data))
+            self._unreadable(entry_id, len(data), f"node {origin}", error)
             return
         n_messages = sum(frame.n_messages for frame in frames)
         if not n_messages:

@@ -9,6 +9,7 @@ import os
 import socket
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,6 +31,7 @@ from penstock.broker.mqtt.topics import SHARE_PREFIX
 from penstock.plugins.cluster.announcer import Announcer
 from penstock.plugins.cluster.engine import ClusterEngine
 from penstock.plugins.cluster.inbox import Inbox
+from penstock.plugins.cluster.inheritance import Inheritance
 from penstock.plugins.cluster.members import Listener, Members
 from penstock.plugins.cluster.node_sink import NodeSink
 from penstock.plugins.cluster.node_wills import NodeWills
@@ -54,6 +56,10 @@ _OF_THE_BROKER: Final = f"{LOCAL_CLIENT_PREFIX}$"
 """Local clients whose names begin so are a broker's own, and so are their subscriptions."""
 
 
+_FINISH_SECONDS: Final = 2.0
+"""For so long a node that ends waits for the engine to have what is for other nodes."""
+
+
 class Node:
     """Puts the parts together.
 
@@ -72,9 +78,11 @@ class Node:
         wills: of this node's clients.
         members: the nodes.
         others: their routes.
-        sinks: of the other members.
+        sinks: of all members by their names; that of this node is no route target: it takes
+            messages for own members of shared subscriptions that other nodes could not deliver.
         announcer: tells them of this node's routes.
         inbox: what they have sent.
+        inheritance: does what dead nodes cannot do any more.
     """
 
     def __init__(
@@ -96,6 +104,7 @@ class Node:
         self._inbox_reading: asyncio.Task[None] | None = None
         self.name = name
         self.inbox: Inbox | None = None
+        self.inheritance: Inheritance | None = None
         self.sinks: dict[str, NodeSink] = {}
         self.engine = ClusterEngine(redis_server(config.redis), config.name, name, self._logger)
         self.own = OwnRoutes()
@@ -153,6 +162,7 @@ class Node:
         await self.members.join()
         self._groups = Groups(self.name, self.sinks, self._routes, loop)
         self.inbox = Inbox(self._clients, self._delete, self._groups.give_back, self._logger)
+        self.inheritance = Inheritance(self.engine, self._groups, self._clients)
         self.members.start()
 
     async def serve(self) -> None:
@@ -177,6 +187,10 @@ class Node:
         self.announcer.start()
         self.wills.keep_again()
         self._stop_reading()
+        old = self.sinks.pop(self.name, None)
+        self.sinks[self.name] = self._sink(self.name, self.engine.epoch)
+        if old is not None:
+            old.close()
         assert self.inbox is not None  # noqa: S101 (made at the start)
         reading = self.inbox.follow(self.engine.inbox_reader())
         self._inbox_reading = asyncio.create_task(reading, name="penstock-cluster inbox")
@@ -202,14 +216,17 @@ class Node:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._stop_reading()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_FINISH_SECONDS):
+                await asyncio.gather(*(sink.finish() for sink in self.sinks.values()))
         if self.inbox is not None:
             await self.inbox.close()
+        if self.inheritance is not None:
+            self.inheritance.close()
         if self._groups is not None:
             self._groups.close()
         await self.members.close()
         self._notes.stop()
-        for sink in self.sinks.values():
-            sink.close()
         await self.engine.close()
 
     def _in_background(self, work: Awaitable[None], name: str) -> None:
@@ -256,16 +273,15 @@ class Node:
 
     # -- what other nodes do -----------------------------------------------------------------------
 
-    def _joined(self, node: str, epoch: int, info: str) -> None:
+    def _sink(self, node: str, epoch: int) -> NodeSink:
+        """Return what puts messages into a node's inbox."""
         assert self._groups is not None  # noqa: S101 (made at the start)
-        sink = NodeSink(
-            node,
-            partial(self.engine.put, node, epoch),
-            self._groups.give_back,
-            asyncio.get_running_loop(),
-            self._context.clock,
-        )
-        self.sinks[node] = sink
+        put = partial(self.engine.put, node, epoch)
+        loop = asyncio.get_running_loop()
+        return NodeSink(node, put, self._groups.give_back, loop, self._context.clock)
+
+    def _joined(self, node: str, epoch: int, info: str) -> None:
+        sink = self.sinks[node] = self._sink(node, epoch)
         self._routes.add(sink)
         self.announcer.joined(node, self.members.own_number)
         told = differences(self._policy, _policy_of(info))
@@ -326,6 +342,8 @@ class Node:
 
     async def _do_duty(self, node: str, epoch: int) -> None:
         """Do what a node that has died cannot do any more."""
+        assert self.inheritance is not None  # noqa: S101 (made at the start)
+        await self.inheritance.take(node, epoch)
 
     def _delete(self, entry_ids: Sequence[bytes], n_bytes: int) -> None:
         try:

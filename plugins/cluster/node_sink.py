@@ -129,6 +129,7 @@ class NodeSink(MessageSink):
         self._is_closed = False
         self._has_refused = False
         self._look: asyncio.TimerHandle | None = None
+        self._finished: asyncio.Future[None] | None = None
 
     # -- room ----------------------------------------------------------------------------------
 
@@ -168,6 +169,8 @@ class NodeSink(MessageSink):
 
     def _free(self, n_bytes: int) -> None:
         self.bytes_on_way -= n_bytes
+        if self._finished is not None and not self.bytes_on_way and not self._finished.done():
+            self._finished.set_result(None)
         if self._has_refused and self.bytes_on_way < MOST_BYTES // 2 and not self.lacks():
             self._has_refused = False
             self.on_room()
@@ -313,6 +316,12 @@ class NodeSink(MessageSink):
         self._free(0)
 
     # -- the end -------------------------------------------------------------------------------
+
+    async def finish(self) -> None:
+        """Wait until the engine has answered for all that was accepted."""
+        while self.bytes_on_way:
+            self._finished = self._loop.create_future()
+            await self._finished
 
     def close(self) -> None:
         """Drop what waits: the node has left, and what it has not got is for nobody."""

@@ -68,7 +68,12 @@ class FunctionCalls:
         await self.routes.close()
 
     def call(
-        self, function: str, keys: Sequence[str], *args: Any, is_stored: bool = False
+        self,
+        function: str,
+        keys: Sequence[str],
+        *args: Any,
+        is_stored: bool = False,
+        is_kept: bool = False,
     ) -> asyncio.Future[Any]:
         """Call a function.
 
@@ -80,13 +85,14 @@ class FunctionCalls:
             keys: one at least; all are in one slot.
             args: what it gets behind the keys.
             is_stored: whether replicas are waited for.
+            is_kept: whether it waits for a server however long that takes.
 
         Raises:
             StorageError: the calls are closed.
         """
         name = self._library.prefix + function
         return self.routes.call(
-            keys[0], "FCALL", name, len(keys), *keys, *args, is_stored=is_stored
+            keys[0], "FCALL", name, len(keys), *keys, *args, is_stored=is_stored, is_kept=is_kept
         )
 
 

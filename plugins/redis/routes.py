@@ -125,7 +125,9 @@ class Routes:
             self._logger,
         )
 
-    def call(self, key: str, *command: Any, is_stored: bool = False) -> asyncio.Future[Any]:
+    def call(
+        self, key: str, *command: Any, is_stored: bool = False, is_kept: bool = False
+    ) -> asyncio.Future[Any]:
         """Send a command to the server of a key; the future has its answer.
 
         The future fails with a `StorageError` where no server has answered in time, and with a
@@ -140,6 +142,7 @@ class Routes:
         self._n_calls += 1
         loop = asyncio.get_running_loop()
         call = Call(command, slot, self._n_calls, loop, is_stored=is_stored)
+        call.is_kept = is_kept
         self._by_slot[slot].submit(call)
         return call.future
 

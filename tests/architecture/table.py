@@ -260,6 +260,7 @@ PLUGIN_ADAPTERS: Final = frozenset(
         "plugins.cluster.forwarder",
         "plugins.cluster.frames",  # names the property of messages for shared subscriptions
         "plugins.cluster.inbox",
+        "plugins.cluster.inheritance",
         "plugins.cluster.node",
         "plugins.cluster.node_sink",
         "plugins.cluster.node_wills",

@@ -186,6 +186,9 @@ class Stream:
         behind = [one for one in sorted(self.entries) if one > after]
         return [(one, self.entries[one]) for one in behind[:most_entries]]
 
+    async def close(self) -> None:
+        """Nothing."""
+
 
 async def test_what_is_held_is_limited_and_more_is_read_once_it_is_done(
     monkeypatch: pytest.MonkeyPatch,

@@ -107,6 +107,9 @@ async def test_what_comes_in_one_turn_is_one_entry_and_acknowledged_with_it() ->
     assert len(engine.entries) == 1
     assert [answer.codes for answer in answers] == [[], []]
     check(sink)
+    finishing = asyncio.create_task(sink.finish())
+    await turns()
+    assert not finishing.done()
     frames = list(read_frames(await engine.answer()))
     assert [(frame.lane, frame.qos, frame.n_messages) for frame in frames] == [
         (LANE_4, 1, 2),
@@ -115,6 +118,7 @@ async def test_what_comes_in_one_turn_is_one_entry_and_acknowledged_with_it() ->
     ]
     assert [answer.codes for answer in answers] == [[0], [0]]
     assert (sink.counts.stored, sink.counts.queued, sink.bytes_on_way) == (4, 0, 0)
+    await finishing
 
 
 async def test_what_comes_one_by_one_stays_with_the_runs_of_its_publisher() -> None:

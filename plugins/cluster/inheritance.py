@@ -1,0 +1,83 @@
+"""What a node that has died cannot do any more: another one, which has its duties, does it.
+
+Messages of shared subscriptions in its inbox go to other members; some may have been delivered
+before. What was for its own subscribers is for nobody: their sessions have ended. The wills of its
+clients are published.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+
+from penstock.broker.counters import count
+from penstock.broker.extensions import LocalClients
+from penstock.plugins.cluster import node_wills
+from penstock.plugins.cluster.engine import ClusterEngine
+from penstock.plugins.cluster.forwarder import Forwarder
+from penstock.plugins.cluster.frames import LANE_5, LANE_SHARED, FrameError, packets_of, read_frames
+from penstock.plugins.cluster.shared import Groups
+
+
+class Inheritance:
+    """Does for dead nodes what they cannot do any more.
+
+    Args:
+        engine: of this node.
+        groups: the shared subscriptions.
+        clients: connects local clients.
+
+    Attributes:
+        n_wills: wills that were published.
+        dropped: messages that dead nodes had in their inboxes, by reason.
+    """
+
+    def __init__(self, engine: ClusterEngine, groups: Groups, clients: LocalClients) -> None:
+        self.n_wills = 0
+        self.dropped: dict[str, int] = {}
+        self._engine = engine
+        self._groups = groups
+        self._forwarder = Forwarder(clients, "wills", LANE_5, groups.give_back, is_forwarded=False)
+
+    async def take(self, node: str, epoch: int) -> None:
+        """Do what a dead node has left; it is begun anew where this node dies before it is done.
+
+        Raises:
+            StorageError: the engine cannot be asked.
+        """
+        waiting: list[asyncio.Future[None]] = []
+        async for _, data in self._engine.inbox_of(node, epoch):
+            try:
+                frames = list(read_frames(data))
+            except FrameError:
+                count(self.dropped, "unreadable")
+                continue
+            for frame in frames:
+                if frame.lane != LANE_SHARED:
+                    count(self.dropped, "node_left", frame.n_messages)
+                    continue
+                for packet in packets_of(frame.body):
+                    self._groups.give_back(packet, partial(_finish, _future(waiting)))
+        wills = await self._engine.wills_of(node, epoch)
+        now = 0
+        for delay, packet in sorted(map(node_wills.read, wills.values())):
+            await asyncio.sleep(delay - now)
+            now = delay
+            self.n_wills += 1
+            done = partial(_finish, _future(waiting))
+            await self._forwarder.send(packet, packet[0] >> 1 & 3, 1, done)
+        await asyncio.gather(*waiting)
+
+    def close(self) -> None:
+        """End what is under way."""
+        self._forwarder.close()
+
+
+def _future(waiting: list[asyncio.Future[None]]) -> asyncio.Future[None]:
+    waiting.append(asyncio.get_running_loop().create_future())
+    return waiting[-1]
+
+
+def _finish(future: asyncio.Future[None], _n_messages: int = 1) -> None:
+    if not future.done():
+        future.set_result(None)
