@@ -488,7 +488,9 @@ def _method_breaches(
     method: Any, default: Callable[..., Any], *, can_wait: bool
 ) -> Iterator[tuple[str, str]]:
     """Yield (what was read, what is allowed) where a method cannot be called as its default."""
-    wanted = [name for name in inspect.signature(default).parameters if name != "self"]
+    parameters = inspect.signature(default).parameters
+    wanted = [name for name in parameters if name != "self"]
+    by_name = [name for name in wanted if parameters[name].kind == inspect.Parameter.KEYWORD_ONLY]
     form = f"a method that takes ({', '.join(wanted)})"
     if not callable(method):
         yield f"{method!r:.100}", form
@@ -503,7 +505,7 @@ def _method_breaches(
     except (TypeError, ValueError):  # of one that is written in C
         return
     try:
-        signature.bind(*wanted)
+        signature.bind(*wanted[: len(wanted) - len(by_name)], **dict.fromkeys(by_name))
     except TypeError:
         yield f"a method that takes {signature}", form
 

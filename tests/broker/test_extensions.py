@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from penstock.broker.extensions import DeliveryGate, LinkSampler, overridden
+from penstock.broker.extensions import DeliveryGate, LinkSampler, SessionOwner, overridden
 from penstock.broker.link import Link
 from penstock.broker.plugin_loader import breaches
 
@@ -65,4 +65,29 @@ def test_a_misspelt_attribute_is_a_breach() -> None:
     assert (what, read) == (
         "LinkSampler.peroid",
         "a name that LinkSampler does not have (perhaps period)",
+    )
+
+
+class Owner(SessionOwner):
+    """Takes what is given by name under its names alone."""
+
+    def claim(
+        self,
+        client_id: str,
+        *,
+        clean_start: bool,
+        expiry_interval: float | None,
+    ) -> None:
+        """Have every session."""
+
+
+def test_arguments_that_are_given_by_name_have_the_contract_s_names() -> None:
+    """The broker gives them so; a method with another name for one would fail at each call."""
+    owner = Owner()
+    assert list(breaches(owner, SessionOwner)) == []
+    owner.claim = lambda _, *, clean: None  # type: ignore[method-assign, assignment]
+    ((what, _, allowed),) = breaches(owner, SessionOwner)
+    assert (what, allowed) == (
+        "Owner.claim",
+        "a method that takes (client_id, clean_start, expiry_interval)",
     )
