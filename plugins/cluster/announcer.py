@@ -188,13 +188,24 @@ class Announcer:
         return self._wait(number)
 
     async def _wait(self, number: int) -> None:
-        waiter = asyncio.get_running_loop().create_future()
+        """Wait for confirmations.
+
+        The broker may run it without a task, and `asyncio.timeout` needs one.
+        """
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[None] = loop.create_future()
         self._waiters.append((number, waiter))
+        timer = loop.call_later(ROUTED_SECONDS, self._give_up, number, waiter)
         try:
-            async with asyncio.timeout(ROUTED_SECONDS):
-                await waiter
-        except TimeoutError as error:
-            names = ", ".join(node for node, one in self.confirmed.items() if one < number)
-            raise NotConfirmedError(
-                f"subscriptions were not confirmed within {ROUTED_SECONDS:g} s by {names}"
-            ) from error
+            await waiter
+        finally:
+            timer.cancel()
+
+    def _give_up(self, number: int, waiter: asyncio.Future[None]) -> None:
+        names = ", ".join(node for node, one in self.confirmed.items() if one < number)
+        if not waiter.done():
+            waiter.set_exception(
+                NotConfirmedError(
+                    f"subscriptions were not confirmed within {ROUTED_SECONDS:g} s by {names}"
+                )
+            )
