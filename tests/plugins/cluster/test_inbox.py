@@ -20,6 +20,7 @@ from penstock.plugins.cluster.frames import (
     LANE_5,
     LANE_SHARED,
     FrameBuffer,
+    share_of,
 )
 from penstock.plugins.cluster.inbox import Inbox
 from penstock.plugins.redis.stream_reader import StreamReader
@@ -163,6 +164,39 @@ async def test_a_forwarder_that_loses_its_connection_sends_the_rest_again(
         ids.append(reader.take(entry(LANE_5, qos, b"3", b"4"), 2))
         assert await received(client, 2) == [(b"3", qos), (b"4", qos)]
         await until(lambda: reader.deleted == ids)
+
+
+@pytest.mark.parametrize("qos", [0, 1, 2])
+async def test_a_message_for_a_shared_subscription_goes_to_one_member_without_its_name(
+    qos: int,
+) -> None:
+    """And to nobody who has the filter for itself: those get it by another lane."""
+    async with (
+        reading() as (reader, server),
+        await connected(port_of(server), "member") as member,
+        await connected(port_of(server), "other") as other,
+    ):
+        await member.subscribe("$share/g/t", 2)
+        await other.subscribe("t", 2)
+        ids = [reader.take(entry(LANE_SHARED, qos, b"1"), 1)]
+        assert await received(member, 1) == [(b"1", qos)]
+        ids.append(reader.take(entry(LANE_5, qos, b"2"), 2))
+        assert await received(other, 1) == [(b"2", qos)]
+        await until(lambda: sorted(reader.deleted) == ids)
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+async def test_a_message_that_no_member_can_take_is_given_back_before_it_is_done(qos: int) -> None:
+    """The last member may have left just now; its entry is deleted once it is elsewhere."""
+    async with reading() as (reader, _):
+        only = reader.take(entry(LANE_SHARED, qos, b"1", b"2"), 1)
+        await until(lambda: len(reader.refused) == 2)
+        assert [share_of(packet) for packet, _ in reader.refused] == ["$share/g/t"] * 2
+        assert [packet[-1:] for packet, _ in reader.refused] == [b"1", b"2"]
+        reader.refused[1][1]()
+        assert not reader.deleted
+        reader.refused[0][1]()
+        await until(lambda: reader.deleted == [only])
 
 
 class Stream:
