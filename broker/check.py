@@ -1,24 +1,29 @@
-"""``penstock check FILE`` says what a start with a policy file would find, and changes nothing."""
+"""``penstock check FILE`` says what a start with a policy file would find, and changes nothing.
+
+``penstock restore DIR`` puts a backup where such a start would look for it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import sys
 from functools import partial
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from penstock.broker.config.changes import failures
-from penstock.broker.config.command_line import CommandLine, exit_status
+from penstock.broker.config.command_line import CommandLine, Yes, confirm, exit_status
 from penstock.broker.config.policy import load_policy
-from penstock.broker.errors import ConfigError
+from penstock.broker.durable.restore import restore as put_copies
+from penstock.broker.errors import ConfigError, PenstockError
 from penstock.broker.import_mosquitto.directives import mosquitto_conf_error
 from penstock.broker.process.program import set_up_log
 from penstock.broker.process.start_check import StartCheck
 from penstock.broker.server import Server
 
-app = CommandLine()
+app, restore = CommandLine(), CommandLine()
 
 
 @app.command()
@@ -50,6 +55,38 @@ async def check_file(file: str) -> StartCheck:
     return await Server(policy).check()
 
 
+@restore.command(name="restore")
+def put_back(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="What penstock backup has written.")
+    ],
+    config: Annotated[str, typer.Option("-c", "--config", help="Policy file of the broker.")],
+    *,
+    yes: Yes = False,
+) -> None:
+    """Put the files of a backup where the policy file has its databases; the broker must not run.
+
+    The backup stays. What the databases held is lost.
+    """
+    set_up_log("error", debug=False)
+    found = asyncio.run(check_file(config))
+    copies = sorted(folder.glob("*.db"))
+    unknown = [copy.name for copy in copies if copy.name not in found.databases]
+    if found.problems and not found.databases:  # such as for a wrong key
+        raise typer.Exit(found.tell("penstock restore", config))
+    if unknown or not copies:
+        known = ", ".join(sorted(found.databases)) or "none, as this policy file has no database"
+        raise PenstockError(f"{folder}: read {', '.join(unknown) or 'no backup'}; allowed: {known}")
+    places = {copy: found.databases[copy.name] for copy in copies}
+    used = [place for place in places.values() if Path(place).exists()]
+    if used:
+        confirm(f"Replace {', '.join(used)}? What they hold is lost.", yes=yes)
+    put_copies(places)
+    for copy, place in places.items():
+        typer.echo(f"{place} is that of {copy}")
+
+
+restore_main = partial(exit_status, restore, "penstock restore")
 main = partial(exit_status, app, "penstock check")
 
 

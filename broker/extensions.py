@@ -970,11 +970,13 @@ class Claim(NamedTuple):
         key: the key below the plugin's name.
         kind: ``address``: it listens at ``HOST:PORT``; ``database``: it writes a file of SQLite.
         name: the address or the file.
+        copy: the name of the file's copy in a backup; "" for none.
     """
 
     key: str
     kind: Literal["address", "database"]
     name: str
+    copy: str = ""
 
 
 class Plugin:

@@ -23,7 +23,7 @@ from penstock.broker.config.loopback_only import (
 from penstock.broker.config.policy import LIVE, Policy
 from penstock.broker.errors import PenstockError
 from penstock.broker.events import Callbacks
-from penstock.broker.extensions import Plugin, overridden
+from penstock.broker.extensions import Claim, Plugin, overridden
 from penstock.broker.fast_paths.door import core_class
 from penstock.broker.network.admission import Admission
 from penstock.broker.network.in_process import InProcessClients
@@ -214,7 +214,8 @@ class Server:
             await self._close_plugins()
         await asyncio.to_thread(found.look, plugins, answer.failed, listeners.values())
         if policy.persistence is not None and policy.persistence.durability != "memory":
-            found.claim("persistence.path", "database", policy.persistence.path)
+            path = policy.persistence.path
+            found.claim(Claim("persistence.path", "database", path, "sessions.db"))
         return found
 
     def _log_limits(self) -> None:

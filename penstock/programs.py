@@ -76,6 +76,9 @@ PROGRAMS: Final = {
     "backup": Program(
         f"{_COMMANDS}.running", "copy all that is durable, while the broker goes on", app="backup"
     ),
+    "restore": Program(
+        "penstock.broker.check", "put a backup in its place, while no broker runs", app="restore"
+    ),
     "drain": Program(
         f"{_COMMANDS}.running", "have all clients leave a broker, before a stop", app="drain"
     ),

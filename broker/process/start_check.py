@@ -14,7 +14,7 @@ import sqlite3
 import sys
 from collections.abc import Iterable, Mapping
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -24,7 +24,7 @@ from penstock.broker.network.port_holder import port_holder, shown_holder
 from penstock.broker.network.tls import make_context, problem_of_certificate, revocation_lists
 
 if TYPE_CHECKING:
-    from penstock.broker.extensions import Plugin
+    from penstock.broker.extensions import Claim, Plugin
 
 _OURS: Final = "penstock"
 """The command, or the beginning of a module's name, in the command line of each of our programs."""
@@ -40,10 +40,12 @@ class StartCheck:
 
     Attributes:
         problems: key to why a start would fail there.
+        databases: the name of a file in a backup to the database that it is a copy of.
     """
 
     good: dict[str, str] = field(default_factory=dict)
     problems: dict[str, str] = field(default_factory=dict)
+    databases: dict[str, str] = field(default_factory=dict)
 
     def fail(self, problems: Mapping[str, str]) -> None:
         """Take note of problems by their keys."""
@@ -63,13 +65,16 @@ class StartCheck:
         for listener in listeners:
             check_listener(self, listener)
         for name, plugin in plugins.items():
-            for key, kind, what in plugin.claims():
-                self.claim(f"plugins.{name}.{key}", kind, what)
+            for claim in plugin.claims():
+                self.claim(claim._replace(key=f"plugins.{name}.{claim.key}"))
 
     def tell(self, program: str, file: str, *, as_json: bool = False) -> int:
         """Print the account, and return the exit status."""
         if as_json:
-            found = {"file": file, "is_good": not self.problems} | asdict(self)
+            found = {"file": file, "is_good": not self.problems} | {
+                "good": self.good,
+                "problems": self.problems,
+            }
             sys.stdout.write(f"{json.dumps(found)}\n")
         else:
             for key, told in self.good.items():
@@ -78,16 +83,17 @@ class StartCheck:
                 sys.stderr.write(f"{program}: {file}: {key}: {why}\n")
         return 2 if self.problems else 0
 
-    def claim(self, key: str, kind: str, name: str) -> None:
-        """Look at something that a start takes."""
+    def claim(self, claim: Claim) -> None:
+        """Look at something that a start takes; `key` is its whole key."""
         try:
-            if kind == "address":
-                host, _, port = name.rpartition(":")
-                self.good[key] = check_address(host.strip("[]"), int(port))
+            if claim.kind == "address":
+                host, _, port = claim.name.rpartition(":")
+                self.good[claim.key] = check_address(host.strip("[]"), int(port))
             else:
-                self.good[key] = check_database(name)
+                self.databases[claim.copy] = claim.name
+                self.good[claim.key] = check_database(claim.name)
         except TakenError as error:
-            self.problems[key] = str(error)
+            self.problems[claim.key] = str(error)
 
 
 def check_listener(found: StartCheck, listener: Listener) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TypeVar
 
 from penstock.broker.counters import Metric, metrics_of
 from penstock.broker.errors import ConfigError, ConfigProblem
-from penstock.broker.extensions import Plugin, PluginContext
+from penstock.broker.extensions import Claim, Plugin, PluginContext
 from penstock.edge_proxy.parts.assembler import Assembler
 from penstock.edge_proxy.parts.config import PartsConfig
 from penstock.edge_proxy.parts.parts_context import PartsContext, PartsCounts
@@ -124,6 +124,10 @@ class PartsPlugin(Plugin):
     def figures(self) -> Iterator[Metric]:
         """Yield what was done."""
         return metrics_of([({}, self.counts)])
+
+    def claims(self) -> Sequence[Claim]:
+        """Return the spool."""
+        return [Claim("spool", "database", self.config.spool, "parts.db")]
 
     async def backup(self, folder: str) -> int:
         """Copy the spool into a folder, as ``parts.db``; return its bytes."""

@@ -271,9 +271,11 @@ class QueuePlugin(Plugin):
             if bind is not None
         ]
         if config.engine == "sqlite":
-            claims.append(Claim("path", "database", config.path))
+            claims.append(Claim("path", "database", config.path, "queue.db"))
         if config.publishing is not None:
-            claims.append(Claim("publishing.path", "database", config.publishing.path))
+            claims.append(
+                Claim("publishing.path", "database", config.publishing.path, "publishing.db")
+            )
         return claims
 
     async def close(self) -> None:

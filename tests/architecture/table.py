@@ -64,6 +64,7 @@ DOES_IO: Final = (
     "durable.database_file",
     "durable.persistence",
     "durable.locked_database",
+    "durable.restore",
     "durable.storage_clock",
     "import_mosquitto",
     "network",
