@@ -166,7 +166,6 @@ def _receive(
     if first_byte & _QOS_2_OR_DUP and _is_repeat(client, packet_id, qos):
         return None
     asked_byte = _asked_byte(first_byte, properties) if client.is_relay else first_byte
-    share = _asked_share(properties) if client.names_shares else ""
     plan = core.tree.plans.get(topic_bytes)
     if plan is None:
         topic = _topic(topic_bytes)
@@ -201,7 +200,8 @@ def _receive(
         plan = plan.of(message)
     if client.is_forwarded:
         plan = plan.of_sessions()
-        if share:
+        if client.names_shares:
+            share = _asked_share(properties)
             return client.run(_take_shared(client, plan, message, packet_id, share, now))
     if core.take_unchecked is not None and not client.is_relay:
         return core.take_unchecked(client, plan, message, packet_id, first_byte, now)
