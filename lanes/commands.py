@@ -24,16 +24,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
 import typer
 
-from penstock.broker.config.checked_yaml import read_text
-from penstock.broker.config.command_line import (
-    CommandLine,
-    exit_status,
-    url_parts,
-    with_options,
-)
-from penstock.broker.config.secret_file import warn_of_readers
+from penstock.broker.config.command_line import CommandLine, exit_status, with_options
 from penstock.broker.errors import MalformedPacketError, PenstockError
 from penstock.broker.mqtt.topics import validate_topic_filter
+from penstock.lanes.login import Login, MqttError, broker_address
 from penstock.plugins.console.commands.text_table import duration, size
 from penstock.plugins.queue.wire.frames import PUBLISHED_AT_PROPERTY
 from penstock.plugins.web.terminal_escape import printable
@@ -45,8 +39,6 @@ if TYPE_CHECKING:
 pub, sub = CommandLine(), CommandLine()
 
 DEFAULT_URL: Final = "mqtt://127.0.0.1:1883"
-
-PORTS: Final = {"mqtt": 1883, "mqtts": 8883}
 
 KEEP_ALIVE_SECONDS: Final = 60
 
@@ -64,30 +56,13 @@ LARGE_LANE_IDS: Final = 1 << 16
 QoS 0 has none."""
 
 
-class MqttError(PenstockError):
-    """The broker cannot be reached, or refuses something; status 2."""
-
-
 @dataclass(frozen=True, slots=True)
-class BrokerOptions:
+class BrokerOptions(Login):
     """Where the MQTT broker is, and who connects; its fields are options of each command."""
 
     url: Annotated[
         str, typer.Option(help="Address of the broker: mqtt://HOST:PORT, or mqtts:// with TLS.")
     ] = DEFAULT_URL
-    username: Annotated[str | None, typer.Option(help="User name.")] = None
-    password_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="File with the password.")
-    ] = None
-    ca_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="File with the authority of the broker.")
-    ] = None
-    cert_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="File with a certificate to show.")
-    ] = None
-    key_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="File with its private key.")
-    ] = None
     client_id: Annotated[str, typer.Option(help="Client Identifier; a new one by default.")] = ""
     mqtt: Annotated[Literal["5", "3.1.1"], typer.Option(help="Version of MQTT.")] = "5"
     lanes: Annotated[
@@ -114,18 +89,7 @@ class BrokerOptions:
         client = kind(
             CallbackAPIVersion.VERSION2, client_id=self.client_id, protocol=protocol, **more
         )
-        if self.username is not None:
-            client.username_pw_set(self.username, self._password())
-        scheme, *_ = self._address()
-        if scheme == "mqtts":
-            ca, cert, key = (
-                None if file is None else str(file)
-                for file in (self.ca_file, self.cert_file, self.key_file)
-            )
-            try:
-                client.tls_set(ca, cert, key)
-            except (OSError, ValueError) as error:
-                raise MqttError(f"--ca-file, --cert-file, --key-file: {error}") from error
+        self.prepare(client, broker_address(self.url)[0])
         return client
 
     def connect(self, client: Client) -> None:
@@ -134,27 +98,11 @@ class BrokerOptions:
         Raises:
             MqttError: nothing answers there.
         """
-        _, host, port = self._address()
+        _, host, port = broker_address(self.url)
         try:
             client.connect(host, port, KEEP_ALIVE_SECONDS)
         except OSError as error:
             raise MqttError(f"{self.url}: no answer ({error.strerror or error})") from error
-
-    def _password(self) -> str | None:
-        if self.password_file is None:
-            return None
-        warn_of_readers("--password-file", self.password_file)
-        lines = read_text(self.password_file).splitlines()
-        if not lines or not lines[0]:
-            raise MqttError(f"--password-file: read {self.password_file}, empty; allowed: a line")
-        return lines[0]
-
-    def _address(self) -> tuple[str, str, int]:
-        """Return scheme, host and port of the broker."""
-        scheme, host, port, _ = url_parts(self.url)
-        if scheme not in PORTS or not host:
-            raise MqttError(f"--url: read {self.url!r}; allowed: mqtt://HOST:PORT, mqtts://...")
-        return scheme, host, port or PORTS[scheme]
 
 
 QosOption: TypeAlias = Annotated[

@@ -16,17 +16,10 @@ from typing import TYPE_CHECKING, Annotated, Final, NoReturn, cast
 
 import typer
 
-from penstock.broker.config.command_line import CommandLine
+from penstock.broker.config.command_line import CommandLine, with_options
 from penstock.broker.errors import ConfigError, PenstockError
-from penstock.models.command_output import NEEDS_PAHO, Figures, Output, check_all, write
-from penstock.models.recording.connection_options import (
-    CaFile,
-    CertFile,
-    KeyFile,
-    PasswordFile,
-    Topics,
-    Username,
-)
+from penstock.lanes.login import Login
+from penstock.models.command_output import NEEDS_PAHO, Figures, Output, Topics, check_all, write
 from penstock.netem.errors import NetemError
 from penstock.netem.figures.figure_file import Table
 
@@ -97,7 +90,9 @@ def fleet(
 
 
 @app.command()
+@with_options(Login)
 def running(
+    login: Login,
     context: typer.Context,
     source: Annotated[
         str,
@@ -106,11 +101,6 @@ def running(
         ),
     ],
     seconds: Annotated[float, typer.Option(min=1, help="To watch the broker for.")] = 60.0,
-    username: Username = None,
-    password_file: PasswordFile = None,
-    ca_file: CaFile = None,
-    cert_file: CertFile = None,
-    key_file: KeyFile = None,
     topics: Topics = None,
     fleet_out: Annotated[
         Path | None, typer.Option(help="Write the fleet's file there, to edit and plan again.")
@@ -133,7 +123,7 @@ def running(
     from penstock.models.planner.planning import make_plan  # noqa: PLC0415
     from penstock.models.recording import advice  # noqa: PLC0415
     from penstock.models.recording.observed_fleet import observe  # noqa: PLC0415
-    from penstock.models.recording.recorder import Address, record_into  # noqa: PLC0415 - paho
+    from penstock.models.recording.recorder import record_into  # noqa: PLC0415 - paho
 
     output = Output(context, figures)
     check_all({"--fleet-out": fleet_out, "--html": html, "--policy": policy})
@@ -143,8 +133,7 @@ def running(
             folder, file = Path(source), Path(scratch) / "fleet.yaml"
             if not folder.is_dir():
                 folder = Path(scratch) / "recording"
-                address = Address(source, username, password_file, ca_file, cert_file, key_file)
-                record_into(folder, address, tuple(topics or ["#"]), seconds, tell)
+                record_into(folder, source, login, tuple(topics or ["#"]), seconds, tell)
             seen = observe(folder)
             seen.write(file)
             if fleet_out is not None:

@@ -18,6 +18,11 @@ Figures: TypeAlias = Annotated[
     Path | None, typer.Option(help="Write the tables there too, as JSON, for pages.")
 ]
 
+Topics: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(help="Topic filter of the messages; may be repeated; # without it."),
+]
+
 
 class Output:
     """The destinations of a run's tables and of its picture.

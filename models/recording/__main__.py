@@ -10,33 +10,24 @@ from typing import Annotated
 
 import typer
 
-from penstock.broker.config.command_line import CommandLine
+from penstock.broker.config.command_line import CommandLine, with_options
 from penstock.broker.config.key_types import SIZE_ALLOWED, read_size, show_size
 from penstock.broker.errors import PenstockError
-from penstock.models.recording.connection_options import (
-    CaFile,
-    CertFile,
-    KeyFile,
-    PasswordFile,
-    Topics,
-    Username,
-)
+from penstock.lanes.login import Login
+from penstock.models.command_output import Topics
 from penstock.models.recording.rows import FullError, MessageRow, RttRow, Writer
 
 app = CommandLine()
 
 
 @app.command()
+@with_options(Login)
 def record(
+    login: Login,
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="New folder for the files.")],
     url: Annotated[
         str, typer.Option(help="Address of the broker: mqtt://HOST:PORT, mqtts:// with TLS.")
     ] = "mqtt://127.0.0.1:1883",
-    username: Username = None,
-    password_file: PasswordFile = None,
-    ca_file: CaFile = None,
-    cert_file: CertFile = None,
-    key_file: KeyFile = None,
     topics: Topics = None,
     seconds: Annotated[
         float | None, typer.Option(min=0.1, help="For how long; until Ctrl-C without it.")
@@ -66,7 +57,7 @@ def record(
     Payloads are never recorded. `penstock plan --from-running FOLDER` plans for what was recorded.
     It ends with Ctrl-C, and what was recorded so far is kept.
     """
-    from penstock.models.recording.recorder import Address, Recorder, RecordingChoice  # noqa: PLC0415 - paho
+    from penstock.models.recording.recorder import Recorder, RecordingChoice  # noqa: PLC0415 - paho
 
     max_bytes = read_size(max_size)
     if not max_bytes:
@@ -78,12 +69,11 @@ def record(
         signal.signal(number, signal.default_int_handler)
     filters = () if no_messages else tuple(topics or ["#"])
     wanted = RecordingChoice(filters, every, clients, hide_names)
-    address = Address(url, username, password_file, ca_file, cert_file, key_file)
     recorder: Recorder | None = None
     writer: Writer | None = None
     why = "the time is over"
     try:
-        recorder = Recorder(address, wanted, lambda row: writer.take(row) if writer else None)
+        recorder = Recorder(url, login, wanted, lambda row: writer.take(row) if writer else None)
         recorder.open()
         writer = Writer(folder, max_bytes)
         recorder.run(math.inf if seconds is None else seconds, _say)

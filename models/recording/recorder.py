@@ -14,7 +14,6 @@ import hashlib
 import json
 import os
 import secrets
-import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,9 +27,9 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
-from penstock.broker.config.command_line import url_parts
 from penstock.broker.errors import PeerError, PenstockError
 from penstock.broker.mqtt.topics import validate_topic_filter
+from penstock.lanes.login import Login, broker_address
 from penstock.models.recording.rows import (
     FigureRow,
     FullError,
@@ -43,7 +42,6 @@ from penstock.models.recording.rows import (
 
 SYS: Final = "$SYS/broker/"
 CLIENTS: Final = f"{SYS}penstock/clients/"
-PORTS: Final = {"mqtt": 1883, "mqtts": 8883}
 TIMEOUT_SECONDS: Final = 10.0
 """How long the recorder waits for the broker's first answer."""
 FILTERS_A_PACKET: Final = 50
@@ -57,28 +55,6 @@ MOST_BYTES: Final = 100_000_000
 
 class RecordError(PenstockError):
     """An error: the broker is out of reach or hides what the recorder needs; status 2."""
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """A broker's address and the recorder's credentials.
-
-    Attributes:
-        url: ``mqtt://HOST:PORT`` or ``mqtts://HOST:PORT``.
-        username: User Name; None for none.
-        password_file: the file with the password; None for that of ``PENSTOCK_PASSWORD``, if any.
-        ca_file: the file of authorities that may sign the broker's certificate; None for the
-            system's.
-        cert_file: the file of the client's certificate; None for none.
-        key_file: the file of its private key; None where `cert_file` holds it.
-    """
-
-    url: str
-    username: str | None = None
-    password_file: Path | None = None
-    ca_file: Path | None = None
-    cert_file: Path | None = None
-    key_file: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +78,13 @@ class RecordingChoice:
 class Recorder:
     """One recording."""
 
-    def __init__(self, address: Address, wanted: RecordingChoice, take: Take) -> None:
+    def __init__(self, url: str, login: Login, wanted: RecordingChoice, take: Take) -> None:
         """Prepare the connection.
 
         Raises:
-            RecordError: the address, or a file that it names, is not usable.
+            PenstockError: the URL, a topic filter or a file is not usable.
         """
-        self._address = address
+        self._url = url
         self._wanted = wanted
         self._take = take
         self._salt = secrets.token_bytes(16)
@@ -125,7 +101,15 @@ class Recorder:
                 validate_topic_filter(name)
             except PeerError as error:
                 raise RecordError(f"--topics: {error}") from error
-        self._client, self._host, self._port = self._make()
+        scheme, self._host, self._port = broker_address(url)
+        self._client = mqtt.Client(
+            CallbackAPIVersion.VERSION2, self._client_id, protocol=mqtt.MQTTv5
+        )
+        self._client.on_connect = self._connected
+        self._client.on_disconnect = self._disconnected
+        self._client.on_subscribe = self._subscribed
+        self._client.on_message = self._came
+        login.prepare(self._client, scheme)
 
     @property
     def n_clients(self) -> int:
@@ -146,8 +130,7 @@ class Recorder:
             )
         except (OSError, ValueError) as error:
             raise RecordError(
-                f"{self._address.url}: no connection ({error}); allowed: the address of a running"
-                " broker"
+                f"{self._url}: no connection ({error}); allowed: the address of a running broker"
             ) from error
         give_up_at = time.monotonic() + TIMEOUT_SECONDS
         while not self._is_connected and not self._refusal and time.monotonic() < give_up_at:
@@ -155,8 +138,7 @@ class Recorder:
                 break
         if not self._is_connected:
             raise RecordError(
-                f"{self._address.url}: the broker does not let a client in:"
-                f" {self._refusal or 'no answer'}"
+                f"{self._url}: the broker does not let a client in: {self._refusal or 'no answer'}"
             )
 
     def run(self, seconds: float, tell: Callable[[str], None]) -> None:
@@ -169,7 +151,7 @@ class Recorder:
         try:
             self._began_at = time.monotonic()
             self._ask()
-            tell(f"recording {self._address.url}; Ctrl-C ends it")
+            tell(f"recording {self._url}; Ctrl-C ends it")
             self._follow(self._began_at + seconds, tell)
         finally:
             self._client.disconnect()
@@ -178,7 +160,7 @@ class Recorder:
         look_at = self._began_at
         while (now := time.monotonic()) < end_at:
             if not self._is_connected:
-                tell(f"lost the connection to {self._address.url}; trying again")
+                tell(f"lost the connection to {self._url}; trying again")
                 self._reopen(end_at)
                 look_at = time.monotonic()
                 continue
@@ -196,7 +178,7 @@ class Recorder:
         if self._refused:
             refused = ", ".join(self._refused)
             raise RecordError(
-                f"{self._address.url}: the broker refuses to be asked for {refused}; allowed: a"
+                f"{self._url}: the broker refuses to be asked for {refused}; allowed: a"
                 " user who may read these topics, or other --topics"
             )
 
@@ -316,36 +298,11 @@ class Recorder:
         levels = topic.split("/")
         return "/".join(each if each in {"", "+", "#"} else self._shown(each) for each in levels)
 
-    def _make(self) -> tuple[mqtt.Client, str, int]:
-        address = self._address
-        scheme, host, port, path = url_parts(address.url)
-        if scheme not in PORTS or not host or path.strip("/"):
-            raise RecordError(
-                f"read {address.url!r}; allowed: mqtt://HOST:PORT, or mqtts://HOST:PORT with TLS"
-            )
-        client = mqtt.Client(CallbackAPIVersion.VERSION2, self._client_id, protocol=mqtt.MQTTv5)
-        client.on_connect = self._connected
-        client.on_disconnect = self._disconnected
-        client.on_subscribe = self._subscribed
-        client.on_message = self._came
-        if address.username is not None:
-            client.username_pw_set(address.username, _password(address))
-        if scheme == "mqtts":
-            try:
-                context = ssl.create_default_context(
-                    cafile=None if address.ca_file is None else str(address.ca_file)
-                )
-                if address.cert_file is not None:
-                    context.load_cert_chain(address.cert_file, address.key_file)
-            except (OSError, ValueError) as error:
-                raise RecordError(f"certificates: {error}") from error
-            client.tls_set_context(context)
-        return client, host, port or PORTS[scheme]
-
 
 def record_into(
     folder: Path,
-    address: Address,
+    url: str,
+    login: Login,
     topics: tuple[str, ...],
     seconds: float,
     tell: Callable[[str], None],
@@ -353,12 +310,12 @@ def record_into(
     """Record a broker for some time.
 
     Raises:
-        RecordError: the broker cannot be recorded.
+        PenstockError: the broker cannot be recorded.
         OSError: the folder cannot be written.
     """
     writer: Writer | None = None
     recorder = Recorder(
-        address, RecordingChoice(topics), lambda row: writer.take(row) if writer else None
+        url, login, RecordingChoice(topics), lambda row: writer.take(row) if writer else None
     )
     recorder.open()
     writer = Writer(folder, MOST_BYTES)
@@ -368,15 +325,6 @@ def record_into(
         tell("enough was recorded")
     finally:
         writer.close()
-
-
-def _password(address: Address) -> str | None:
-    if address.password_file is None:
-        return os.environ.get("PENSTOCK_PASSWORD")
-    try:
-        return address.password_file.read_text(encoding="utf-8").rstrip("\r\n")
-    except (OSError, ValueError) as error:
-        raise RecordError(f"--password-file: {error}") from error
 
 
 def _unshared(topic_filter: str) -> str:

@@ -112,8 +112,9 @@ PACKAGE_ARROWS: Final = {
         "broker.config.command_line",
         "broker.config.key_types",
         "broker.errors",
-        # Of a recording, what matches a topic filter.
+        # Of a recording, what matches a topic filter. A recorder logs in as `penstock sub` does.
         "broker.mqtt.topics",
+        "lanes.login",
     ),
     # An executor of Spark needs no broker; a size, an address, a YAML file, a command line, a topic
     # filter and a message's key are read in one way. Servers of the engine `redis` are found as the
@@ -160,11 +161,15 @@ MODULE_ARROWS: Final = {
         "broker.message",
     ),
     # A client for operators is a program beside what applications import.
-    "lanes.commands": (
-        "lanes",
+    "lanes.login": (
         "broker.config.checked_yaml",
         "broker.config.command_line",
         "broker.config.secret_file",
+        "broker.errors",
+    ),
+    "lanes.commands": (
+        "lanes",
+        "broker.config.command_line",
         "broker.errors",
         "broker.mqtt.topics",
         "plugins.console.commands.text_table",
