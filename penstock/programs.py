@@ -45,6 +45,11 @@ PROGRAMS: Final = {
         "penstock.plugins.queue.__main__",
         "inspect and change queues, or serve them alone",
     ),
+    "cluster": Program(
+        "penstock.plugins.cluster.__main__",
+        "show the nodes of a cluster, and forget one that is gone",
+        "redis",
+    ),
     "why": Program(
         f"{_COMMANDS}.why",
         "show why a client's last large message was held or sent",
@@ -124,7 +129,7 @@ FIRST: Final = ("init", "broker", "check", "reload", "why")
 """The programs that people need; the help has them apart, in this order."""
 
 RUNNING: Final = (
-    *("top", "client", "topic", "subscription", "retained", "uplink", "queue"),
+    *("top", "client", "topic", "subscription", "retained", "uplink", "queue", "cluster"),
     *("log", "backup", "drain", "pub", "sub"),
 )
 """The programs that look at a running broker; the help has them behind those."""

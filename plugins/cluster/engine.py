@@ -197,9 +197,14 @@ class ClusterEngine:
 
     async def duties(self) -> list[tuple[str, int]]:
         """Return ended members, with their epochs, for whom this node has something to do."""
+        all_duties = await self.all_duties()
+        return [(node, epoch) for node, epoch, by in all_duties if by == self.node]
+
+    async def all_duties(self) -> list[tuple[str, int, str]]:
+        """Return ended members, with their epochs, and for each who has something to do."""
         found = _pairs(await plain(self._read(self.base, "HGETALL", ":duties")))
-        own = (one.split(" ") for one, by in found.items() if by == self.node)
-        return [(node, int(epoch)) for node, epoch in own]
+        named = ((*one.split(" "), by) for one, by in found.items())
+        return [(node, int(epoch), by) for node, epoch, by in named]
 
     async def done(self, node: str, epoch: int) -> None:
         """Note that what was to do for an ended member is done."""
@@ -221,6 +226,17 @@ class ClusterEngine:
         """Return whether an epoch of a node has not ended."""
         found = await plain(self._read(self.base, "HGET", ":epochs", node))
         return found is not None and int(found) == epoch
+
+    async def is_alive(self, node: str) -> bool:
+        """Return whether a node beats."""
+        return bool(await plain(self._read(self.base, "EXISTS", f":alive:{node}")))
+
+    async def sizes_of(self, node: str, epoch: int) -> tuple[int, int]:
+        """Return how many routes a member has, and the bytes in its inbox."""
+        n_routes = await plain(self._read(self.base, "HLEN", f":routes:{node}"))
+        key = self.node_key(node, epoch)
+        n_bytes = await plain(self._read(key, "HGET", ":s", "bytes"))
+        return n_routes, int(n_bytes or 0)
 
     async def members(self) -> dict[str, tuple[int, str]]:
         """Return the epoch of each member, and what it tells of itself, as JSON."""

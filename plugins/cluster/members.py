@@ -186,11 +186,13 @@ class Members:
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
-            for task in done:
-                error = task.exception()
-                if not isinstance(error, FencedError):
-                    self._logger.error("the plugin starts anew after a fault", exc_info=error)
-            await self._start_anew()
+            errors = [task.exception() for task in done]
+            if any(isinstance(error, FencedError) for error in errors):
+                await self._start_anew()
+            else:
+                self._logger.error("a fault; the state is read anew", exc_info=errors[0])
+                self._is_behind = True
+                await asyncio.sleep(BEAT_SECONDS)
 
     async def _start_anew(self) -> None:
         """Join again after the epoch has ended."""

@@ -292,6 +292,7 @@ PLUGIN_ADAPTERS: Final = frozenset(
 """The modules of plugins that alone touch `broker.extensions` and `broker.access_control`."""
 
 PLUGIN_IO: Final = PLUGIN_ADAPTERS | {
+    "plugins.cluster.__main__",
     "plugins.cluster.announcer",
     "plugins.cluster.engine",
     "plugins.cluster.members",

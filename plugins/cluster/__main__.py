@@ -1,0 +1,159 @@
+"""``penstock cluster`` shows the nodes of a cluster, and forgets one that is gone for good.
+
+It asks the engine that the policy file names; no broker has to run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
+from typing import Annotated, Any, Final, TypeAlias, TypeVar
+
+import typer
+
+from penstock.broker.config.checked_yaml import validate_config
+from penstock.broker.config.command_line import CommandLine, Yes, confirm, exit_status
+from penstock.broker.config.policy import load_policy
+from penstock.broker.errors import ConfigError, ConfigProblem, PenstockError
+from penstock.plugins.cluster.config import ClusterConfig
+from penstock.plugins.cluster.engine import ClusterEngine
+from penstock.plugins.redis.server import redis_server
+from penstock.plugins.web.terminal_escape import printable
+
+T = TypeVar("T")
+
+app = CommandLine()
+
+ConfigFile: TypeAlias = Annotated[
+    str, typer.Option("-c", "--config", metavar="FILE", help="Policy file of one of the nodes.")
+]
+_COLUMNS: Final = ("node", "state", "version", "since", "host", "filters", "inbox")
+
+
+class ClusterError(PenstockError):
+    """A node that cannot be forgotten; status 2."""
+
+
+@app.command()
+def status(
+    *,
+    config: ConfigFile,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show the nodes: which of them live, and what waits for each."""
+    rows = _asked(config, _status)
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    for line in _table(rows):
+        typer.echo(line)
+
+
+@app.command()
+def forget(
+    node: Annotated[str, typer.Argument(help="Name of the node.")],
+    *,
+    config: ConfigFile,
+    yes: Yes = False,
+) -> None:
+    """End the membership of a node that is gone for good, with all that waits for it.
+
+    A node that dies is evicted by the others: this is for one that no other has been there to see.
+    """
+    confirm(f"Drop what waits for node {node}?", yes=yes)
+    typer.echo(_asked(config, partial(_forget, node)))
+
+
+def _asked(config: str, ask: Callable[[ClusterEngine], Awaitable[T]]) -> T:
+    """Return what is answered by the engine of a policy file.
+
+    Raises:
+        ConfigError: the file cannot be used, or has no cluster.
+        EngineStartError: the engine cannot be used.
+    """
+    policy = load_policy(config)
+    if "cluster" not in policy.plugins:
+        problem = ConfigProblem("plugins.cluster", "nothing", "the cluster to show")
+        raise ConfigError(policy.file, [problem])
+    keys = validate_config(ClusterConfig, policy.plugins["cluster"], policy.file, "plugins.cluster")
+
+    async def answer() -> T:
+        logger = logging.getLogger("penstock.cluster.command")
+        logger.setLevel(logging.CRITICAL)  # what is wrong is raised
+        engine = ClusterEngine(redis_server(keys.redis), keys.name, "", logger)
+        try:
+            await engine.open()
+            return await ask(engine)
+        finally:
+            await engine.close()
+
+    return asyncio.run(answer())
+
+
+async def _status(engine: ClusterEngine) -> list[dict[str, Any]]:
+    rows = []
+    for node, (epoch, info) in sorted((await engine.members()).items()):
+        told: dict[str, Any] = json.loads(info) if info else {}
+        state = "joins" if not info else "lives"
+        if not await engine.is_alive(node):
+            state = "silent"
+        n_routes, n_bytes = await engine.sizes_of(node, epoch)
+        told |= {"node": node, "state": state, "epoch": epoch}
+        rows.append(told | {"filters": n_routes, "inbox_bytes": n_bytes})
+    return rows
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    cells = [_COLUMNS]
+    for row in rows:
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row.get("since", 0)))
+        cells.append(
+            (
+                row["node"],
+                row["state"],
+                str(row.get("version", "-")),
+                since if "since" in row else "-",
+                str(row.get("host", "-")),
+                f"{row['filters']:,}",
+                f"{row['inbox_bytes']:,} B",
+            )
+        )
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for line in cells:
+        padded = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        yield printable("  ".join(padded).rstrip())
+    policies = {json.dumps(row.get("policy"), sort_keys=True) for row in rows}
+    if len(policies) > 1:
+        yield "The policy files of the nodes differ; their logs say in what."
+
+
+async def _forget(node: str, engine: ClusterEngine) -> str:
+    members = await engine.members()
+    if node in members and await engine.is_alive(node):
+        raise ClusterError(
+            f"node {printable(node)}: it lives; allowed: one that is silent. A node that is "
+            "stopped leaves by itself"
+        )
+    ended = {(ended, epoch) for ended, epoch, by in await engine.all_duties() if by == node}
+    if node in members:
+        epoch, _ = members[node]
+        if await engine.evict(node, epoch):
+            ended.add((node, epoch))
+    if not ended:
+        names = ", ".join(sorted(members)) or "none"
+        raise ClusterError(f"node: read {node!r}; allowed: a member: {names}")
+    for one, epoch in ended:
+        await engine.drop(one, epoch)
+        await engine.done(one, epoch)
+    return f"{printable(node)} is forgotten"
+
+
+main = partial(exit_status, app, "penstock cluster")
+
+if __name__ == "__main__":
+    sys.exit(main())

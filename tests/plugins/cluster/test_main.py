@@ -1,0 +1,99 @@
+"""``penstock cluster`` without a broker."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import uuid
+from pathlib import Path
+
+import pytest
+import yaml
+
+from penstock.plugins.cluster.__main__ import main
+from penstock.plugins.cluster.engine import ClusterEngine
+from penstock.plugins.redis.server import RedisServer
+from tests.helpers.redis_server import shared_redis
+
+LOGGER = logging.getLogger("penstock.cluster")
+INFO = {"version": "1.2", "since": 0, "host": "here", "policy": {"limits": "1"}}
+
+
+@pytest.fixture
+def prefix() -> str:
+    """Return keys of this test alone."""
+    return f"test-{uuid.uuid4().hex}"
+
+
+@pytest.fixture
+def policy(tmp_path: Path, prefix: str) -> str:
+    """Return a policy file with a cluster."""
+    redis = {"server": f"127.0.0.1:{shared_redis()}", "prefix": prefix}
+    file = tmp_path / "policy.yaml"
+    file.write_text(yaml.safe_dump({"plugins": {"cluster": {"name": "c", "redis": redis}}}))
+    return str(file)
+
+
+def joined(prefix: str, *names: str) -> None:
+    """Have nodes join the cluster; one whose name is `gone` has stopped beating."""
+
+    async def join() -> None:
+        for name in names:
+            server = RedisServer(port=shared_redis(), prefix=prefix)
+            engine = ClusterEngine(server, "c", name, LOGGER)
+            await engine.open()
+            await engine.join(name)
+            policy = {"limits": name[0]}
+            await engine.announce(json.dumps(INFO | {"policy": policy}))
+            await engine.change([("x", 1), ("y", 1)], 1)
+            await engine.put(name, engine.epoch, b"12345")
+            if name == "gone":
+                key = f"{engine.base}:alive:{name}"
+                await engine.calls.routes.call(key, "DEL", key)
+            await engine.close()
+
+    asyncio.run(join())
+
+
+def test_status_shows_who_lives_and_what_waits(
+    policy: str, prefix: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also that the policy files differ."""
+    joined(prefix, "a", "gone")
+    assert main(["status", "-c", policy]) == 0
+    title, one, other, told = capsys.readouterr().out.splitlines()
+    assert title.split() == ["node", "state", "version", "since", "host", "filters", "inbox"]
+    assert one.split()[:3] == ["a", "lives", "1.2"]
+    assert other.split()[:2] == ["gone", "silent"]
+    assert other.split()[-3:] == ["2", "5", "B"]
+    assert "differ" in told
+    assert main(["status", "-c", policy, "--json"]) == 0
+    assert [row["state"] for row in json.loads(capsys.readouterr().out)] == ["lives", "silent"]
+
+
+def test_forget_is_for_nodes_that_are_gone(
+    policy: str, prefix: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A node that lives is not forgotten, and a name that nobody has is told."""
+    joined(prefix, "a", "gone")
+    for name, told in (("a", "node a: it lives"), ("b", "read 'b'; allowed: a member: a, gone")):
+        assert main(["forget", name, "-c", policy, "-y"]) == 2
+        assert told in capsys.readouterr().err
+    assert main(["forget", "gone", "-c", policy, "-y"]) == 0
+    assert main(["status", "-c", policy, "--json"]) == 0
+    out = capsys.readouterr().out
+    assert [row["node"] for row in json.loads(out[out.index("[") :])] == ["a"]
+
+
+def test_a_file_without_a_cluster_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the key that is missing; so is an engine that is not there."""
+    file = tmp_path / "policy.yaml"
+    file.write_text("plugins: {}\n")
+    assert main(["status", "-c", str(file)]) == 2
+    assert "plugins.cluster" in capsys.readouterr().err
+    file.write_text("plugins: {cluster: {name: c, redis: {server: '127.0.0.1:1'}}}\n")
+    assert main(["status", "-c", str(file)]) == 2
+    assert "127.0.0.1:1" in capsys.readouterr().err
