@@ -185,6 +185,8 @@ class Announcer:
         number = self._last_number()
         if not self._is_open or all(number <= one for one in self.confirmed.values()):
             return None
+        if self._engine.failure is not None:  # clients of this node go on without the others
+            return None
         return self._wait(number)
 
     async def _wait(self, number: int) -> None:

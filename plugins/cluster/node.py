@@ -179,7 +179,7 @@ class Node:
                 clients.add(client_id)
         self._begin_epoch()
         await self.members.announce()
-        self._in_background(self.owners.restored(clients), "sessions")
+        self._in_background("sessions", self.owners.restored, clients)
 
     def _begin_epoch(self) -> None:
         """Begin what is for the epoch that the node has got."""
@@ -229,14 +229,14 @@ class Node:
         self._notes.stop()
         await self.engine.close()
 
-    def _in_background(self, work: Awaitable[None], name: str) -> None:
-        task = asyncio.create_task(self._logged(work, name), name=f"penstock-cluster {name}")
+    def _in_background(self, name: str, do: Callable[..., Awaitable[None]], *args: Any) -> None:
+        task = asyncio.create_task(self._logged(name, do, *args), name=f"penstock-cluster {name}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _logged(self, work: Awaitable[None], name: str) -> None:
+    async def _logged(self, name: str, do: Callable[..., Awaitable[None]], *args: Any) -> None:
         try:
-            await work
+            await do(*args)
         except PenstockError as error:
             self._logger.warning("%s: %s", name, error)
 
@@ -300,8 +300,8 @@ class Node:
         if self._groups is not None:
             self._groups.left(node)
         if self.inbox is not None:
-            self._in_background(self.inbox.forget(node), node)
-        self._in_background(self.engine.fence(node, epoch), node)
+            self._in_background(node, self.inbox.forget, node)
+        self._in_background(node, self.engine.fence, node, epoch)
 
     def _routed(self, node: str, topic_filter: str, n_members: int) -> None:
         """Take a change of another node's routes."""

@@ -119,7 +119,17 @@ class Owners(SessionOwner):
             claim.task = asyncio.create_task(self._run(client_id, claim))
             claim.task.add_done_callback(_heed)  # its client may have gone
         assert claim.task is not None  # noqa: S101 (it is made with the claim)
-        return asyncio.shield(claim.task)
+        return self._wait(client_id, claim.task)
+
+    async def _wait(self, client_id: str, task: asyncio.Task[None]) -> None:
+        """Wait for a claim; the session is opened in the step in which this ends.
+
+        Raises:
+            NotOwnedError: the client cannot be had, or was asked for meanwhile.
+        """
+        await asyncio.shield(task)
+        if client_id not in self.owned:
+            raise NotOwnedError(f"client {client_id}: another node has taken it")
 
     def routed(self) -> Awaitable[None] | None:
         """Wait until subscriptions hold on every node; see `SessionOwner`."""
