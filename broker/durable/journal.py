@@ -89,8 +89,12 @@ MADE_BYTES: Final = 2 * 1024**2
 leave to changes of stored rows."""
 
 MOST_EXPIRED: Final = 10_000
-"""From this number of expired sessions and their messages on, they are deleted even in a commit
-that a client waits for, which takes some 20 ms."""
+"""From this number of expired sessions and their messages on, they are deleted even in commits that
+clients wait for."""
+
+EXPIRED_AT_A_TIME: Final = 1_000
+"""A commit deletes so many of these, or one session. 100,000 that expire together took 0.1 s of the
+loop's thread in one commit."""
 
 
 class Waiting(Protocol):
@@ -174,8 +178,10 @@ class Journal:
         self._n_in_runs = 0
         self._on_its_way = ShareJournal(self, None)
         self._gone_deliveries, self._gone_messages = array("q"), array("q")
-        self._expired: dict[str, tuple[SessionJournal, list[Delivery]]] = {}
+        # The rows of sessions, which hold no session; and stored deliveries.
+        self._expired: dict[str, tuple[int, list[Delivery]]] = {}
         self._n_expired = 0
+        self._gone_sessions: list[tuple[int]] = []
         self._retained: dict[str, None] = {}
         self._unplaced_retained: dict[str, None] = {}
         self._stored_retained: dict[str, Message] = {}
@@ -214,8 +220,7 @@ class Journal:
         """
         expired = self._expired.pop(session.client_id, None)
         if expired is not None:  # the database has one session and one will for each client
-            self._n_expired -= 1 + len(expired[1])
-            self._forget_session(*expired)
+            self._forget_expired(*expired)
         if session.journal is not None:
             session.journal.opened()
         elif session.expiry_interval != 0:
@@ -248,16 +253,20 @@ class Journal:
         """
         self._limited.pop(own.session, None)
         is_known = own not in self._sessions
-        if not (has_expired and is_known) or self.is_failing or self._n_expired >= MOST_EXPIRED:
-            self._forget_session(own, stored)
+        if not (has_expired and is_known) or self.is_failing:
+            self._sessions[own] = None
+            for delivery in stored:
+                self._forget(delivery)
             self._note()
             return
-        self._expired[own.session.client_id] = own, stored
+        self._expired[own.session.client_id] = own.row, stored
         self._n_expired += 1 + len(stored)
         self._be_awake()
 
-    def _forget_session(self, own: SessionJournal, stored: list[Delivery]) -> None:
-        self._sessions[own] = None
+    def _forget_expired(self, row: int, stored: list[Delivery]) -> None:
+        """Delete an expired session in the next commit; it is taken out of `_expired`."""
+        self._n_expired -= 1 + len(stored)
+        self._gone_sessions.append((row,))
         for delivery in stored:
             self._forget(delivery)
 
@@ -558,6 +567,7 @@ class Journal:
             or self._gone_deliveries
             or self._gone_messages
             or self._sessions
+            or self._gone_sessions
             or self._subscriptions
             or self._incoming
             or self._retained
@@ -589,11 +599,10 @@ class Journal:
                 own.note_lone()
         self.is_awake = self.is_urgent = False
         if self._n_expired >= MOST_EXPIRED or not self.is_awaited:
-            for own, stored in self._expired.values():
-                self._forget_session(own, stored)
-            self._expired.clear()
-            self._n_expired = 0
-        elif self._expired:
+            least = self._n_expired - EXPIRED_AT_A_TIME
+            while self._expired and self._n_expired > least:
+                self._forget_expired(*self._expired.popitem()[1])
+        if self._expired:
             self.is_awake = True  # for a commit behind this one
         if not self._deliveries:
             self._n_in_runs = 0
@@ -724,6 +733,7 @@ class Journal:
         storable.row_index = index
 
     def _put_sessions(self, batch: Batch, epoch: float) -> None:
+        batch.gone_sessions, self._gone_sessions = self._gone_sessions, []
         for own in self._sessions:
             if not own._is_ended:
                 own._is_stored = True

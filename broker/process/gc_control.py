@@ -15,7 +15,8 @@ by half and 100 MB: a cycle may hold a payload and consist of few objects.
 
 To search all objects takes 0.1 s with 100,000 retained messages, 0.5 s with 500,000. The program
 knows how many of these it has, and their memory: what it *keeps* like that does not count as
-growth.
+growth. Nor does what it kept shortly before: objects go a little later than the program tells, as
+they wait for a commit, and their memory later still (`penstock.broker.process.memory_trim`).
 """
 
 from __future__ import annotations
@@ -33,6 +34,13 @@ import psutil
 BUSY_RATIO: Final = 0.25
 """Above this share of processor time nothing is searched: the objects made in half of a quarter
 second take a millisecond to search."""
+
+MOST_NEW_OBJECTS: Final = 20_000
+"""More new objects than these, which take some 4 ms, are not searched either: a process that has to
+wait for the processor is busy with little of it."""
+
+KEPT_RATIO: Final = 0.99
+"""This part of what was kept at the last look still counts: half of it after 17 s."""
 
 LEAST_GROWTH_BLOCKS: Final = 500_000
 """Some 50 MB of small objects, which take 60 ms to search. This bounds the failed requests that an
@@ -91,6 +99,7 @@ class Collector:
             kept: returns how much of both the program knows to be in use.
         """
         self._kept = kept
+        self._kept_lately: Kept = 0, 0
         self._count_blocks = count_blocks
         self._clock = clock
         self._used = used
@@ -107,13 +116,17 @@ class Collector:
         is_busy = used - self._used_then > BUSY_RATIO * (now - self._looked_at)
         self._looked_at, self._used_then = now, used
         kept_blocks, kept_bytes = self._kept()
+        blocks_lately, bytes_lately = self._kept_lately
+        blocks_lately = max(kept_blocks, int(KEPT_RATIO * blocks_lately))
+        bytes_lately = max(kept_bytes, int(KEPT_RATIO * bytes_lately))
+        self._kept_lately = blocks_lately, bytes_lately
         n_blocks, n_bytes = self._count_blocks(), self._resident_bytes()
         if (
-            n_blocks - kept_blocks > self._all_again_at
-            or n_bytes - kept_bytes > self._all_again_at_bytes
+            n_blocks - blocks_lately > self._all_again_at
+            or n_bytes - bytes_lately > self._all_again_at_bytes
         ):
             self.collect_all()
-        elif is_busy:
+        elif is_busy or gc.get_count()[0] > MOST_NEW_OBJECTS:
             gc.freeze()
         else:
             gc.collect(0)

@@ -511,3 +511,19 @@ def test_expired_sessions_without_messages_do_not_pile_up(monkeypatch: pytest.Mo
     assert batch is not None
     assert len(batch.gone_sessions) == 3
     broker.write()
+
+
+def test_sessions_that_expire_together_are_deleted_some_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each commit takes the loop's thread for a short time, and what is left is not forgotten."""
+    monkeypatch.setattr(journal_module, "EXPIRED_AT_A_TIME", 2)
+    broker = DurableBroker()
+    expired(broker, "a", "b", "c", n_messages=0)
+    for n_sessions in 2, 1:
+        batch = broker.seal()
+        assert batch is not None
+        assert len(batch.gone_sessions) == n_sessions
+        broker.write()
+    assert [row.client_id for row in broker.disk.sessions.values()] == ["s"]
+    assert broker.seal() is None

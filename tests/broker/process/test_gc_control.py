@@ -9,7 +9,12 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from penstock.broker.process.gc_control import LEAST_GROWTH_BLOCKS, LEAST_GROWTH_BYTES, Collector
+from penstock.broker.process.gc_control import (
+    LEAST_GROWTH_BLOCKS,
+    LEAST_GROWTH_BYTES,
+    MOST_NEW_OBJECTS,
+    Collector,
+)
 
 
 class Ring:
@@ -122,6 +127,30 @@ def test_what_the_program_keeps_is_no_growth(process: Process) -> None:
     process.n_blocks += 1
     process.rest(used=0.9)
     assert ring() is None
+
+
+def test_what_the_program_has_ceased_to_keep_goes_a_little_later(process: Process) -> None:
+    """100,000 sessions that expire wait for their commits, and their memory for the system."""
+    ring = new_ring()
+    process.kept = (3_500_000, 500_000_000)
+    process.n_blocks += 3_500_000
+    process.n_bytes += 500_000_000
+    process.rest(used=0.9)
+    process.kept = (0, 0)
+    process.rest(used=0.9)
+    assert ring() is not None
+    for _ in range(200):
+        process.rest(used=0.9)
+    assert ring() is None
+
+
+def test_very_many_new_objects_are_not_searched(process: Process) -> None:
+    """Who waits for the processor uses little of it, however much there is to do."""
+    ring = new_ring()
+    kept: list[list[int]] = [[] for _ in range(MOST_NEW_OBJECTS + 1)]
+    process.rest(used=0.1)
+    assert ring() is not None
+    assert kept
 
 
 def test_memory_beyond_what_the_program_keeps_is_growth(process: Process) -> None:
