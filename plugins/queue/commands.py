@@ -72,11 +72,12 @@ ConfigFile: TypeAlias = Annotated[
         help="Policy file with the server's address; its database is used if no server runs.",
     ),
 ]
+AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
 
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """Where the queues are; its fields are options of each command.
+    """Where the queues are, and how an answer is shown; its fields are options of each command.
 
     Attributes:
         url: the address of the HTTP API; None for that of the policy file.
@@ -84,6 +85,7 @@ class ServerOptions:
         ca_file: the certificate authority of an https server; None for those of the system.
         config: the policy file; None for `url`.
         context: the name of a context, whose console is asked: it serves queues, too.
+        as_json: an answer is printed as JSON.
     """
 
     url: Url = None
@@ -91,6 +93,11 @@ class ServerOptions:
     ca_file: CaFile = None
     config: ConfigFile = None
     context: ContextName = None
+    as_json: AsJson = False
+
+    def tell(self, words: str, **answer: object) -> None:
+        """Print what was done, in words or as JSON."""
+        typer.echo(json.dumps(answer) if self.as_json else words)
 
     def ask(self, work: Callable[[QueueClient], T]) -> T:
         """Run `work` with a client of the queues.
@@ -200,7 +207,6 @@ Queue: TypeAlias = Annotated[str, typer.Argument(metavar="QUEUE", help="The logi
 GroupName: TypeAlias = Annotated[
     str | None, typer.Argument(metavar="[GROUP]", help="A group of the queue.")
 ]
-AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print the server's answer.")]
 MaxMessages: TypeAlias = Annotated[
     int | None, typer.Option(min=1, metavar="N", help="Most messages to move; all by default.")
 ]
@@ -221,8 +227,6 @@ def stats(
     queue: Annotated[
         str | None, typer.Argument(metavar="[QUEUE]", help="One logical queue; all by default.")
     ] = None,
-    *,
-    as_json: AsJson = False,
 ) -> None:
     """Show the messages of queues, and the positions of their groups."""
 
@@ -230,7 +234,7 @@ def stats(
         return client.queues() if queue is None else [client.queue(queue)]
 
     found = server.ask(work)
-    _print(found, lambda: stats_lines(found), as_json=as_json)
+    _print(found, lambda: stats_lines(found), as_json=server.as_json)
 
 
 @app.command()
@@ -244,12 +248,10 @@ def peek(
     max_messages: Annotated[
         int, typer.Option(min=1, metavar="N", help="Most messages to show.")
     ] = 10,
-    *,
-    as_json: AsJson = False,
 ) -> None:
     """Show waiting messages without receiving them."""
     found = server.ask(lambda client: client.peek(queue, group=group, max_messages=max_messages))
-    _print(found, lambda: peek_lines(found), as_json=as_json)
+    _print(found, lambda: peek_lines(found), as_json=server.as_json)
 
 
 @app.command()
@@ -263,7 +265,7 @@ def purge(
     """Remove all messages of a queue, for all groups."""
     confirm(f"Remove all messages of queue {queue}, for all groups?", yes=yes)
     removed = server.ask(lambda client: client.purge(queue))
-    typer.echo(f"{removed:,} messages removed")
+    server.tell(f"{removed:,} messages removed", removed=removed)
 
 
 @app.command()
@@ -281,7 +283,7 @@ def redrive(
     moved = server.ask(
         lambda client: client.redrive(queue, target=target, max_messages=max_messages)
     )
-    typer.echo(f"{moved:,} messages moved")
+    server.tell(f"{moved:,} messages moved", moved=moved)
 
 
 @app.command()
@@ -291,7 +293,7 @@ def compact(
 ) -> None:
     """Give unused space of the database back to the disk."""
     freed = server.ask(QueueClient.compact)
-    typer.echo(f"{freed:,} bytes given back")
+    server.tell(f"{freed:,} bytes given back", freed_bytes=freed)
 
 
 @app.command()
@@ -304,7 +306,7 @@ def backup(
 ) -> None:
     """Write a consistent copy of the database while queues go on."""
     written = server.ask(lambda client: client.backup(path))
-    typer.echo(f"{written:,} bytes written to {path}")
+    server.tell(f"{written:,} bytes written to {path}", path=path, bytes=written)
 
 
 @app.command()
@@ -370,7 +372,7 @@ def seek(
         confirm(f"Move group {group} of {queue} to {to}? It misses what it skips.", yes=yes)
     position = server.ask(lambda client: client.seek(queue, group, start))
     offsets = ", ".join(f"{number}: {offset:,}" for number, offset in position.offsets.items())
-    typer.echo(f"group {group} is at offset {offsets}")
+    server.tell(f"group {group} is at offset {offsets}", position=position.offsets)
 
 
 @app.command()
@@ -397,7 +399,7 @@ def create(
         _put(client, queue, group, given)
 
     server.ask(work)
-    typer.echo(f"{_named(queue, group)} created")
+    server.tell(f"{_named(queue, group)} created", queue=queue, group=group)
 
 
 @app.command()
@@ -423,7 +425,7 @@ def change(
             else client.change_group(queue, group, given)
         )
     )
-    typer.echo(f"{_named(queue, group)} changed")
+    server.tell(f"{_named(queue, group)} changed", queue=queue, group=group)
 
 
 @app.command()
@@ -446,7 +448,7 @@ def delete(
             client.delete_group(queue, group)
 
     server.ask(work)
-    typer.echo(f"{_named(queue, group)} deleted")
+    server.tell(f"{_named(queue, group)} deleted", queue=queue, group=group)
 
 
 def _put(client: QueueClient, queue: str, group: str | None, settings: Mapping[str, Any]) -> None:

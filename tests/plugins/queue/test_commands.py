@@ -133,6 +133,26 @@ def test_the_database_is_compacted_and_copied(run: Run, at: list[str], tmp_path:
     assert work["messages"] == 2
 
 
+def test_each_command_answers_with_json(run: Run, at: list[str], tmp_path: Path) -> None:
+    """Those that change something, too."""
+
+    def answer(*argv: str) -> dict[str, object]:
+        found: dict[str, object] = json.loads(run(*argv, "--json", *at))
+        return found
+
+    copy = str(tmp_path / "copy.db")
+    written = answer("backup", copy)
+    assert written == {"path": copy, "bytes": Path(copy).stat().st_size}
+    assert answer("create", "new", "--set", "physical_queues=1") == {"queue": "new", "group": None}
+    assert answer("change", "new", "--set", "max_messages=10") == {"queue": "new", "group": None}
+    assert answer("create", "new", "late", "--set", "kind=offsets")["group"] == "late"
+    assert answer("seek", "new", "late", "earliest") == {"position": {"0": 0}}
+    assert answer("delete", "new", "late", "--yes") == {"queue": "new", "group": "late"}
+    assert answer("redrive", "failed") == {"moved": 1}
+    assert answer("purge", "work", "--yes") == {"removed": 3}
+    assert list(answer("compact")) == ["freed_bytes"]
+
+
 def test_a_copy_takes_the_place_of_the_database(run: Run, tmp_path: Path) -> None:
     """Made by a backup or by other means; readers learn that offsets are given again."""
     with running_gateway(tmp_path) as client:
