@@ -548,8 +548,7 @@ class SinkRoutes(Protocol):
     def remove(self, sink: MessageSink) -> None:
         """Offer a sink nothing more; it may still be asked to `accept` what it has reserved.
 
-        Nothing happens where the sink is not one of the broker's. Each of its filters takes some
-        microseconds; of very many, remove some at a time by `remove_filter` before.
+        Nothing happens where the sink is not one of the broker's.
         """
 
     def add_filter(self, sink: MessageSink, topic_filter: str) -> None:
@@ -588,9 +587,8 @@ class SessionOwner:
             expiry_interval: seconds for which the session outlives its connection; None for ever.
 
         Returns:
-            What is awaited before the session is opened; None where it may be opened at once. What
-            a coroutine does last and the opening are one step: nothing comes between. The client
-            may have gone meanwhile.
+            None where the session may be opened at once, and is then. Else what is awaited before
+            the broker asks again, if the client is still there.
 
         Raises:
             PenstockError: also from what is awaited: the client is refused (Server unavailable),

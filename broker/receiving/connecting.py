@@ -326,17 +326,34 @@ def let_in(
     granted: _Granted = _new_tuple(
         _Granted, (client_id, username, keep_alive, expiry_interval, properties, lane)
     )
+    return _open_owned(client, packet, accepted, granted, now)
+
+
+def _open_owned(
+    client: Client, packet: Connect, accepted: Accepted, granted: _Granted, now: float
+) -> Coroutine[Any, Any, None] | None:
+    """Open a session once it is this user's, and this broker has it; return the rest as `let_in`.
+
+    After each wait, all is asked again: the last answer and the opening are one step.
+    """
+    core = client.core
+    client_id = granted.client_id
+    if not packet.clean_start and is_anothers(core, client_id, granted.username, client.listener):
+        return _hand_over_first(client, packet, accepted, granted, now)
     if core.claim is not None and not client.is_local:
         try:
             claimed = core.claim(
-                client_id, clean_start=packet.clean_start, expiry_interval=expiry_interval
+                client_id,
+                clean_start=packet.clean_start,
+                expiry_interval=granted.expiry_interval,
             )
         except Exception as error:  # noqa: BLE001 (a plugin's fault is not its caller's)
             _refuse_unclaimed(client, client_id, error, now)
             return None
         if claimed is not None:
             return _claim_first(claimed, client, packet, accepted, granted, now)
-    return _open_own(client, packet, accepted, granted, now)
+    _open(client, packet, accepted, granted, now)
+    return None
 
 
 async def _claim_first(
@@ -353,10 +370,18 @@ async def _claim_first(
         if not client.is_closing:
             _refuse_unclaimed(client, granted.client_id, error, now)
         return
-    if not client.is_closing:
-        rest = _open_own(client, packet, accepted, granted, now)
-        if rest is not None:
-            await rest
+    rest = None if client.is_closing else _open_owned(client, packet, accepted, granted, now)
+    if rest is not None:
+        await rest
+
+
+async def _hand_over_first(
+    client: Client, packet: Connect, accepted: Accepted, granted: _Granted, now: float
+) -> None:
+    await hand_over(client.core, granted.client_id, granted.username, client.listener, now)
+    rest = None if client.is_closing else _open_owned(client, packet, accepted, granted, now)
+    if rest is not None:
+        await rest
 
 
 def _refuse_unclaimed(client: Client, client_id: str, error: Exception, now: float) -> None:
@@ -370,25 +395,6 @@ def _refuse_unclaimed(client: Client, client_id: str, error: Exception, now: flo
     core.logger.info("client %s: refused, %s, from %s", client_id, why or "no owner", client.peer())
     client.refuse_connect(ReasonCode.SERVER_UNAVAILABLE, **explained(why))
     client.end(now)
-
-
-def _open_own(
-    client: Client, packet: Connect, accepted: Accepted, granted: _Granted, now: float
-) -> Coroutine[Any, Any, None] | None:
-    """Open a session that this broker has; return the rest as `let_in`."""
-    client_id, username = granted.client_id, granted.username
-    if not packet.clean_start and is_anothers(client.core, client_id, username, client.listener):
-        return _hand_over_first(client, packet, accepted, granted, now)
-    _open(client, packet, accepted, granted, now)
-    return None
-
-
-async def _hand_over_first(
-    client: Client, packet: Connect, accepted: Accepted, granted: _Granted, now: float
-) -> None:
-    await hand_over(client.core, granted.client_id, granted.username, client.listener, now)
-    if not client.is_closing:
-        _open(client, packet, accepted, granted, now)
 
 
 def _lane_of(

@@ -305,7 +305,7 @@ class TopicTree:
         """Make a tree without subscriptions.
 
         Args:
-            sinks: as `set_sinks` has them.
+            sinks: the first ones, as by `add_sink`.
             threshold_s: the gate's question of the same name; None for "nothing is large".
             rules: say of which size class a message is; None where no subscription has one.
             most_plan_bytes: memory that all plans may take; a publisher that makes up topics must
@@ -325,7 +325,8 @@ class TopicTree:
         self.n_subscriptions = 0
         self.n_bytes = 0
         self.on_plans_void: Callable[[], None] = lambda: None
-        self.set_sinks(sinks)
+        for sink in sinks:
+            self.add_sink(sink)
 
     def change(self, most_plan_bytes: int, most_payload_bytes: int) -> None:
         """Have other limits, as at the beginning, and ask anew which messages are large."""
@@ -466,17 +467,31 @@ class TopicTree:
         self._make_void(topic_filter)
         return True
 
-    def set_sinks(self, sinks: Iterable[MessageSink]) -> None:
-        """Route to these sinks from now on, and to no others."""
-        retaining = self._sinks.retaining
-        for topic_filter in self._sinks.set_sinks(sinks):
-            self._make_void(topic_filter)
-        if self._sinks.retaining != retaining:
-            self.void_plans()
+    def add_sink(self, sink: MessageSink) -> None:
+        """Route what matches its topic filters to a sink, too."""
+        self._sinks.add_sink(sink)
         self._has_sizes |= self._sinks.has_sizes
+        self._sink_changed(sink, sink.topic_filters)
+
+    def remove_sink(self, sink: MessageSink) -> None:
+        """Route nothing more to a sink."""
+        self._sink_changed(sink, self._sinks.remove_sink(sink))
+
+    def _sink_changed(self, sink: MessageSink, topic_filters: Iterable[str] | None) -> None:
+        """Drop the plans that may have a sink, or are to have it.
+
+        Args:
+            sink: which came or went.
+            topic_filters: all of its filters; None for very many.
+        """
+        if topic_filters is None or sink.takes_retained:
+            self.void_plans()
+            return
+        for topic_filter in topic_filters:
+            self._make_void(topic_filter)
 
     def add_sink_filter(self, sink: MessageSink, topic_filter: str) -> None:
-        """Route what matches a filter to a sink, too; the sink is one of `set_sinks`."""
+        """Route what matches one more filter to a sink that was added."""
         if self._sinks.add(sink, topic_filter):
             self._make_void(topic_filter)
 

@@ -156,7 +156,7 @@ class Core(CoreContext):
         )
         self.most_payload_bytes = limits.most_payload_bytes
         self.sinks: tuple[MessageSink, ...] = ()
-        self.run_sinks: frozenset[MessageSink] = frozenset()
+        self.run_sinks: set[MessageSink] = set()
         self.authenticators = {offered.method: offered for offered in authenticators}
         owner = SessionOwner() if session_owner is None else session_owner
         self.claim = overridden(owner.claim, SessionOwner.claim)
@@ -197,7 +197,8 @@ class Core(CoreContext):
             self, rejects=limits.queue_full == "reject", seconds=limits.queue_full_seconds
         )
         self.outbox_rules.on_dropped = self.room.dropped
-        self.set_sinks(sinks)
+        for sink in sinks:
+            self.add_sink(sink)
         self.on_sys_subscribed: Callable[[str], None] | None = None
         self.catch_up: Callable[[], Coroutine[Any, Any, None] | None] | None = None
         self.is_restricted = is_restricted(options)
@@ -290,15 +291,19 @@ class Core(CoreContext):
             self._arrived_at = now - now % ARRIVAL_SECONDS
         return self._arrived_at
 
-    def set_sinks(self, sinks: Sequence[MessageSink]) -> None:
-        """Route to these sinks from now on, and to no others."""
-        self.sinks = tuple(sinks)
-        self.run_sinks = frozenset(
-            sink for sink in sinks if overridden(sink.accept_run, MessageSink.accept_run)
-        )
-        for sink in self.sinks:
-            sink.on_room = self.room.sink_has_room
-        self.tree.set_sinks(self.sinks)
+    def add_sink(self, sink: MessageSink) -> None:
+        """Route to one more sink from now on."""
+        self.sinks = (*self.sinks, sink)
+        if overridden(sink.accept_run, MessageSink.accept_run) is not None:
+            self.run_sinks.add(sink)
+        sink.on_room = self.room.sink_has_room
+        self.tree.add_sink(sink)
+
+    def remove_sink(self, sink: MessageSink) -> None:
+        """Route nothing more to a sink."""
+        self.sinks = tuple(other for other in self.sinks if other is not sink)
+        self.run_sinks.discard(sink)
+        self.tree.remove_sink(sink)
 
     def ledger(self) -> Ledger:
         """Return the sum of the ledgers of all sessions, ended ones included."""
@@ -337,12 +342,12 @@ class CoreSinks:
             raise PenstockError(f"sink {sink.name}: there is one; allowed: a name of its own")
         for topic_filter in sink.topic_filters:
             _check_filter(sink, topic_filter)
-        core.set_sinks((*core.sinks, sink))
+        core.add_sink(sink)
 
     def remove(self, sink: MessageSink) -> None:
         """Offer a sink nothing more; it may still be asked to `accept` what it has reserved."""
-        core = self._core
-        core.set_sinks([other for other in core.sinks if other is not sink])
+        if sink in self._core.sinks:
+            self._core.remove_sink(sink)
 
     def add_filter(self, sink: MessageSink, topic_filter: str) -> None:
         """Offer a sink what matches one more topic filter; see `SinkRoutes.add_filter`."""

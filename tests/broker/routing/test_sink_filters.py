@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from penstock.broker.message import Message
 from penstock.broker.mqtt.topics import matches
+from penstock.broker.routing.sink_filters import SWEPT_AT_ONCE
 from penstock.broker.routing.topic_tree import TopicTree
 from tests.broker.routing.test_topic_tree import FILTERS, TOPICS
 from tests.helpers.sinks import HoldingSink
@@ -42,7 +43,8 @@ def test_plans_have_the_sinks_whose_filters_match(
             if any(matches(each, topic) for each in those)
         ]
         assert list(tree.plan(topic, topic.encode()).sinks) == wanted
-    tree.set_sinks(())
+    for sink in sinks:
+        tree.remove_sink(sink)
     assert tree.plan(topic, topic.encode()).sinks == ()
     assert not tree._sinks._root
 
@@ -55,7 +57,7 @@ def test_a_filter_without_wildcards_makes_its_own_plan_void_alone() -> None:
     tree.add_sink_filter(sink, "b")
     assert tree.plan("c", b"c") is before["c"]
     assert tree.plan("b", b"b").sinks == (sink,)
-    tree.set_sinks([sink, other])
+    tree.add_sink(other)
     assert tree.plan("a", b"a") is before["a"]
     assert tree.plan("b", b"b").sinks == (sink, other)
     tree.add_sink_filter(sink, "#")
@@ -75,5 +77,26 @@ def test_a_sink_that_takes_what_is_retained_gets_it_of_any_topic() -> None:
         plan = tree.plan(topic, topic.encode())
         assert plan.of(Message(topic, b"x", retain=True)).sinks == with_retain
         assert plan.of(Message(topic, b"x")).sinks == without
-    tree.set_sinks([one])
+    tree.remove_sink(retaining)
     assert tree.plan("c", b"c").of(Message("c", b"x", retain=True)).sinks == ()
+
+
+def test_a_sink_with_very_many_filters_leaves_at_once_and_its_filters_by_and_by() -> None:
+    """Nobody waits while they are taken off one by one."""
+    n_filters = 5 * SWEPT_AT_ONCE
+    sink, other = HoldingSink(name="sink"), HoldingSink("t/1", name="other")
+    sink.topic_filters = [f"t/{number}" for number in range(n_filters)]
+    tree = TopicTree([sink, other])
+    assert tree.plan("t/1", b"t/1").sinks == (sink, other)
+    tree.remove_sink(sink)
+    assert tree.plan("t/1", b"t/1").sinks == (other,)
+    assert len(tree._sinks._root["t"]) > 1
+    for number in range(2, 6):
+        topic = f"t/{number}"
+        assert tree.plan(topic, topic.encode()).sinks == ()
+    assert list(tree._sinks._root["t"]) == ["1"]
+    tree.add_sink(sink)
+    tree.remove_sink(sink)
+    tree.add_sink(sink)
+    assert tree.plan("t/9", b"t/9").sinks == (sink,)
+    assert tree.plan("t/1", b"t/1").sinks == (other, sink)
