@@ -189,11 +189,7 @@ class BrokerOperations(LogLevels):
                 await asyncio.sleep(0)
 
     async def retained(self, topic_filter: str = "#") -> Sequence[RetainedRow]:
-        """Return the retained messages that match a filter.
-
-        Raises:
-            PenstockError: it is no valid topic filter.
-        """
+        """Return the retained messages that match a filter."""
         return await retained_rows(self._core.retained, topic_filter, self._clock)
 
     def retained_message(self, topic: str) -> RetainedContent | None:
@@ -217,11 +213,7 @@ class BrokerOperations(LogLevels):
         client_id: str | None = None,
         address: str | None = None,
     ) -> OpenTail:
-        """Open a live tail.
-
-        Raises:
-            PenstockError: the topic filter is not valid, or too many are open.
-        """
+        """Open a live tail."""
         return self._tails.open(topic_filter, client_id, address)
 
     # -- what is done -------------------------------------------------------------------------
@@ -239,11 +231,7 @@ class BrokerOperations(LogLevels):
         self._core.logger.debug(f"by an operator: {what}", *args)  # noqa: G004 (fixed texts)
 
     def disconnect(self, client_id: str, reason: str) -> bool:
-        """Disconnect a client; return whether it was connected.
-
-        Raises:
-            PenstockError: it is one of the broker's own.
-        """
+        """Disconnect a client; return whether it was connected."""
         _check_foreign(client_id)
         session = self._core.sessions.get(client_id)
         return session is not None and self._turn(lambda: self._disconnect(session, reason))
@@ -259,11 +247,7 @@ class BrokerOperations(LogLevels):
     async def ban(
         self, kind: BanKind, value: str, seconds: float, reason: str, by: str = ""
     ) -> int:
-        """Let nobody of this name or address connect for a while, and disconnect who is there.
-
-        Raises:
-            PenstockError: the value is none of its kind, or there are too many bans.
-        """
+        """Let nobody of this name or address connect for a while, and disconnect who is there."""
         bans = self._core.bans
         bans.add(kind, value, seconds, reason, by, self._clock())
         self._log("%s %s: banned for %g s: %s", kind, value, seconds, reason or "no reason given")
@@ -293,11 +277,7 @@ class BrokerOperations(LogLevels):
         return was_there
 
     def end_session(self, client_id: str) -> bool:
-        """Disconnect a client and end its session, with all that waits; False for no session.
-
-        Raises:
-            PenstockError: it is one of the broker's own.
-        """
+        """Disconnect a client and end its session, with all that waits; False for no session."""
         _check_foreign(client_id)
         session = self._core.sessions.get(client_id)
         if session is None:
@@ -370,11 +350,7 @@ class BrokerOperations(LogLevels):
         program.spawn(drain_clients(program, seconds, self._clock))
 
     async def backup(self, path: str) -> int:
-        """Write what is durable to a new directory, while all goes on; return its bytes.
-
-        Raises:
-            PenstockError: nothing is durable, or it cannot be written.
-        """
+        """Write what is durable to a new directory, while all goes on; return its bytes."""
         try:
             await asyncio.to_thread(os.mkdir, path, 0o700)
         except OSError as error:

@@ -262,11 +262,7 @@ class ProxyOperations(LogLevels, Operations):
         return self._clients is not None and self._clients.reception.bans.remove(kind, value)
 
     def end_session(self, client_id: str) -> bool:
-        """Refuse: sessions are the broker's.
-
-        Raises:
-            PenstockError: always.
-        """
+        """Refuse: sessions are the broker's."""
         raise PenstockError(f"client {client_id}: its session is the broker's; allowed: disconnect")
 
     def release_held(self, client_id: str) -> int:
@@ -284,11 +280,7 @@ class ProxyOperations(LogLevels, Operations):
         return n_released
 
     def drop_held(self, client_id: str) -> int:
-        """Refuse: the broker counts on what it has sent.
-
-        Raises:
-            PenstockError: always.
-        """
+        """Refuse: the broker counts on what it has sent."""
         raise PenstockError(
             f"client {client_id}: a proxy drops no message; allowed: release what is held"
         )
@@ -310,11 +302,7 @@ class ProxyOperations(LogLevels, Operations):
         asyncio.get_running_loop().call_later(seconds, clients.disconnect_all)
 
     async def backup(self, path: str) -> int:
-        """Refuse: a proxy keeps nothing.
-
-        Raises:
-            PenstockError: always.
-        """
+        """Refuse: a proxy keeps nothing."""
         raise PenstockError(f"backup to {path}: a proxy keeps nothing durable; allowed: a broker")
 
     def proxy(self) -> Mapping[str, Any] | None:

@@ -34,7 +34,7 @@ from penstock.plugins.queue.plugin import QueuePlugin
 from penstock.plugins.queue.report import peek_lines, stats_lines
 from penstock.plugins.queue.standalone_server import StandaloneServer, read_config
 from penstock.plugins.web.bind import split_bind
-from penstock.plugins.web.contexts import Context, ContextName, chosen_context
+from penstock.plugins.web.contexts import ApiOptions, Context, chosen_context
 
 T = TypeVar("T")
 
@@ -52,18 +52,6 @@ class CommandError(PenstockError):
     """Arguments that do not fit together, or an answer that is not of a queue; status 2."""
 
 
-Url: TypeAlias = Annotated[
-    str | None,
-    typer.Option(help=f"Address of a running broker or gateway; {DEFAULT_URL} by default."),
-]
-TokenFile: TypeAlias = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", help="File with the bearer token, if the server needs one."),
-]
-CaFile: TypeAlias = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", help="File with the certificate authority of an https server."),
-]
 ConfigFile: TypeAlias = Annotated[
     str | None,
     typer.Option(
@@ -76,23 +64,14 @@ AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print the answe
 
 
 @dataclass(frozen=True, slots=True)
-class ServerOptions:
-    """Where the queues are, and how an answer is shown; its fields are options of each command.
+class ServerOptions(ApiOptions):
+    """Where the queues are: an address, a context (its console serves them) or a policy file.
 
     Attributes:
-        url: the address of the HTTP API; None for that of the policy file.
-        token_file: with the bearer token; None for none.
-        ca_file: the certificate authority of an https server; None for those of the system.
-        config: the policy file; None for `url`.
-        context: the name of a context, whose console is asked: it serves queues, too.
         as_json: an answer is printed as JSON.
     """
 
-    url: Url = None
-    token_file: TokenFile = None
-    ca_file: CaFile = None
     config: ConfigFile = None
-    context: ContextName = None
     as_json: AsJson = False
 
     def tell(self, words: str, **answer: object) -> None:
@@ -108,9 +87,9 @@ class ServerOptions:
         """
         if self.config is None:
             context = chosen_context(self.context, self.url)
-            if context is not None:
-                return work(self.of_context(context).client(f"{context.url.rstrip('/')}/api"))
-            return work(self.client(self.url or DEFAULT_URL))
+            if context is None:
+                return work(_client(self.over(Context(DEFAULT_URL))))
+            return work(_client(self.over(replace(context, url=f"{context.url.rstrip('/')}/api"))))
         if self.url is not None or self.context is not None:
             other = "--context" if self.url is None else "--url"
             raise CommandError(f"{other}: read {other} and -c; allowed: one of them")
@@ -118,7 +97,7 @@ class ServerOptions:
         url = url_of(config)
         if url is not None:
             try:
-                return work(self.client(url))
+                return work(_client(self.over(Context(url))))
             except NoAnswerError as error:
                 if not isinstance(error.__cause__, ConnectionRefusedError):
                     raise
@@ -130,34 +109,24 @@ class ServerOptions:
         os.umask(os.umask(NO_OTHERS) | NO_OTHERS)
         return asyncio.run(_with_file(config, self.config, work))
 
-    def of_context(self, context: Context) -> ServerOptions:
-        """Return these options with the files of a context, where they have none."""
-        token_file, ca_file = (
-            None if one is None else Path(one) for one in (context.token_file, context.ca_file)
-        )
-        return replace(
-            self, token_file=self.token_file or token_file, ca_file=self.ca_file or ca_file
-        )
 
-    def client(self, url: str) -> QueueClient:
-        """Return a client of the queues.
+def _client(found: Context) -> QueueClient:
+    """Return a client of the queues.
 
-        Raises:
-            CommandError: the server cannot be used.
-        """
-        try:
-            token = (
-                None if self.token_file is None else read_token(self.token_file).rpartition(" ")[2]
-            )
-        except (OSError, ValueError) as error:
-            raise CommandError(f"--token-file: {error}") from error
-        ca_file = None if self.ca_file is None else str(self.ca_file)
-        try:
-            return QueueClient(url, token=token, ca_file=ca_file)
-        except ValueError as error:
-            raise CommandError(f"--url: {error}") from error
-        except OSError as error:  # of ssl, which does not name the file
-            raise CommandError(f"--ca-file: {ca_file} cannot be used: {error}") from error
+    Raises:
+        CommandError: the server cannot be used.
+    """
+    file = found.token_file
+    try:
+        token = None if file is None else read_token(file).rpartition(" ")[2]
+    except (OSError, ValueError) as error:
+        raise CommandError(f"--token-file: {error}") from error
+    try:
+        return QueueClient(found.url, token=token, ca_file=found.ca_file)
+    except ValueError as error:
+        raise CommandError(f"--url: {error}") from error
+    except OSError as error:  # of ssl, which does not name the file
+        raise CommandError(f"--ca-file: {found.ca_file} cannot be used: {error}") from error
 
 
 def url_of(config: QueueConfig) -> str | None:

@@ -10,9 +10,9 @@ The file ``~/.config/penstock/contexts.yaml`` has them::
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Final, TypeAlias
+from typing import Annotated, Final
 
 import typer
 from pydantic.dataclasses import dataclass as checked_dataclass
@@ -22,14 +22,6 @@ from penstock.broker.config.key_types import STRICT
 from penstock.broker.errors import ConfigError, ConfigProblem, PenstockError
 
 CONTEXT_VARIABLE: Final = "PENSTOCK_CONTEXT"
-
-ContextName: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        help=f"A name in ~/.config/penstock/contexts.yaml; that of {CONTEXT_VARIABLE} by default.",
-    ),
-]
 
 
 class ContextError(PenstockError):
@@ -50,6 +42,43 @@ class Context:
     url: str
     token_file: str | None = None
     ca_file: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ApiOptions:
+    """Where an API is; its fields are options of each command.
+
+    Attributes:
+        url: the URL; None for that of the context, or for this machine.
+        token_file: the file with the token; None for that of the context, or for no token.
+        ca_file: the certificate authority, likewise.
+        context: the name of a context; None for that of the environment, unless `url` is given.
+    """
+
+    url: Annotated[
+        str | None,
+        typer.Option(help="Address of the program, http://HOST:PORT; this machine's by default."),
+    ] = None
+    token_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="File with a token, if the program needs one."),
+    ] = None
+    ca_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="File with the authority of an https program."),
+    ] = None
+    context: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="A name in ~/.config/penstock/contexts.yaml; $PENSTOCK_CONTEXT by default.",
+        ),
+    ] = None
+
+    def over(self, context: Context) -> Context:
+        """Return a context with what these options give in its place."""
+        given = {"url": self.url, "token_file": self.token_file, "ca_file": self.ca_file}
+        return replace(context, **{key: str(one) for key, one in given.items() if one is not None})
 
 
 def contexts_file() -> Path:

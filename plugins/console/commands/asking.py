@@ -7,17 +7,14 @@ import json
 import ssl
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final
+from typing import Any, ClassVar, Final
 from urllib.parse import quote, urlencode
-
-import typer
 
 from penstock.broker.config.command_line import url_parts
 from penstock.broker.config.secret_file import read_secret
 from penstock.broker.errors import PenstockError
-from penstock.plugins.web.contexts import Context, ContextName, chosen_context
+from penstock.plugins.web.contexts import ApiOptions, Context, chosen_context
 from penstock.plugins.web.terminal_escape import printable
 
 DEFAULT_URL: Final = "http://127.0.0.1:8081"
@@ -55,48 +52,19 @@ class UnknownError(PenstockError):
     exit_status: ClassVar[int] = 1
 
 
-@dataclass(frozen=True, slots=True)
-class ConsoleOptions:
-    """Where the console is; its fields are options of each command.
+class ConsoleOptions(ApiOptions):
+    """Where the console is; its fields are options of each command."""
 
-    Attributes:
-        url: the URL; None for that of the context, or for this machine.
-        token_file: the file with the token; None for that of the context, or for no token.
-        ca_file: the certificate authority, likewise.
-        context: the name of a context; None for that of the environment, unless `url` is given.
-    """
-
-    url: Annotated[
-        str | None,
-        typer.Option(help=f"Address of a program's plugin console; {DEFAULT_URL} by default."),
-    ] = None
-    token_file: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="File with a token, if the console needs one."),
-    ] = None
-    ca_file: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="File with the authority of an https console."),
-    ] = None
-    context: ContextName = None
-
-    def chosen(self) -> Context:
-        """Return where the console is.
-
-        Raises:
-            PenstockError: the options do not fit together, or there is no such context.
-        """
-        found = chosen_context(self.context, self.url) or Context(DEFAULT_URL)
-        given = {"url": self.url, "token_file": self.token_file, "ca_file": self.ca_file}
-        return replace(found, **{key: str(one) for key, one in given.items() if one is not None})
+    __slots__ = ()
 
     def console(self) -> Console:
         """Return the console.
 
         Raises:
-            PenstockError: see `chosen`; or a file cannot be used, or the URL is none.
+            PenstockError: the options do not fit together, a file cannot be used, or the URL is
+                none.
         """
-        chosen = self.chosen()
+        chosen = self.over(chosen_context(self.context, self.url) or Context(DEFAULT_URL))
         token = None if chosen.token_file is None else read_token(chosen.token_file)
         return Console(chosen.url, token, chosen.ca_file)
 
