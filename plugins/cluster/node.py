@@ -255,7 +255,12 @@ class Node:
         if self._is_counting:
             for topic_filter in event.topic_filters:
                 self._count(client_id, topic_filter, self.announcer.unsubscribed)
-        self.owners.ended(client_id)
+        asyncio.get_running_loop().call_soon(self._left_by, client_id)
+
+    def _left_by(self, client_id: str) -> None:
+        """Give a client up, unless a new session has replaced the one that has ended."""
+        if self._clients.subscriptions(client_id) is None:
+            self.owners.ended(client_id)
 
     def _count(self, client_id: str, topic_filter: str, note: Callable[[str], object]) -> None:
         if client_id.startswith(_OF_THE_BROKER) or not is_routed(topic_filter):

@@ -1,0 +1,42 @@
+"""Two nodes in one process, on a real server."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+
+import pytest
+
+from penstock.broker.mqtt.packets import Disconnect
+from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.server import Server
+from tests.broker.serving import port_of, serving
+from tests.helpers.redis_server import shared_redis
+from tests.helpers.wire import connected
+
+
+@pytest.fixture
+async def nodes() -> AsyncIterator[list[Server]]:
+    """Return two brokers of one cluster."""
+    redis = {"server": f"127.0.0.1:{shared_redis()}", "prefix": f"test-{uuid.uuid4().hex}"}
+    async with AsyncExitStack() as stack:
+        yield [
+            await stack.enter_async_context(
+                serving(plugins={"cluster": {"name": "c", "node": node, "redis": redis}})
+            )
+            for node in ("a", "b")
+        ]
+
+
+async def test_a_client_that_came_back_to_its_node_is_had_by_it_still(nodes: list[Server]) -> None:
+    """Its first session ended as the second began; a third one elsewhere ends that."""
+    one, other = map(port_of, nodes)
+    async with (
+        await connected(one, "x") as first,
+        await connected(one, "x") as second,
+        await connected(other, "x"),
+    ):
+        for client in (first, second):
+            told = await client.take(Disconnect)
+            assert told.reason_code == ReasonCode.SESSION_TAKEN_OVER
