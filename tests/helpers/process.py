@@ -151,6 +151,11 @@ class Program:
         self.process.kill()
         self.wait()
 
+    def end(self) -> None:
+        """Kill the program, if it still runs."""
+        if self.process.poll() is None:
+            self.kill()
+
 
 class BrokerProcess(Program):
     """``python -m penstock.broker -c FILE`` and its log.
@@ -237,8 +242,7 @@ def running_broker(
         assert broker.port, f"the broker did not start:\n{broker.log}"
         yield broker
     finally:
-        if broker.process.poll() is None:
-            broker.kill()
+        broker.end()
 
 
 def is_there(pid: int) -> bool:

@@ -1,0 +1,120 @@
+"""Shared subscriptions whose members are at several brokers."""
+
+from __future__ import annotations
+
+import queue
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from tests.helpers.cluster import Cluster, running_brokers, until
+from tests.helpers.process import SECONDS
+
+N_JOBS = 300
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Three brokers."""
+    with running_brokers(tmp_path_factory.mktemp("cluster"), "a", "b", "c") as brokers:
+        yield brokers
+
+
+class Crew:
+    """Members of a shared subscription, each at a broker.
+
+    Attributes:
+        arrived: takes (member, payload) of each message.
+    """
+
+    def __init__(self, stack: ExitStack, cluster: Cluster, share: str, *members: str) -> None:
+        """Connect them.
+
+        Args:
+            stack: what ends them.
+            cluster: the brokers.
+            share: ``$share/GROUP/FILTER``.
+            members: their names, the first letter of which is that of the broker.
+        """
+        self.arrived: queue.Queue[tuple[str, bytes]] = queue.Queue()
+        self.clients = {}
+        for name in members:
+            client = stack.enter_context(cluster.client(name[0], f"{share[7:9]}-{name}"))
+            client.paho.on_message = lambda _c, _u, m, name=name: self.arrived.put(
+                (name, bytes(m.payload))
+            )
+            assert client.subscribe(share, 1)
+            self.clients[name] = client
+
+    def take(self, n_messages: int) -> list[tuple[str, bytes]]:
+        """Return the next messages, in the order in which they came."""
+        return [self.arrived.get(timeout=SECONDS) for _ in range(n_messages)]
+
+
+@pytest.mark.parametrize("qos", [0, 1, 2])
+def test_each_message_goes_to_one_member(cluster: Cluster, qos: int) -> None:
+    """Wherever it is published, wherever the members are."""
+    with ExitStack() as stack:
+        crew = Crew(stack, cluster, f"$share/g{qos}/jobs{qos}/#", "a1", "b1", "b2", "c1")
+        publishers = [stack.enter_context(cluster.client(name)) for name in "abc"]
+        jobs = [b"%d" % number for number in range(N_JOBS)]
+        for number, job in enumerate(jobs):
+            publishers[number % 3].paho.publish(f"jobs{qos}/{number % 7}", job, qos)
+        assert sorted(payload for _, payload in crew.take(N_JOBS)) == sorted(jobs)
+        # What would come twice has come before what is published after it.
+        for publisher in publishers:
+            publisher.publish(f"jobs{qos}/0", b"last", 1)
+        assert [payload for _, payload in crew.take(3)] == [b"last"] * 3
+        assert crew.arrived.empty()
+
+
+def test_members_of_other_brokers_get_what_the_own_has_nobody_for(cluster: Cluster) -> None:
+    """A broker with two members of the group gets about twice as much as one with one."""
+    with ExitStack() as stack:
+        crew = Crew(stack, cluster, "$share/far/far/#", "b1", "b2", "c1")
+        publisher = stack.enter_context(cluster.client("a"))
+        for number in range(N_JOBS):
+            publisher.publish(f"far/{number % 7}", b"%d" % number, 1)
+        came = crew.take(N_JOBS)
+        assert len({payload for _, payload in came}) == N_JOBS
+        shares = Counter(name for name, _ in came)
+        assert min(shares[name] for name in ("b1", "b2", "c1")) >= N_JOBS // 10
+
+
+def test_a_member_of_the_own_broker_comes_first(cluster: Cluster) -> None:
+    """A message that need not leave its broker does not."""
+    with ExitStack() as stack:
+        crew = Crew(stack, cluster, "$share/near/near/#", "a1", "b1", "c1")
+        publisher = stack.enter_context(cluster.client("a"))
+        for number in range(50):
+            publisher.publish("near/x", b"%d" % number, 1)
+        assert {name for name, _ in crew.take(50)} == {"a1"}
+
+
+def test_ordinary_subscribers_get_each_message_beside_the_group(cluster: Cluster) -> None:
+    """One of the group, and everybody else."""
+    with ExitStack() as stack:
+        crew = Crew(stack, cluster, "$share/mixed/mixed/#", "b1", "c1")
+        others = [stack.enter_context(cluster.client(n, subscribes="mixed/#")) for n in "abc"]
+        publisher = stack.enter_context(cluster.client("a"))
+        jobs = [b"%d" % number for number in range(50)]
+        for job in jobs:
+            publisher.publish("mixed/x", job, 1)
+        assert {payload for _, payload in crew.take(50)} == set(jobs)
+        for other in others:
+            assert other.payloads(50) == jobs
+        assert crew.arrived.empty()
+
+
+def test_a_member_that_leaves_gets_nothing_more(cluster: Cluster) -> None:
+    """The last one of its broker; then those of others do all."""
+    with ExitStack() as stack:
+        crew = Crew(stack, cluster, "$share/less/less/#", "b1", "c1")
+        publisher = stack.enter_context(cluster.client("a"))
+        crew.clients["b1"].close()
+        until(lambda: not crew.clients["b1"].paho.is_connected())
+        for number in range(50):
+            publisher.publish("less/x", b"%d" % number, 1)
+        assert {name for name, _ in crew.take(50)} == {"c1"}

@@ -1,0 +1,271 @@
+"""Brokers that are one broker, on one engine, as processes of a test."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from paho.mqtt.enums import MQTTProtocolVersion
+
+from penstock.broker.mqtt.packets import PubAck, PubComp, Publish, PubRec, PubRel
+from tests.helpers.paho_client import MQTT_5, PahoClient
+from tests.helpers.process import SECONDS, BrokerProcess, anonymous_policy
+from tests.helpers.redis_server import shared_redis
+from tests.helpers.wire import WireClient, connected
+
+LOOK_SECONDS: Final = 0.02
+
+
+def until(is_true: Callable[[], object], what: str = "it") -> None:
+    """Wait for what other programs learn by themselves."""
+    give_up_at = time.monotonic() + SECONDS
+    while not is_true():
+        assert time.monotonic() < give_up_at, f"{what} did not come"
+        time.sleep(LOOK_SECONDS)
+
+
+async def reached(is_true: Callable[[], object], what: str = "it") -> None:
+    """Wait for what other programs learn by themselves, on an event loop."""
+    give_up_at = time.monotonic() + SECONDS
+    while not is_true():
+        assert time.monotonic() < give_up_at, f"{what} did not come"
+        await asyncio.sleep(LOOK_SECONDS)
+
+
+class Cluster:
+    """Brokers of one cluster, each in a folder of its own.
+
+    Attributes:
+        section: the keys under `plugins.cluster`, without `node`.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        redis: Mapping[str, Any] | None = None,
+        *,
+        plugins: Mapping[str, Any] | None = None,
+        **keys: Any,
+    ) -> None:
+        """Make a cluster without a broker.
+
+        Args:
+            folder: of all.
+            redis: the section `redis`; None for a server that tests share. A prefix is added.
+            plugins: further plugins of all brokers.
+            keys: further keys of their policy.
+        """
+        redis = redis or {"server": f"127.0.0.1:{shared_redis()}"}
+        self.section: dict[str, Any] = {
+            "name": "test",
+            "redis": {"prefix": f"test-{uuid.uuid4().hex}", **redis},
+        }
+        self._folder = folder
+        self._plugins = plugins or {}
+        self._keys = keys
+        self._nodes: dict[str, BrokerProcess] = {}
+
+    def policy(self, name: str) -> dict[str, Any]:
+        """Return the policy of a broker."""
+        section = self.section | {"node": name}
+        return anonymous_policy({"cluster": section, **self._plugins}, **self._keys)
+
+    def start(self, *names: str) -> None:
+        """Start brokers, or start them again; return when they serve."""
+        for name in names:
+            folder = self._folder / name
+            folder.mkdir(parents=True, exist_ok=True)
+            node = self._nodes[name] = BrokerProcess(self.policy(name), folder)
+            assert node.port, f"{name} did not start:\n{node.log}"
+
+    def __getitem__(self, name: str) -> BrokerProcess:
+        """Return a broker."""
+        return self._nodes[name]
+
+    def end(self) -> None:
+        """Kill what still runs."""
+        for node in self._nodes.values():
+            node.end()
+
+    @contextmanager
+    def client(
+        self,
+        name: str,
+        client_id: str = "",
+        version: MQTTProtocolVersion = MQTT_5,
+        *,
+        subscribes: str = "",
+        **options: Any,
+    ) -> Iterator[PahoClient]:
+        """Connect a client to a broker for a block.
+
+        Args:
+            name: of the broker.
+            client_id: Client Identifier.
+            version: of the protocol.
+            subscribes: a topic filter that it subscribes to at QoS 2; "" for none.
+            options: of the client's `connect`.
+        """
+        with PahoClient(self[name].port, client_id, version) as client:
+            assert client.connect(**options), client.connack
+            if subscribes:
+                assert client.subscribe(subscribes, 2)
+            yield client
+
+    async def connected(self, name: str, client_id: str = "", **options: Any) -> WireClient:
+        """Return a client on a bare socket that a broker has accepted."""
+        return await connected(self[name].port, client_id, **options)
+
+
+@contextmanager
+def running_brokers(
+    folder: Path, *names: str, redis: Mapping[str, Any] | None = None, **options: Any
+) -> Iterator[Cluster]:
+    """Run the brokers of a cluster for a block; the arguments are those of `Cluster`."""
+    cluster = Cluster(folder, redis, **options)
+    try:
+        cluster.start(*names)
+        yield cluster
+    finally:
+        cluster.end()
+
+
+class Stream:
+    """Publishes numbers to a topic, in order, until it is told to end.
+
+    Its sessions end with their connections: what is unacknowledged is published anew.
+
+    Attributes:
+        topic: of all messages.
+        qos: 1 or 2.
+        acknowledged: the numbers that a broker has acknowledged: at QoS 2 by its PUBREC.
+        repeated: the numbers that were published more than once.
+        n_sent: how many were begun.
+    """
+
+    def __init__(
+        self, topic: str, *, qos: int = 1, window: int = 20, pause_seconds: float = 0.0
+    ) -> None:
+        """Make a stream.
+
+        Args:
+            topic: of all messages.
+            qos: 1 or 2.
+            window: how many are unacknowledged at a time.
+            pause_seconds: after each message.
+        """
+        self.topic = topic
+        self.qos = qos
+        self.acknowledged: set[int] = set()
+        self.repeated: set[int] = set()
+        self.n_sent = 0
+        self._window = window
+        self._pause_seconds = pause_seconds
+        self._is_ending = False
+        self._unacknowledged: dict[int, int] = {}
+        self._unreleased: set[int] = set()
+
+    def end(self) -> None:
+        """Begin no more; `run` returns once all is acknowledged."""
+        self._is_ending = True
+
+    @property
+    def _is_done(self) -> bool:
+        return self._is_ending and not self._unacknowledged
+
+    async def run(self, *ports: Callable[[], int]) -> None:
+        """Publish, at the next broker where one has closed the connection.
+
+        Args:
+            ports: each returns the port of a broker.
+        """
+        at = 0
+        while not self._is_done:
+            with contextlib.suppress(OSError, AssertionError):
+                async with await connected(ports[at % len(ports)]()) as client:
+                    await self._run_on(client)
+            at += 1
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def _run_on(self, client: WireClient) -> None:
+        again = list(self._unacknowledged.values())
+        self.repeated.update(again)
+        self._unacknowledged.clear()
+        self._unreleased.clear()
+        packet_id = 0
+        while not self._is_done:
+            n_under_way = len(self._unacknowledged) + len(self._unreleased)
+            if n_under_way < self._window and (again or not self._is_ending):
+                if again:
+                    number = again.pop(0)
+                else:
+                    number, self.n_sent = self.n_sent, self.n_sent + 1
+                packet_id = packet_id % 0xFFFF + 1
+                self._unacknowledged[packet_id] = number
+                await client.send(
+                    Publish(self.topic, b"%d" % number, self.qos, packet_id=packet_id)
+                )
+                if self._pause_seconds:
+                    await asyncio.sleep(self._pause_seconds)
+            else:
+                await self._take_answer(client)
+
+    async def _take_answer(self, client: WireClient) -> None:
+        answer = await client.receive()
+        if isinstance(answer, PubComp):
+            self._unreleased.discard(answer.packet_id)
+            return
+        assert isinstance(answer, PubAck | PubRec), answer
+        assert answer.reason_code < 0x80, answer
+        self.acknowledged.add(self._unacknowledged.pop(answer.packet_id))
+        if isinstance(answer, PubRec):
+            self._unreleased.add(answer.packet_id)
+            await client.send(PubRel(answer.packet_id))
+
+
+class Reading:
+    """Takes and acknowledges the messages of `Stream`s.
+
+    Attributes:
+        came: the numbers by topic, in the order of their first arrival.
+        twice: the numbers by topic that had come before.
+    """
+
+    def __init__(self) -> None:
+        self.came: dict[str, dict[int, None]] = {}
+        self.twice: dict[str, list[int]] = {}
+
+    async def run(self, client: WireClient) -> None:
+        """Take messages until cancelled, or until the connection ends."""
+        while (packet := await client.receive()) is not None:
+            if isinstance(packet, PubRel):
+                await client.send(PubComp(packet.packet_id))
+                continue
+            assert isinstance(packet, Publish), packet
+            came = self.came.setdefault(packet.topic, {})
+            number = int(packet.payload)
+            if number in came:
+                self.twice.setdefault(packet.topic, []).append(number)
+            came[number] = None
+            if packet.qos:
+                kind = PubAck if packet.qos == 1 else PubRec
+                await client.send(kind(packet.packet_id))
+
+    def n_displaced(self, topic: str) -> int:
+        """Return how many messages of a topic came after a later one, repeats left out."""
+        return sum(b < a for a, b in itertools.pairwise(self.came.get(topic, ())))
+
+    def lost(self, stream: Stream) -> set[int]:
+        """Return what was acknowledged to a stream and has not come."""
+        return stream.acknowledged.difference(self.came.get(stream.topic, ()))
+
+    async def until_all_of(self, stream: Stream) -> None:
+        """Wait until all that was acknowledged has come."""
+        await reached(lambda: not self.lost(stream), "all that was acknowledged")
