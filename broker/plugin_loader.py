@@ -59,17 +59,12 @@ class LoadedPlugins:
     """The plugins of a policy file and what they bring, all in the order of the file.
 
     Attributes:
-        plugins: the plugins.
-        names: their short names.
         gate: the one delivery gate, or None.
-        samplers: their link samplers.
         payload_store: the one payload store, or None.
         sinks: their message sinks, whose names are unique.
-        sources: their message sources.
         session_owner: the one session owner, or None.
         access: their access controls.
         authenticators: their authenticators, whose methods are unique.
-        callbacks: their callbacks of events.
     """
 
     plugins: tuple[Plugin, ...] = ()
@@ -165,12 +160,8 @@ class PluginReload:
     """What the plugins of a program have prepared for a reload.
 
     Attributes:
-        read: files that were read, each behind its key.
-        values: the keys of the file.
-        live: which of them change live.
         failed: plugin, or key, to why it cannot be used.
         applies: what makes it count: the plugin, and `Reload.apply`.
-        contexts: what each plugin had before.
     """
 
     read: list[str] = field(default_factory=list)

@@ -61,18 +61,11 @@ class RedisOptions:
 
     Attributes:
         server: the address of the only server.
-        cluster: the addresses of some nodes of a cluster.
-        sentinels: the addresses of sentinels.
-        master: the name of the master at the sentinels.
-        db: the number of the database.
-        prefix: the beginning of the name of each key.
         user: the ACL user; "" for `default`.
         password_file: the file whose first line is the password, or "".
-        sentinel_user: the ACL user of the sentinels.
         sentinel_password_file: the file whose first line is the password of the sentinels, or "".
         ca_file: the PEM file of the authorities of servers and sentinels; "" for no TLS.
         certificate_file: the PEM file of the client's certificate, or "".
-        key_file: the PEM file of the certificate's key.
     """
 
     server: Address | None = None
@@ -95,12 +88,9 @@ class SourceOptions(ServerOptions):
     """Options of the source, checked; ``docs/reference/spark.md`` has their names for users.
 
     Attributes:
-        queues: the names of the logical queues.
         group: the query's group in each queue, of kind ``offsets``; it is created where it is
             missing. A queue keeps what its group has not committed. It is for streams only.
         starting_position: the place where a query without a checkpoint begins.
-        ending_position: the place where a batch read ends.
-        columns: the names of the columns, in the order of a row.
         topic_filters: the MQTT topic filters, of which a message must match one; empty for all
             messages.
         max_rows_per_trigger: the most messages of one micro-batch, over all queues.

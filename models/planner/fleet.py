@@ -49,7 +49,6 @@ class LinkClass:
         bytes_per_second: the bytes a second while the link is good, as in `BadPath`.
         bad: the link in its bad phases; None where it has none.
         good_seconds: the mean length of a good phase; lengths are exponentially distributed.
-        bad_seconds: the mean length of a bad phase.
     """
 
     rtt_seconds: Seconds
@@ -85,12 +84,9 @@ class Devices:
     """Devices of one kind, which publish.
 
     Attributes:
-        count: the number of devices.
         messages_per_second: the messages a second of one device.
-        payload_bytes: the payload length of a message.
         link: the name of its link.
         topics: the topic filter that matches all topics that they publish to.
-        qos: the QoS of their messages.
         lifetime_seconds: Message Expiry Interval; None for none.
         on_seconds: mean time for which a device has a connection; None for always.
         off_seconds: the mean time for which it has no connection.
@@ -149,7 +145,6 @@ class BackEnd:
 
     Attributes:
         devices: the names of the kinds of devices whose messages it receives.
-        receivers: the receivers that work at a time.
         seconds_per_message: the time that a receiver needs for one message.
         success_ratio: q, share of the messages that a receiver finishes; it gets the others again.
         order: the order of messages: ``any``, or ``key`` for those of a device in their order.
@@ -169,7 +164,6 @@ class Machine:
     """The machine that the broker runs on.
 
     Attributes:
-        cores: the number of cores.
         memory_bytes: the memory for the broker, bytes.
         speed_ratio: the ratio of its speed to that of the machine on which costs were measured.
     """
@@ -181,15 +175,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True, config=STRICT)
 class Fleet:
-    """The whole content of a plan's file.
-
-    Attributes:
-        links: kinds of links by name.
-        devices: kinds of devices by name.
-        machine: the machine for the broker.
-        subscribers: kinds of subscribers by name.
-        back_ends: queues by name.
-    """
+    """The whole content of a plan's file."""
 
     links: Annotated[Mapping[Name, LinkClass], Field(min_length=1)]
     devices: Annotated[Mapping[Name, Devices], Field(min_length=1)]

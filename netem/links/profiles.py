@@ -154,13 +154,7 @@ class Direction:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A link in a certain state.
-
-    Attributes:
-        name: the name on the command line and in the log.
-        upstream: the direction towards the server.
-        downstream: the direction towards the client.
-    """
+    """A link in a certain state."""
 
     name: str
     upstream: Direction

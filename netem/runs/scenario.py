@@ -99,12 +99,7 @@ class LinkPlan:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """Hosts and links.
-
-    Attributes:
-        hosts: the hosts by name.
-        links: the links, in any order.
-    """
+    """Hosts and links."""
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
@@ -167,12 +162,9 @@ class Publisher:
     """A publisher: a process of its own with one connection for each stream.
 
     Attributes:
-        host: the host that it runs on.
         streams: the names of its streams in `Scenario.traffic`.
         count: the number of such clients; with more than one, their client ids end in a number.
-        protocol: the version of MQTT.
         brokers: the names of the brokers that have it; None for all.
-        to: the client for which it publishes.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -195,11 +187,8 @@ class Subscriber:
     """A subscriber: a process of its own.
 
     Attributes:
-        host: the host that it runs on.
-        filters: the topic filters of its subscriptions.
         qos: the greatest QoS that it requests.
         count: the number of such clients; with more than one, their client ids end in a number.
-        protocol: the version of MQTT.
         keep_alive_seconds: the time after which it gives up a silent connection; it reconnects to
             its session.
         user_properties: the User Properties of its CONNECT, such as ``threshold_l``; MQTT 5 alone.
@@ -228,7 +217,6 @@ class Edges:
     A client connects to the first edge broker on its way to that host, its own host included.
 
     Attributes:
-        hosts: the hosts on each of which one runs.
         kind: ``penstock``, with the plugin `uplink`; or ``mosquitto``, with a bridge.
         settings: Penstock's keys of the policy file, laid over the runner's own, which has one
             uplink ``cloud`` for all topics in both directions, on one connection.
@@ -330,7 +318,6 @@ class Target:
 
     Attributes:
         figure: the figure's name, such as ``small p90``, ``large mean``, ``lost``, ``memory``.
-        broker: the name of the broker.
         over: the broker whose figure is the divisor; None for the figure itself.
         at_most: the greatest allowed value; or None.
         at_least: the least allowed value; or None. One of the two is given.
@@ -353,23 +340,11 @@ class Scenario:
     """A scenario.
 
     Attributes:
-        name: the name, of letters, digits and dashes.
-        title: the title of its report.
-        about: a paragraph on what it shows and where it comes from.
-        profiles: the profiles of links, by name.
         topology: the hosts and links, equal for each broker.
-        broker_host: the host of the broker.
-        brokers: the brokers that are compared, by name.
-        traffic: the streams by name.
-        publishers: the publishers by client id.
-        subscribers: the subscribers by client id.
-        impairments: the impairments of links.
         kinds: kinds of bad links by name, which stand for all links and clients
             (`penstock.netem.runs.kinds`).
         each_kind: the settings that the kinds have in common; None where there are none.
-        measurements: the settings of what is measured.
         targets: the bounds that figures should keep.
-        duration_seconds: the time for which messages are published.
         drain_seconds: the time in which the messages may arrive after that; the rest is lost.
         seeds: the seeds of the runs, one after the other. A seed decides the times at which links
             are bad, which packets are lost, and random traffic.

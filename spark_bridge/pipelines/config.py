@@ -147,7 +147,6 @@ class Table:
     """Data to join with; the keys under `tables.NAME`.
 
     Attributes:
-        format: any format that Spark reads.
         options: the options of the format, such as `path`.
         schema: the columns as DDL; None where the format has them.
     """
@@ -165,7 +164,6 @@ class Sink:
         view: the name of the view; None for the sink's own name.
         format: any format that Spark writes streams to.
         options: the options of the format, such as `path`.
-        table: the table of a catalog, in place of a `path`.
         mode: Spark's output mode; files only have `append`.
         partition_by: the columns whose values become folders.
         group: the group of the queue as which the sink's query reads; None for ``PIPELINE-SINK``.
@@ -227,8 +225,6 @@ class Pipeline:
     Attributes:
         name: the beginning of the names of the groups as which the sinks read.
         storage: the folder or URI of the checkpoints and of the record of the last run.
-        source: the options of ``format("penstock")``.
-        sinks: sinks by name.
         trigger: the seconds between two micro-batches; with `available-now`, the run reads the
             waiting messages and ends.
         decode: the rule by which payloads become columns; None leaves payloads as they are.
@@ -241,7 +237,6 @@ class Pipeline:
             ``penstock`` whose views keep no state. They read as the group ``PIPELINE-read-once``,
             wait for the slowest of them, and fail together. A sink that was there before keeps its
             way of reading.
-        configuration: Spark's settings.
     """
 
     name: Annotated[str, AfterValidator(_checked_prefix)]

@@ -106,11 +106,7 @@ class GroupKindError(PenstockError):
 
 
 class ReaderError(PenstockError):
-    """A commit by a reader that the group does not belong to.
-
-    Attributes:
-        reader: the reader that the group belongs to.
-    """
+    """A commit by a reader that the group does not belong to."""
 
     def __init__(self, queue: str, group: str, read: str, reader: str) -> None:
         super().__init__(
@@ -121,12 +117,7 @@ class ReaderError(PenstockError):
 
 
 class IncarnationError(PenstockError):
-    """A position of a queue that was deleted, or of what a storage held that was rolled back.
-
-    Attributes:
-        queue: the name of the queue.
-        incarnation: the incarnation of the queue that exists.
-    """
+    """A position of a queue that was deleted, or of what a storage held that was rolled back."""
 
     def __init__(self, queue: str, read: str, incarnation: str) -> None:
         super().__init__(
@@ -253,7 +244,6 @@ class Usage(NamedTuple):
 
     Attributes:
         earliest: first offset that may still exist; everything below is gone.
-        next: offset of the next message.
         messages: existing messages, invisible ones included.
         stored_bytes: bytes that they take in the storage.
     """
@@ -269,7 +259,6 @@ class GroupSnapshot:
     """A group as it is.
 
     Attributes:
-        spec: its settings.
         position: below it everything is settled or committed, by physical queue.
         waiting: messages that the group has not settled or committed, leased ones included.
         leased: those of the waiting messages that are invisible to its receivers now.
@@ -298,9 +287,6 @@ class QueueSnapshot:
     """A logical queue as it is; made without a look at the storage.
 
     Attributes:
-        incarnation: the incarnation of the queue.
-        spec: its settings.
-        usage: what each physical queue holds, by its number.
         messages: the messages of all physical queues.
         payload_bytes: the payload bytes of these messages.
         stored_bytes: the bytes that they take in the storage.
@@ -309,7 +295,6 @@ class QueueSnapshot:
             `purge`, `drop_oldest`.
         set_aside: messages that could not be read and are kept out of the queue.
         oldest_seconds: age of the oldest message; None for an empty queue.
-        groups: the groups by name.
     """
 
     incarnation: str
@@ -329,7 +314,6 @@ class GroupOutline(NamedTuple):
     """What requests need to know of a group.
 
     Attributes:
-        spec: its settings.
         leased: messages that are invisible to its receivers now.
     """
 
@@ -350,15 +334,7 @@ class Health(NamedTuple):
 
 
 class QueueOutline(NamedTuple):
-    """What requests need to know of a logical queue.
-
-    Attributes:
-        incarnation: the incarnation of the queue.
-        spec: its settings.
-        messages: the messages of all physical queues.
-        physical_queues: their numbers, ascending.
-        groups: the groups by name.
-    """
+    """What requests need to know of a logical queue."""
 
     incarnation: str
     spec: QueueSpec

@@ -72,7 +72,6 @@ class DequeueStrategy(ABC):
     One object serves one controller.
 
     Attributes:
-        name: the name in the policy file.
         wakes_on_arrival: held requests are answered when messages arrive.
     """
 
@@ -245,11 +244,9 @@ class DequeueController:
 
     Attributes:
         strategy: chooses tries, and when they are made.
-        lengths: looks at the physical queues.
         stored_bytes: returns the payload bytes that were ever stored.
         local_first: says which are tried before others; None where none is nearer.
         max_queues_per_dequeue: physical queues that one round of tries may touch.
-        counts: what it did by the present strategy.
         counts_by_strategy: what it did by each strategy that it has had, by name.
         waiting: requests that have begun and not ended.
     """
@@ -449,7 +446,6 @@ class DequeueRequest:
         missing: messages that may still be found.
         found: messages found in this round.
         found_bytes: their payload bytes.
-        min_messages: the messages that the client waits for.
         min_bytes: payload bytes that it waits for.
         needed: messages that must be there for another round.
         needed_bytes: payload bytes that must have been stored ever for another round, where it

@@ -47,8 +47,6 @@ class Attempt(Generic[T]):
     """A message that was sent to a physical queue.
 
     Attributes:
-        target: the physical queue.
-        started_at: when it was sent.
         is_trial: the target was excluded, and this finds out whether it still has to be.
     """
 
@@ -67,10 +65,8 @@ class Exclusion(Generic[T]):
     """Why and how long a physical queue gets no messages.
 
     Attributes:
-        since: when it was excluded.
         trial_at: when it may be tried again.
         trial_wait: seconds between the last two trials.
-        trial: the trial that is under way.
         is_silent: it has not answered anything since.
     """
 
@@ -113,9 +109,6 @@ class SlowdownExclusion(Generic[T]):
         slowdown_detection_time: seconds, above 0.
         trial_seconds: the time until the first trial of a target that does not answer, above 0.
         max_trial_seconds: most between two trials, `trial_seconds` or more.
-
-    Attributes:
-        counts: what it did.
     """
 
     def __init__(
