@@ -98,7 +98,9 @@ class HostedBroker:
         message = self._message(
             topic_name, data or b"", qos, self._host.clock(), retain=True, publisher=publisher or ""
         )
-        self._host.core.router.retain(message)
+        router = self._host.core.router
+        router.retain(message)
+        router.offer_retained(message)
 
     def _message(
         self,

@@ -178,6 +178,10 @@ class Router:
                     sink, sink.accept, self.for_one(message), _NO_RECEIPT if message.qos else None
                 )
 
+    def offer_retained(self, message: Message) -> None:
+        """Offer a message that is retained and goes to nobody to sinks that take such messages."""
+        self.offer(message, self._tree.plan(message.topic, message.topic_bytes).retaining)
+
     def deliver_shared(
         self, message: Message, share: SharedSubscription, member: Target, now: float
     ) -> None:

@@ -14,6 +14,7 @@ from tests.broker.amqtt_host.hosting import (
     Recorder,
     named,
 )
+from tests.helpers.sinks import HoldingSink
 
 PLUGINS: dict[str, Any] = {ANONYMOUS: None, named(Recorder): None}
 
@@ -78,6 +79,23 @@ async def test_retained_message_of_a_plugin_meets_later_subscribers() -> None:
     await context.retain_message("t", b"")
     assert len(context.retained_messages) == 0
     assert broker.plugin(Recorder).told("retained")["retained_message"].data == b""
+
+
+class Retaining(HoldingSink):
+    """A sink that is offered all that is to be retained."""
+
+    takes_retained = True
+
+
+async def test_a_sink_that_takes_what_is_retained_is_offered_a_plugins() -> None:
+    """Other sinks are not: nobody is sent it."""
+    broker = Broker(PLUGINS)
+    retaining, other = Retaining("x", name="retaining"), HoldingSink("t")
+    for sink in (retaining, other):
+        broker.core.add_sink(sink)
+    await context_of(broker).retain_message("t", b"kept", 1)
+    assert [message.payload for message in retaining.messages] == [b"kept"]
+    assert not other.messages
 
 
 async def test_retained_messages_are_a_table_by_topic() -> None:
