@@ -130,11 +130,7 @@ def check_is_no_pipe(path: str | Path) -> None:
 
 
 def parse_mapping(text: str, file: str) -> dict[str, Any]:
-    """Return the top level of a YAML text, {} where it is empty.
-
-    Raises:
-        ConfigError: as `read_mapping`.
-    """
+    """Return the top level of a YAML text, {} where it is empty."""
     try:
         loader = yaml.SafeLoader(text)
         try:

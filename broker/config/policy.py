@@ -208,11 +208,7 @@ def load_policy(path: str | Path, *, may_be_empty: bool = True) -> Policy:
 
 
 def parse_policy(document: str | Mapping[str, Any], file_name: str) -> Policy:
-    """Check a policy given as YAML text or as a mapping.
-
-    Raises:
-        ConfigError: as `load_policy`.
-    """
+    """Check a policy given as YAML text or as a mapping."""
     mapping = parse_mapping(document, file_name) if isinstance(document, str) else document
     return _Reading(file_name).policy(mapping)
 

@@ -80,11 +80,7 @@ class PacketStream:
         self._cut(whole)
 
     def go_on(self) -> None:
-        """Handle packets again, beginning with those that have waited.
-
-        Raises:
-            PeerError: see `receive_data`.
-        """
+        """Handle packets again, beginning with those that have waited."""
         self.is_paused = False
         tail, self._tail = self._tail, b""
         if len(tail) >= max(1, self._needed_bytes):

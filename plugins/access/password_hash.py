@@ -184,11 +184,7 @@ def parse_hash(text: str) -> StoredPassword:
 
 
 def _parse_argon2id(text: str) -> Argon2Hash:
-    """Read a hash by Argon2id.
-
-    Raises:
-        ValueError: as `parse_hash`.
-    """
+    """Read a hash by Argon2id."""
     found = _ARGON2ID.fullmatch(text)
     if found is None:
         raise ValueError(ALLOWED)

@@ -10,13 +10,7 @@ from penstock.netem.figures.estimates import mean_estimate
 
 
 def draw(results: DequeueResults, file: Path) -> None:
-    """Draw the figures, with intervals, and what holds of the paper's claims below them.
-
-    Raises:
-        ImportError: as `panels`.
-        OSError: as `panels`.
-        ValueError: as `panels`.
-    """
+    """Draw the figures, with intervals, and what holds of the paper's claims below them."""
     with panels(file, 1, 4, (16, 7)) as grid:
         panel_of_figure_12 = grid[0][3]
         for axes, (name, (title, _)) in zip(grid[0], FIGURES.items(), strict=False):

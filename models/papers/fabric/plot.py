@@ -21,13 +21,7 @@ from penstock.models.papers.pictures import draw_curve, panels
 
 
 def draw(results: FabricResults, file: Path) -> None:
-    """Draw throughput over time, and errors; mean over runs, and a band from the least to the most.
-
-    Raises:
-        ImportError: as `panels`.
-        OSError: as `panels`.
-        ValueError: as `panels`.
-    """
+    """Draw throughput over time, and errors; means over runs in a band from least to most."""
     with panels(file, 2, 3, (18, 9)) as grid:
         for row, (copies, copies_name) in zip(grid, COPY_NAMES.items(), strict=True):
             for place, (each, name) in enumerate(DISTRIBUTIONS.items()):

@@ -24,13 +24,7 @@ from penstock.models.papers.pictures import draw_curve, panels
 
 
 def draw(results: PatternResults, file: Path) -> None:
-    """Draw the figures, with intervals.
-
-    Raises:
-        ImportError: as `panels`.
-        OSError: as `panels`.
-        ValueError: as `panels`.
-    """
+    """Draw the figures, with intervals."""
     with panels(file, 2, 3, (17, 10)) as ((seventh, ninth, share), (eighth, tenth, times)):
         _draw_success(results, seventh, "7", is_reliable=True)
         _draw_success(results, ninth, "9", is_reliable=False)

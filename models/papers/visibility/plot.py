@@ -35,13 +35,7 @@ Point = Callable[[Order, int, float], LeaseSetting]
 
 
 def draw(results: VisibilityResults, file: Path) -> None:
-    """Draw the figures: the analytic network as marks, the simulation as lines with intervals.
-
-    Raises:
-        ImportError: as `panels`.
-        OSError: as `panels`.
-        ValueError: as `panels`.
-    """
+    """Draw the figures: the analytic network as marks, the simulation as lines with intervals."""
     by_threads: tuple[tuple[str, Measure, Point], ...] = (
         ("figure 11: delivery time, s", delivery, equal),
         (f"figure 12a: waiting, n1 = {FIXED_THREADS}", waiting, _broker_varies),

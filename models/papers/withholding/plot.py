@@ -77,11 +77,6 @@ def draw_trace(trace: Sequence[float], setting: WithholdingSetting, file: Path) 
     """Write the latency of each large message over time, with a panel for each policy.
 
     Congested seconds are shaded: those whose RTT is above threshold_l.
-
-    Raises:
-        ImportError: as `draw`.
-        OSError: as `draw`.
-        ValueError: as `draw`.
     """
     import matplotlib as mpl  # noqa: PLC0415 (the extra `models`; tables come without)
 
