@@ -44,7 +44,7 @@ class Listener:
     Attributes:
         beaten: the number of this node's newest change that the engine has.
         joined: node, epoch, and what it tells of itself, as JSON.
-        left: node and epoch, after its routes.
+        left: node and epoch; its routes are over.
         applied: node, its epoch and number: its changes up to there are taken.
         retained: topic, data (b"" for a clear), and whether this node has set it itself.
         all_retained: is given all retained messages, in place of what was there.

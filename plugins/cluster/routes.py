@@ -104,7 +104,7 @@ class OtherRoutes:
     """Holds the routes of all other nodes.
 
     Args:
-        on_route: is told of each change: node, topic filter, members.
+        on_route: is told of each change: node, topic filter, members; not of the end of a node.
 
     Attributes:
         members: the other nodes.
@@ -115,28 +115,20 @@ class OtherRoutes:
         self._on_route = on_route
 
     def joined(self, node: str, epoch: int) -> bool:
-        """Take note of a node; return whether this epoch of it is new."""
+        """Take note of a node, an earlier epoch of which has `left`; return whether it is new."""
         there = self.members.get(node)
         if there is not None and there.epoch >= epoch:
             return False
-        self._forget(node)
         self.members[node] = Member(epoch)
         return True
 
     def left(self, node: str, epoch: int) -> bool:
-        """Forget a node; return whether this epoch of it was there."""
+        """Forget a node and its routes, untold; return whether it was there, by this epoch."""
         there = self.members.get(node)
         if there is None or there.epoch > epoch:
             return False
-        self._forget(node)
         del self.members[node]
         return True
-
-    def _forget(self, node: str) -> None:
-        there = self.members.get(node)
-        if there is not None:
-            for topic_filter in there.routes:
-                self._on_route(node, topic_filter, 0)
 
     def changed(self, node: str, epoch: int, ops: Sequence[Op]) -> None:
         """Take a change of a node; one of another epoch than the node's counts for nothing."""
@@ -152,8 +144,7 @@ class OtherRoutes:
                 self._on_route(node, topic_filter, n)
 
     def replaced(self, node: str, epoch: int, routes: Mapping[str, int]) -> None:
-        """Take a node as the engine has it, in place of what is known of it."""
-        self.joined(node, epoch)
+        """Take a node that has `joined` as the engine has it, in place of what is known of it."""
         there = self.members[node]
         if there.epoch == epoch:
             gone = [(one, 0) for one in there.routes if one not in routes]

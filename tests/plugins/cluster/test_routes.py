@@ -50,11 +50,28 @@ class Reader:
         """Take one change of the stream."""
         kind, node, epoch, ops = change
         if kind == "join":
-            self.routes.joined(node, epoch)
+            self.join(node, epoch)
         elif kind == "leave":
-            self.routes.left(node, epoch)
+            self.leave(node, epoch)
         else:
             self.routes.changed(node, epoch, ops)
+
+    def join(self, node: str, epoch: int) -> None:
+        """Take the beginning of an epoch, which ends the one before."""
+        there = self.routes.members.get(node)
+        if there is not None and there.epoch < epoch:
+            self.leave(node, there.epoch)
+        self.routes.joined(node, epoch)
+
+    def leave(self, node: str, epoch: int) -> None:
+        """Take the end of an epoch."""
+        if self.routes.left(node, epoch):
+            self.seen.pop(node, None)
+
+    def replace(self, node: str, epoch: int, routes: dict[str, int]) -> None:
+        """Take what the engine has of a node."""
+        self.join(node, epoch)
+        self.routes.replaced(node, epoch, routes)
 
     def check(self, engine: Engine) -> None:
         """See that it has what the engine has, and was told of exactly that."""
@@ -110,7 +127,7 @@ def test_every_reader_has_what_the_engine_has_whenever_it_has_read() -> None:
                 reader = Reader()
                 for node, epoch in states[at_members].epochs.items():
                     routes = states[at_a if node == "a" else at_b].routes.get(node, {})
-                    reader.routes.replaced(node, epoch, routes)
+                    reader.replace(node, epoch, routes)
                 for change in history[after:]:
                     reader.take(change)
                 reader.check(states[end])
@@ -129,9 +146,9 @@ def test_a_reader_that_has_missed_changes_takes_the_state_in_place_of_its_own() 
             now = Engine(history[: max(known, after)])
             for node, there in list(reader.routes.members.items()):
                 if node not in now.epochs:
-                    reader.routes.left(node, there.epoch)
+                    reader.leave(node, there.epoch)
             for node, epoch in now.epochs.items():
-                reader.routes.replaced(node, epoch, now.routes[node])
+                reader.replace(node, epoch, now.routes[node])
             reader.check(now)
             for change in history[max(known, after) :]:
                 reader.take(change)
