@@ -17,7 +17,7 @@ from penstock.plugins.cluster.routes import Op, OwnRoutes
 from penstock.plugins.redis.errors import StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
 MOST_OPS: Final = 500
 """Filters of one change."""
@@ -43,12 +43,16 @@ class Announcer:
         number: of the newest change.
         confirmed: the other members, to the number up to which each has taken the changes.
         failure: why changes are not stored; "" where they are.
+        catch_up: waits until all is taken that others have changed by now. A message that was
+            retained just before a node knew of a subscription is not sent to it: the subscriber
+            gets it as a retained one, if this node has it by then.
     """
 
     def __init__(self, engine: ClusterEngine, own: OwnRoutes) -> None:
         self.number = 0
         self.confirmed: dict[str, int] = {}
         self.failure = ""
+        self.catch_up: Callable[[], Awaitable[None]] = _nothing
         self._engine = engine
         self._own = own
         self._answered = self._answered_at_beat = 0
@@ -187,27 +191,23 @@ class Announcer:
             return None
         if self._engine.failure is not None:  # clients of this node go on without the others
             return None
-        return self._wait(number)
+        return asyncio.create_task(self._wait(number))
 
     async def _wait(self, number: int) -> None:
-        """Wait for confirmations.
-
-        The broker may run it without a task, and `asyncio.timeout` needs one.
-        """
-        loop = asyncio.get_running_loop()
-        waiter: asyncio.Future[None] = loop.create_future()
+        """Wait for confirmations, and for what others have retained before they confirmed."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.append((number, waiter))
-        timer = loop.call_later(ROUTED_SECONDS, self._give_up, number, waiter)
         try:
-            await waiter
-        finally:
-            timer.cancel()
+            async with asyncio.timeout(ROUTED_SECONDS):
+                await waiter
+                await self.catch_up()
+        except TimeoutError as error:
+            names = ", ".join(node for node, one in self.confirmed.items() if one < number)
+            raise NotConfirmedError(
+                f"subscriptions were not confirmed within {ROUTED_SECONDS:g} s by "
+                f"{names or 'the engine'}"
+            ) from error
 
-    def _give_up(self, number: int, waiter: asyncio.Future[None]) -> None:
-        names = ", ".join(node for node, one in self.confirmed.items() if one < number)
-        if not waiter.done():
-            waiter.set_exception(
-                NotConfirmedError(
-                    f"subscriptions were not confirmed within {ROUTED_SECONDS:g} s by {names}"
-                )
-            )
+
+async def _nothing() -> None:
+    """Nothing is to be waited for."""

@@ -105,6 +105,7 @@ class Members:
         self._announced = b""
         self._is_behind = False
         self._has_caught_up = asyncio.Event()
+        self._has_taken: asyncio.Future[None] | None = None
         self._may_follow = asyncio.Event()
         self._steady_since = clock()
         self._duties: dict[tuple[str, int], asyncio.Task[None]] = {}
@@ -157,9 +158,24 @@ class Members:
         self._look_whether_caught_up()
         await self._has_caught_up.wait()
 
+    async def catch_up(self) -> None:
+        """Wait until all is taken that others have changed by now.
+
+        Raises:
+            StorageError: the engine cannot be asked.
+        """
+        last, _ = await self._engine.last_change()
+        while _order(self._after) < _order(last):
+            if self._has_taken is None:
+                self._has_taken = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._has_taken)
+
     def _look_whether_caught_up(self) -> None:
         if self._announced and _order(self._after) >= _order(self._announced):
             self._has_caught_up.set()
+        if self._has_taken is not None:
+            self._has_taken.set_result(None)
+            self._has_taken = None
 
     async def close(self) -> None:
         """Leave; may be called again."""

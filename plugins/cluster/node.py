@@ -128,6 +128,7 @@ class Node:
         self.members = Members(
             self.engine, self.others, listener, self._info(), context.clock, self._logger
         )
+        self.announcer.catch_up = self.members.catch_up
         self.wills = NodeWills(self.engine.keep_will, self._logger)
         self.callbacks = Callbacks(
             client_connected=(self.wills.connected,),
