@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 
 import pytest
 
-from penstock.broker.mqtt.packets import Disconnect, Publish, Will
+from penstock.broker.mqtt.packets import (
+    ConnAck,
+    Connect,
+    Disconnect,
+    Publish,
+    SubAck,
+    Subscribe,
+    SubscriptionRequest,
+    Will,
+)
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from tests.helpers.cluster import Cluster, running_brokers
 from tests.helpers.wire import WireClient, ending
@@ -39,6 +49,27 @@ async def test_a_client_of_mqtt_3_1_1_is_closed(cluster: Cluster) -> None:
         await cluster.connected("c", "old", version=4),
     ):
         assert await first.rest() == []
+
+
+async def test_a_client_that_comes_to_all_brokers_at_once_stays_at_one(cluster: Cluster) -> None:
+    """One connection is left in the end, and it serves."""
+    for number in range(10):
+        name = f"everywhere-{number}"
+        clients = [await WireClient.dial(cluster[node].port) for node in "abcabc"]
+        for client in clients:
+            await client.send(Connect(client_id=name, keep_alive=0))
+        ends = {asyncio.create_task(client.rest()): client for client in clients}
+        left = set(ends)
+        while len(left) > 1:
+            _, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
+        (last,) = left
+        last.cancel()
+        await asyncio.wait(left)
+        await ends[last].send(Subscribe(1, (SubscriptionRequest(f"{name}/#", 0),)))
+        while not isinstance(packet := await ends[last].receive(), SubAck):
+            assert isinstance(packet, ConnAck), packet
+        for client in clients:
+            client.close()
 
 
 async def test_the_will_of_a_client_that_is_taken_over_is_published_once(

@@ -1,0 +1,78 @@
+"""What an operator may get wrong is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.cluster import Cluster, running_brokers
+from tests.helpers.process import BrokerProcess
+from tests.helpers.redis_server import running_redis
+
+
+def refused(cluster: Cluster, name: str, folder: Path) -> str:
+    """Return the log of a broker that does not start: status 2, and no traceback."""
+    folder.mkdir(exist_ok=True, parents=True)
+    broker = BrokerProcess(cluster.policy(name), folder)
+    try:
+        assert not broker.port, broker.log
+        assert broker.wait() == 2
+        assert "Traceback" not in broker.log
+        return broker.log
+    finally:
+        broker.end()
+
+
+def test_two_brokers_of_one_name(tmp_path: Path) -> None:
+    """The second is told, and the first goes on."""
+    with running_brokers(tmp_path, "a") as cluster:
+        log = refused(cluster, "a", tmp_path / "other")
+        assert "'a'" in log or "a:" in log or " a " in log
+        assert "node" in log
+        with cluster.client("a", subscribes="x") as client:
+            client.publish("x", b"1", 1)
+            assert client.payloads(1) == [b"1"]
+
+
+def test_a_wrong_password(tmp_path: Path) -> None:
+    """Named with the server, at the start."""
+    with running_redis(tmp_path / "redis", "requirepass right") as redis:
+        (tmp_path / "password").write_text("wrong\n")
+        (tmp_path / "password").chmod(0o600)
+        section = {
+            "server": f"127.0.0.1:{redis.port}",
+            "password_file": str(tmp_path / "password"),
+        }
+        log = refused(Cluster(tmp_path, section), "a", tmp_path / "a")
+        assert f"127.0.0.1:{redis.port}" in log
+        assert "password" in log.lower() or "WRONGPASS" in log
+
+
+def test_no_engine(tmp_path: Path) -> None:
+    """Named with its address."""
+    log = refused(Cluster(tmp_path, {"server": "127.0.0.1:1"}), "a", tmp_path / "a")
+    assert "127.0.0.1:1" in log
+
+
+def test_an_engine_that_forgets(tmp_path: Path) -> None:
+    """A server that evicts keys would lose clients, filters and messages."""
+    with running_redis(tmp_path / "redis", "maxmemory 100mb", "maxmemory-policy allkeys-lru") as r:
+        section = {"server": f"127.0.0.1:{r.port}"}
+        log = refused(Cluster(tmp_path, section), "a", tmp_path / "a")
+        assert "noeviction" in log
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a/b", "{a}", "x" * 300])
+def test_a_name_that_no_key_can_have(tmp_path: Path, name: str) -> None:
+    """Named with its key in the file."""
+    log = refused(Cluster(tmp_path), name, tmp_path / "a")
+    assert "plugins.cluster.node" in log
+
+
+def test_brokers_whose_policies_differ_are_warned(tmp_path: Path) -> None:
+    """With the keys: clients would have other rights, or other limits, at each."""
+    with running_brokers(tmp_path, "a") as cluster:
+        cluster._keys = {"limits": {"queued_messages": 7}}
+        cluster.start("b")
+        cluster["b"].wait_for_log("limits")

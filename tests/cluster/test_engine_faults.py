@@ -1,0 +1,132 @@
+"""The engine stands still, is killed, fails over, and comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Final
+
+from penstock.broker.mqtt.packets import Publish
+from penstock.netem.runs.broker_process import reserved_port
+from tests.helpers.cluster import Cluster, Reading, Stream, reached, running_brokers
+from tests.helpers.redis_server import (
+    running_redis,
+    running_sentinels,
+    shared_cluster,
+)
+from tests.helpers.wire import WireClient
+
+AWAY_SECONDS: Final = 5.0
+"""How long the engine is away: longer than a node may be silent before it counts as dead."""
+
+LASTS: Final = ("appendonly yes", "appendfsync always")
+
+
+async def round_trips(client: WireClient, topic: str, n: int) -> None:
+    """Publish to a topic that the client itself has subscribed to, and wait for each."""
+    for number in range(n):
+        await client.send(Publish(topic, b"%d" % number))
+        assert (await client.take(Publish)).payload == b"%d" % number
+
+
+async def through_an_outage(cluster: Cluster, outage: Any) -> None:
+    """Hold what is promised while the engine is away.
+
+    Clients on one broker go on; what is acknowledged for another broker arrives, in order; nobody
+    is disconnected.
+
+    Args:
+        cluster: of the brokers `a` and `b`.
+        outage: a coroutine function: it ends once the engine is back.
+    """
+    async with (
+        await cluster.connected("a", "near") as near,
+        await cluster.connected("b", "reads") as reader,
+    ):
+        await near.subscribe("near/#")
+        await reader.subscribe("far/#", 1)
+        stream = Stream("far/x")
+        publishing = asyncio.create_task(stream.run(lambda: cluster["a"].port))
+        reading = Reading()
+        taking = asyncio.create_task(reading.run(reader))
+        await reached(lambda: len(stream.acknowledged) > 200, "200 acknowledgements")
+        out = asyncio.create_task(outage())
+        while not out.done():
+            await round_trips(near, "near/x", 10)
+        await out
+        n_sent = stream.n_sent
+        await reached(lambda: stream.n_sent >= n_sent + 200, "200 messages after it")
+        stream.end()
+        await publishing
+        await reading.until_all_of(stream)
+        assert not reading.n_displaced("far/x")
+        taking.cancel()
+        assert await near.subscribe("still/#") == 0
+        assert await reader.subscribe("there/#") == 0
+
+
+async def test_the_engine_stands_still(tmp_path: Path) -> None:
+    """All are back when it is; nobody takes the silence for the death of a broker."""
+    with (
+        running_redis(tmp_path / "redis") as redis,
+        running_brokers(tmp_path, "a", "b", redis={"server": f"127.0.0.1:{redis.port}"}) as cluster,
+    ):
+
+        async def outage() -> None:
+            redis.process.send_signal(signal.SIGSTOP)
+            await asyncio.sleep(AWAY_SECONDS)
+            redis.process.send_signal(signal.SIGCONT)
+
+        await through_an_outage(cluster, outage)
+
+
+async def test_the_engine_is_killed_and_has_its_file(tmp_path: Path) -> None:
+    """With `appendfsync always` it has all that was acknowledged."""
+    with ExitStack() as stack:
+        port = stack.enter_context(reserved_port())
+        redis = stack.enter_context(running_redis(tmp_path / "redis", *LASTS, port=port))
+        cluster = stack.enter_context(
+            running_brokers(tmp_path, "a", "b", redis={"server": f"127.0.0.1:{port}"})
+        )
+
+        async def outage() -> None:
+            redis.process.kill()
+            await asyncio.sleep(AWAY_SECONDS)
+            await asyncio.to_thread(
+                stack.enter_context, running_redis(tmp_path / "redis", *LASTS, port=port)
+            )
+
+        await through_an_outage(cluster, outage)
+
+
+async def test_the_master_is_killed(tmp_path: Path) -> None:
+    """Sentinels make a replica the master; with `min_replicas` it has what was acknowledged."""
+    with ExitStack() as stack:
+        master = stack.enter_context(running_redis(tmp_path / "0"))
+        for name in ("1", "2"):
+            line = f"replicaof 127.0.0.1 {master.port}"
+            stack.enter_context(running_redis(tmp_path / name, line))
+        ports = stack.enter_context(running_sentinels(tmp_path / "sentinels", master.port))
+        servers = [f"127.0.0.1:{port}" for port in ports]
+        section = {"sentinel": {"servers": servers, "master": "m"}, "min_replicas": 1}
+        cluster = stack.enter_context(running_brokers(tmp_path, "a", "b", redis=section))
+
+        async def outage() -> None:
+            master.process.kill()
+            await asyncio.sleep(AWAY_SECONDS)
+
+        await through_an_outage(cluster, outage)
+
+
+async def test_the_engine_is_a_cluster(tmp_path: Path) -> None:
+    """The keys of one node's inbox, of a client's owner and of the meta are on several servers."""
+    nodes = [f"{host}:{port}" for host, port in shared_cluster()]
+    with running_brokers(tmp_path, "a", "b", "c", redis={"cluster": nodes}) as brokers:
+        for number in range(20):
+            async with await brokers.connected("abc"[number % 3], f"client-{number % 5}") as one:
+                await one.subscribe(f"to/{number}", 1)
+                async with await brokers.connected("bca"[number % 3]) as other:
+                    await other.publish(f"to/{number}", b"%d" % number)
+                assert (await one.take(Publish)).payload == b"%d" % number
