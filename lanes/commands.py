@@ -28,9 +28,9 @@ from penstock.broker.config.command_line import CommandLine, exit_status, with_o
 from penstock.broker.errors import MalformedPacketError, PenstockError
 from penstock.broker.mqtt.topics import validate_topic_filter
 from penstock.lanes.login import Login, MqttError, broker_address
-from penstock.plugins.console.commands.text_table import duration, size
 from penstock.plugins.queue.wire.frames import PUBLISHED_AT_PROPERTY
 from penstock.plugins.web.terminal_escape import printable
+from penstock.plugins.web.text_table import duration, size
 
 if TYPE_CHECKING:
     from paho.mqtt.client import Client, MQTTMessage

@@ -10,14 +10,13 @@ from typing import Any, Final, TypeAlias
 from penstock.broker.config.key_types import show_size
 from penstock.plugins.queue.wire.frames import DEAD_LETTER
 from penstock.plugins.web.terminal_escape import printable
+from penstock.plugins.web.text_table import aligned, duration
 
 Figures: TypeAlias = Mapping[str, Any]
 """The figures of a queue, as ``GET /queues/NAME`` answers them."""
 
 PREVIEW_CHARACTERS: Final = 60
 """How much of a payload `peek` shows, so that a line fits a wide terminal."""
-
-_UNITS: Final = ((86_400.0, "d"), (3_600.0, "h"), (60.0, "min"))
 
 
 def stats_lines(queues: Sequence[Figures]) -> list[str]:
@@ -84,7 +83,7 @@ def _queue_row(queue: Figures) -> tuple[str, ...]:
         f"{queue['messages']:,}",
         show_size(queue["payload_bytes"]),
         show_size(queue["stored_bytes"]),
-        _age(queue["oldest_seconds"]),
+        duration(queue["oldest_seconds"]),
         f"{removed:,}",
         f"{queue['set_aside']:,}",
     )
@@ -101,7 +100,7 @@ def _group_row(queue: str, name: str, group: Mapping[str, Any]) -> tuple[str, ..
         f"{group['delayed']:,}",
         f"{group['received']:,}",
         settled or "0",
-        f"{_age(group['idle_seconds'])} ago",
+        f"{duration(group['idle_seconds'])} ago",
     )
 
 
@@ -139,27 +138,8 @@ def _death(origin: Mapping[str, Any] | None) -> str:
     return f"{origin['queue']}/{origin['group']}: {origin['reason']}, {origin['receives']} receives"
 
 
-def _age(seconds: float | None) -> str:
-    if seconds is None:
-        return "-"
-    for unit_seconds, unit in _UNITS:
-        if seconds >= unit_seconds:
-            return f"{seconds / unit_seconds:,.1f} {unit}"
-    return f"{seconds:.1f} s"
-
-
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """Return lines with aligned columns; those whose name begins with ``>`` to the right."""
-    is_right = [name.startswith(">") for name in header]
     cells = [[name.removeprefix(">") for name in header]]
     cells += [[printable(cell) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-
-    def line(row: Sequence[str]) -> str:
-        aligned = (
-            cell.rjust(width) if right else cell.ljust(width)
-            for cell, width, right in zip(row, widths, is_right, strict=True)
-        )
-        return "  ".join(aligned).rstrip()
-
-    return [line(row) for row in cells]
+    return list(aligned(cells, [name.startswith(">") for name in header]))

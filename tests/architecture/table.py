@@ -172,7 +172,7 @@ MODULE_ARROWS: Final = {
         "broker.config.command_line",
         "broker.errors",
         "broker.mqtt.topics",
-        "plugins.console.commands.text_table",
+        "plugins.web.text_table",
         "plugins.queue.wire.frames",
         "plugins.web.terminal_escape",
     ),

@@ -25,7 +25,9 @@ from penstock.plugins.console.commands.showing import (
     show,
     show_list,
 )
-from penstock.plugins.console.commands.text_table import (
+from penstock.plugins.console.report_text import describe
+from penstock.plugins.web.terminal_escape import printable
+from penstock.plugins.web.text_table import (
     Column,
     count,
     duration,
@@ -33,8 +35,6 @@ from penstock.plugins.console.commands.text_table import (
     size,
     text,
 )
-from penstock.plugins.console.report_text import describe
-from penstock.plugins.web.terminal_escape import printable
 
 client = CommandLine()
 

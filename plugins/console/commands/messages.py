@@ -19,8 +19,8 @@ from penstock.plugins.console.commands.showing import (
     show,
     show_list,
 )
-from penstock.plugins.console.commands.text_table import Column, count, duration, lines, size, text
 from penstock.plugins.web.terminal_escape import printable
+from penstock.plugins.web.text_table import Column, count, duration, lines, size, text
 
 topic, subscription, retained = CommandLine(), CommandLine(), CommandLine()
 

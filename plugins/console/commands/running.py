@@ -17,7 +17,8 @@ from penstock.plugins.console.commands.asking import (
     UnknownError,
 )
 from penstock.plugins.console.commands.showing import AsJson, change, show
-from penstock.plugins.console.commands.text_table import (
+from penstock.plugins.web.terminal_escape import printable
+from penstock.plugins.web.text_table import (
     Column,
     count,
     duration,
@@ -26,7 +27,6 @@ from penstock.plugins.console.commands.text_table import (
     text,
     yes_or_no,
 )
-from penstock.plugins.web.terminal_escape import printable
 
 uplink, drain, backup, log = CommandLine(), CommandLine(), CommandLine(), CommandLine()
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeAlias
 import typer
 
 from penstock.plugins.console.commands.asking import TIMEOUT_SECONDS, Console, ConsoleOptions
-from penstock.plugins.console.commands.text_table import Column, lines
+from penstock.plugins.web.text_table import Column, lines
 
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
 Limit: TypeAlias = Annotated[

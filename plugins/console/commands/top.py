@@ -16,7 +16,8 @@ import typer
 from penstock.broker.config.command_line import CommandLine, exit_status, with_options
 from penstock.plugins.console.commands.asking import Console, ConsoleError, ConsoleOptions
 from penstock.plugins.console.commands.showing import AsJson, show
-from penstock.plugins.console.commands.text_table import (
+from penstock.plugins.web.terminal_escape import printable
+from penstock.plugins.web.text_table import (
     Column,
     count,
     duration,
@@ -24,7 +25,6 @@ from penstock.plugins.console.commands.text_table import (
     size,
     text,
 )
-from penstock.plugins.web.terminal_escape import printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -51,11 +51,11 @@ def test_stats_are_a_table_of_queues_and_one_of_groups() -> None:
     empty = figures(name="a", messages=0, oldest_seconds=None, groups={})
     assert stats_lines([figures(), empty]) == [
         "queue  messages  payload   stored  oldest  removed unread  set aside",
-        "work      1,203  2.0 KiB  4.0 KiB   1.5 h               5          0",
+        "work      1,203  2.0 KiB  4.0 KiB  90 min               5          0",
         "a             0  2.0 KiB  4.0 KiB       -               5          0",
         "",
         "queue  group    kind   waiting  leased  delayed  received  settled  last request",
-        "work   default  lease    1,200       3        0        40  38 ack   0.5 s ago",
+        "work   default  lease    1,200       3        0        40  38 ack   500 ms ago",
     ]
 
 

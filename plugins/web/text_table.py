@@ -1,4 +1,4 @@
-"""Rows of the console's lists as lines of text, safe for a terminal."""
+"""Rows as aligned lines of text, safe for a terminal, and the forms of times and sizes in them."""
 
 from __future__ import annotations
 
@@ -88,12 +88,17 @@ def lines(columns: Sequence[Column], rows: Iterable[Mapping[str, Any]]) -> Itera
     """Yield a table; see `Column.of` for what is raised."""
     table = [[column.title for column in columns]]
     table += [[_cut(column.of(row)) for column in columns] for row in rows]
+    yield from aligned(table, [column.is_number for column in columns])
+
+
+def aligned(table: Sequence[Sequence[str]], is_right: Sequence[bool]) -> Iterator[str]:
+    """Yield rows of cells as lines whose columns are aligned, some to the right."""
     widths = [max(map(len, cells)) for cells in zip(*table, strict=True)]
     for cells in table:
-        padded = [
-            cell.rjust(width) if column.is_number else cell.ljust(width)
-            for column, cell, width in zip(columns, cells, widths, strict=True)
-        ]
+        padded = (
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(cells, widths, is_right, strict=True)
+        )
         yield "  ".join(padded).rstrip()
 
 
