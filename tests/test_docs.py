@@ -32,6 +32,7 @@ PACKAGES = ("broker", "plugins", "edge_proxy", "netem", "spark_bridge", "models"
 """Folders that are imported as `penstock.…`."""
 
 CHECKED_ELSEWHERE = {
+    "cluster.md",
     "listeners.md",
     "edge-proxy.md",
     "extension-points.md",
@@ -169,7 +170,18 @@ def commands(page: Path) -> Iterator[list[str]]:
 
 
 GROUPS = {
-    *("client", "log", "netem", "plan", "queue", "retained", "spark", "subscription", "topic"),
+    *(
+        "client",
+        "cluster",
+        "log",
+        "netem",
+        "plan",
+        "queue",
+        "retained",
+        "spark",
+        "subscription",
+        "topic",
+    ),
     "uplink",
 }
 """Programs whose first word may be a command."""

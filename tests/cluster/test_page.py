@@ -1,0 +1,186 @@
+"""What docs/how-to/cluster.md says is done, on addresses of this machine."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis import Redis
+from redis.exceptions import RedisError
+
+from penstock.netem.runs.broker_process import RunningBroker, find_program, reserved_port
+from penstock.plugins.access.password_hash import make_hash
+from tests.helpers.cluster import until
+from tests.helpers.paho_client import PahoClient, connect_properties
+from tests.helpers.process import ROOT, BrokerProcess
+
+PAGE = (ROOT / "docs" / "how-to" / "cluster.md").read_text()
+USER = ("ines", "water under the bridge")
+
+
+def block(word: str) -> str:
+    """Return the block of the page that has a word."""
+    blocks = re.findall(r"^```\w+\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    (found,) = (text for text in blocks if word in text)
+    return str(found)
+
+
+class Site:
+    """The three machines of the page, whose addresses are ports of this one.
+
+    Attributes:
+        brokers: that run, by machine.
+        port: of the load balancer.
+    """
+
+    def __init__(self, stack: ExitStack, folder: Path) -> None:
+        self.brokers: dict[str, BrokerProcess] = {}
+        self._stack = stack
+        self._folder = folder
+        # One address for each port of each machine.
+        self._ports = {
+            f"10.0.0.{machine}:{port}": stack.enter_context(reserved_port())
+            for machine in (1, 2, 9)
+            for port in (1883, 6379, 26379)
+        }
+        self.port = self._ports["10.0.0.9:1883"]
+        (folder / "passwords").write_text(f"{USER[0]}:{make_hash(USER[1].encode(), b's' * 12)}\n")
+        (folder / "redis-password").write_text("SECRET\n")
+        for file in ("passwords", "redis-password"):
+            (folder / file).chmod(0o600)
+
+    def _here(self, text: str, machine: int) -> str:
+        """Return a file of the page as this machine can have it."""
+        text = text.replace("/etc/penstock/", f"{self._folder}/")
+        for address, port in self._ports.items():
+            host, _, own = address.partition(":")
+            text = text.replace(f"{address}", f"127.0.0.1:{port}")
+            text = text.replace(f"{host} {own}", f"127.0.0.1 {port}")
+            if host == f"10.0.0.{machine}":
+                text = re.sub(rf"^port {own}$", f"port {port}", text, flags=re.MULTILINE)
+                text = text.replace(f"0.0.0.0:{own}", f"127.0.0.1:{port}")
+                text = text.replace(f"bind :{own}", f"bind 127.0.0.1:{port}")
+        return text.replace(f"bind 10.0.0.{machine}", "bind 127.0.0.1")
+
+    def _run(self, program: str, file: Path, text: str, *arguments: str) -> None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+        command = [find_program(program), *arguments, str(file)]
+        if program == "redis-server":
+            command = [find_program(program), str(file), *arguments]
+        running = RunningBroker(program, command, file.parent)
+        self._stack.callback(running.kill)
+
+    def start_redis(self, machine: int) -> None:
+        """Start the server of a machine by the page's file."""
+        text = block("requirepass").replace("bind 10.0.0.1", f"bind 10.0.0.{machine}")
+        if machine == 2:
+            text = text.replace("# on 10.0.0.2 alone: ", "")
+        folder = self._folder / f"redis{machine}"
+        text = self._here(text, machine) + f"dir {folder}\nrepl-diskless-sync-delay 0\n"
+        self._run("redis-server", folder / "redis.conf", text)
+        port = self._ports[f"10.0.0.{machine}:6379"]
+        until(lambda: _asked(port, "PING", password="SECRET"), "Redis")
+
+    def start_sentinel(self, machine: int) -> None:
+        """Start the sentinel of a machine by the page's file."""
+        folder = self._folder / f"sentinel{machine}"
+        text = self._here(block("sentinel monitor"), machine) + f"dir {folder}\n"
+        self._run("redis-server", folder / "sentinel.conf", text, "--sentinel")
+        port = self._ports[f"10.0.0.{machine}:26379"]
+        until(lambda: _asked(port, "PING"), "a sentinel")
+
+    def until_complete(self) -> None:
+        """Wait until the third machine's sentinel tells what the page says."""
+        port = self._ports["10.0.0.9:26379"]
+
+        def is_complete() -> bool:
+            told = _asked(port, "SENTINEL MASTER", "penstock")
+            counts = (told["num-slaves"], told["num-other-sentinels"]) if told else ()
+            return counts == (1, 2)
+
+        until(is_complete, "the sentinels and the replica")
+
+    def start_broker(self, machine: int) -> None:
+        """Start the broker of a machine by the page's policy, as another host."""
+        folder = self._folder / f"broker{machine}"
+        folder.mkdir(exist_ok=True)
+        text = self._here(block("access:"), machine)
+        text = text.replace("name: emea", f"name: emea\n    node: machine{machine}")
+        broker = self.brokers[f"machine{machine}"] = BrokerProcess(text, folder)
+        self._stack.callback(broker.end)
+        assert broker.port, broker.log
+
+    def start_balancer(self) -> None:
+        """Start HAProxy by the page's file."""
+        file = self._folder / "haproxy" / "haproxy.cfg"
+        self._run("haproxy", file, self._here(block("defaults"), 9), "-db", "-f")
+
+
+def _asked(port: int, *command: str, password: str | None = None) -> Any:
+    try:
+        with Redis(port=port, password=password) as server:
+            return server.execute_command(*command)
+    except RedisError:
+        return None
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    """All three machines, as the page sets them up."""
+    with ExitStack() as stack:
+        site = Site(stack, tmp_path)
+        for machine in (1, 2):
+            site.start_redis(machine)
+        for machine in (1, 2, 9):
+            site.start_sentinel(machine)
+        site.until_complete()
+        for machine in (1, 2):
+            site.start_broker(machine)
+        site.start_balancer()
+        yield site
+
+
+def come(site: Site, client_id: str, **options: Any) -> PahoClient:
+    """Return a client that has come through the load balancer, which may not listen yet."""
+    client = PahoClient(site.port, client_id)
+
+    def is_in() -> bool:
+        try:
+            return client.connect(*USER, **options)
+        except OSError:
+            return False
+
+    until(is_in, "the load balancer")
+    return client
+
+
+def test_clients_come_through_the_load_balancer_and_go_on_when_a_broker_is_killed(
+    site: Site,
+) -> None:
+    """They are at two brokers, and are one another's subscribers and publishers."""
+    with come(site, "reader") as reader, come(site, "writer") as writer:
+        assert reader.subscribe("hall/#", 1)
+        writer.publish("hall/1", b"hello")
+        assert reader.payloads(1) == [b"hello"]
+        next(iter(site.brokers.values())).kill()
+        with come(site, "another") as another:
+            until(reader.paho.is_connected, "the reader")
+            assert reader.subscribe("hall/#", 1)
+            another.publish("hall/2", b"again")
+            assert reader.payloads(1) == [b"again"]
+
+
+def test_the_load_balancer_sends_a_client_where_its_session_is(site: Site) -> None:
+    """Each time that it comes back, as long as that broker runs."""
+    lasting = {"clean_start": False, "properties": connect_properties(SessionExpiryInterval=600)}
+    for client_id in ("one", "two", "three"):
+        with come(site, client_id, **lasting) as client:
+            assert not client.connack[0]
+    for client_id in ("two", "one", "three", "one"):
+        with come(site, client_id, **lasting) as client:
+            assert client.connack[0]
