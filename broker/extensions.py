@@ -10,6 +10,7 @@ overridden, and does not call the rest. All methods are plain functions on the l
 * `MessageSink`: a route target that is not a session.
 * `MessageSource`: feeds subscriptions of its own.
 * `SessionOwner`: may this broker have a client's session now?
+* `SessionStore`: where do sessions live that outlive their connection?
 
 `penstock.broker.access_control` has those about clients: who may connect, and do what with which
 topic. `penstock.broker.events` has what a plugin can be told of, and
@@ -44,6 +45,7 @@ from penstock.broker.link import Link
 from penstock.broker.message import Message, SizeClass
 from penstock.broker.operations_contract import Operations, UplinkState
 from penstock.broker.payload import Payload
+from penstock.broker.session_rows import Changes, MessageRow, Stored
 
 if TYPE_CHECKING:
     import asyncio
@@ -570,6 +572,19 @@ class SessionOwner:
 
     As it is, the broker has every session at once. A method that returns None costs no wait; it may
     be ``async``, too. It is not asked about `LocalClients`.
+
+    An owner may also *keep* sessions that outlive their connection: what waits for them is in its
+    hands, and the broker has such a session only while its client is connected. The plugin brings a
+    `SessionStore` for them.
+
+    * Subscriptions of a kept session are no route targets of the broker: the owner sees to it that
+      messages for them come to where it keeps what waits. Retained messages come as for any other
+      session, and so does what the broker itself has below ``$``, such as ``$SYS``.
+    * The client is given what waits by `LocalClients.deliver`, from `drained` on, as much as the
+      owner likes.
+    * When its connection has ended, what has changed is written to the store. Then the session is
+      gone from the broker's memory and `unloaded` is called. Its will is published before, also one
+      that is delayed. A session that ends (expiry, Clean Start) ends as any other.
     """
 
     def claim(
@@ -578,7 +593,7 @@ class SessionOwner:
         *,
         clean_start: bool,  # noqa: ARG002
         expiry_interval: float | None,  # noqa: ARG002
-    ) -> Awaitable[None] | None:
+    ) -> Awaitable[Stored | None] | None:
         """Make this broker the one that has a client's session, before that is opened.
 
         Args:
@@ -588,7 +603,11 @@ class SessionOwner:
 
         Returns:
             None where the session may be opened at once, and is then. Else what is awaited before
-            the broker asks again, if the client is still there.
+            the broker asks again, if the client is still there. Its result is None, or a kept
+            session that is to be resumed and that the broker does not have
+            (`LocalClients.subscriptions`): its row, subscriptions, packet identifiers and what is
+            inflight, in the order of sending; all numbers of rows are by `LocalClients.take_rows`.
+            The broker has it when it asks again; a client that has gone leaves nothing of it.
 
         Raises:
             PenstockError: also from what is awaited: the client is refused (Server unavailable),
@@ -602,6 +621,87 @@ class SessionOwner:
         It is asked once they are added. What it raises is logged, and SUBACK is sent.
         """
         return None
+
+    def keeps(self, client_id: str, expiry_interval: float | None) -> bool:  # noqa: ARG002
+        """Say whether a new session is kept, until it ends.
+
+        Args:
+            client_id: of the client that connects.
+            expiry_interval: as in `claim`.
+        """
+        return False
+
+    def subscribed(self, client_id: str, topic_filters: Sequence[str]) -> None:
+        """Take note of filters that a kept session did not have, ``$share/...`` among them.
+
+        Those of a session that `claim` has returned are not told again.
+        """
+
+    def unsubscribed(self, client_id: str, topic_filter: str) -> None:
+        """Take note that a kept session has a filter no more; not told of one that has ended."""
+
+    def drained(self, client_id: str) -> None:
+        """Take note that a kept session has room, and nothing waits that it has been given.
+
+        It is called when its client has connected, and again and again; it must not call the
+        broker, and cost next to nothing where nothing is left to give.
+        """
+
+    def unloaded(self, client_id: str) -> None:
+        """Take note that a kept session is gone from memory, and has not ended.
+
+        All that has changed was written to the store before, except after `LocalClients.drop`.
+        """
+
+
+class SessionStore(ABC):
+    """Where a `SessionOwner` keeps sessions; it takes the place of the policy's `persistence`.
+
+    A batch (`penstock.broker.session_rows`) is what has changed since the batch before. It has rows
+    of kept sessions only, no retained messages and no wills. A session is known by the number of
+    its row.
+
+    * `SessionRow`: the session is new, or its values have changed; `lost_at` is set once its
+      connection has ended.
+    * `DeliveryRow`: it is new, with its message in `messages`; no `LocalClients.deliver` has
+      brought it.
+    * `moved_deliveries`: one that is known has another packet identifier or state. Its number is
+      that of the `Mail` by which it came.
+    * `gone_deliveries`: it is done with: acknowledged, expired or dropped.
+    * `gone_messages` says nothing beyond that.
+
+    A change of a session that is not known any more, as it was dropped, is to be ignored.
+    """
+
+    @abstractmethod
+    async def write(self, batch: Changes) -> None:
+        """Store the changes of one commit; the next batch comes once this returns.
+
+        Raises:
+            PenstockError: the store refuses. The same batch comes again, and meanwhile no client is
+                told that what is in it is safe.
+        """
+
+    def epoch(self) -> float:
+        """Return the seconds of the store's clock at which the monotonic clock was 0.
+
+        All times of rows are of that clock.
+        """
+        return 0.0
+
+
+class Mail(NamedTuple):
+    """A message that waits for a kept session, as its owner gives it.
+
+    Attributes:
+        message: its number is one of `LocalClients.take_rows`, and that of its delivery.
+        share: topic filter of the shared subscription by which it comes; "" for those of its own.
+        is_repeat: it may have been sent before: at QoS 1 it is sent with DUP.
+    """
+
+    message: MessageRow
+    share: str = ""
+    is_repeat: bool = False
 
 
 LOCAL_CLIENT_PREFIX: Final = "$uplink/"
@@ -899,12 +999,40 @@ class LocalClients(Protocol):
     def release(self, client_id: str, reason_code: int) -> None:
         """Let go of a client that another broker has: close its connection and end its session.
 
-        Its will is published, as when another connection takes it over, but not one whose delay has
-        not passed. Nothing happens where the client has no session.
+        A kept session does not end: it is unloaded. Its will is published, as when another
+        connection takes it over, but not one whose delay has not passed. Nothing happens where the
+        client has no session.
 
         Args:
             client_id: the Client Identifier.
             reason_code: of the DISCONNECT that an MQTT 5 client gets, such as 0x8E.
+        """
+
+    def drop(self, client_id: str, reason_code: int) -> None:
+        """Forget a kept session at once: it is another broker's. Nothing more of it is written.
+
+        Its connection is closed, and its will is not published. Nothing happens where the client
+        has no kept session here. Arguments are as of `release`.
+        """
+
+    def take_rows(self, n_rows: int) -> int:
+        """Return the first of so many numbers in a row, which no other row will have."""
+
+    async def deliver(self, client_id: str, mail: Sequence[Mail]) -> Sequence[int]:
+        """Give a kept session some of what waits for it, in order; one call at a time.
+
+        Each message is delivered as the session's subscriptions say: with the greatest QoS of those
+        that match, and their identifiers. No limit of an outbox holds.
+
+        Args:
+            client_id: the Client Identifier.
+            mail: the messages.
+
+        Returns:
+            The numbers of those messages that the owner may forget now, as the session has no
+            subscription for them (any more), may not receive them, or got them at QoS 0. Those
+            that it has taken are told to the store once they are done with. A client that is not
+            connected takes none, and then none of them is among the numbers.
         """
 
     def end_sessions(self, is_wanted: Callable[[str], bool]) -> Sequence[str]:
@@ -993,6 +1121,7 @@ class Plugin:
         sinks: message sinks, whose names are unique in the broker.
         sources: message sources, whose prefixes are unique in the broker.
         session_owner: a session owner; a broker has one.
+        session_store: where that owner keeps sessions; None where it keeps none.
         access: an access control, which is asked beside the other plugins'.
         authenticators: authenticators, whose methods are unique in the broker.
         callbacks: the callbacks of events.
@@ -1010,6 +1139,7 @@ class Plugin:
     sinks: Sequence[MessageSink] = ()
     sources: Sequence[MessageSource] = ()
     session_owner: SessionOwner | None = None
+    session_store: SessionStore | None = None
     access: AccessControl | None = None
     authenticators: Sequence[Authenticator] = ()
     callbacks: Callbacks | None = None

@@ -41,8 +41,11 @@ from penstock.broker.durable.database_file import (
 )
 from penstock.broker.durable.disk_reserve import DiskReserve
 from penstock.broker.durable.locked_database import LockedDatabase
-from penstock.broker.durable.records import (
-    Batch,
+from penstock.broker.durable.records import Batch
+from penstock.broker.durable.storage_clock import Clocks, StorageClock
+from penstock.broker.errors import PenstockError
+from penstock.broker.payload import PIECE_BYTES, Payload
+from penstock.broker.session_rows import (
     DeliveryRow,
     IncomingRow,
     MessageRow,
@@ -52,9 +55,6 @@ from penstock.broker.durable.records import (
     SubscriptionRow,
     WillRow,
 )
-from penstock.broker.durable.storage_clock import Clocks, StorageClock
-from penstock.broker.errors import PenstockError
-from penstock.broker.payload import PIECE_BYTES, Payload
 
 CACHE_KIB: Final = 4096
 """SQLite's page cache, which fills as pages are read. Messages that wait for one session lie among

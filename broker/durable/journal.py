@@ -46,15 +46,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from penstock.broker.durable.lone_messages import LoneMessages
-from penstock.broker.durable.records import (
-    Batch,
-    DeliveryRow,
-    IncomingRow,
-    RetainedRow,
-    message_row,
-    subscription_row,
-    will_row,
-)
+from penstock.broker.durable.records import Batch, message_row, subscription_row, will_row
 from penstock.broker.durable.session_journal import (
     DeliveryJournal,
     SessionJournal,
@@ -65,6 +57,7 @@ from penstock.broker.message import ROWS_OF_A_BLOCK, Message, Storable
 from penstock.broker.outbox.delivery import Delivery, RunPart
 from penstock.broker.payload import JOIN_BELOW_BYTES
 from penstock.broker.sending.core_context import Holding
+from penstock.broker.session_rows import DeliveryRow, IncomingRow, RetainedRow
 
 if TYPE_CHECKING:
     from penstock.broker.routing.subscriber import Subscriber

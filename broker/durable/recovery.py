@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from penstock.broker.durable.records import DeliveryRow, MessageRow, Stored, WillRow
 from penstock.broker.message import Message
 from penstock.broker.mqtt.enums import PacketType
 from penstock.broker.mqtt.packets import Will
 from penstock.broker.mqtt.properties import WILL, read_properties
 from penstock.broker.outbox.delivery import Delivery, Repeat
 from penstock.broker.routing.topic_tree import Subscription
+from penstock.broker.session_rows import DeliveryRow, MessageRow, Stored, WillRow
 from penstock.broker.sessions import redelivery, retained_delivery
 
 if TYPE_CHECKING:

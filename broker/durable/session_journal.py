@@ -26,8 +26,9 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from penstock.broker.durable.lone_messages import MOST_NOTED_MESSAGES, NOTED_MESSAGES
-from penstock.broker.durable.records import RunDeliveryRows, RunRows, SessionRow
+from penstock.broker.durable.records import RunDeliveryRows, RunRows
 from penstock.broker.outbox.delivery import Delivery
+from penstock.broker.session_rows import SessionRow
 
 if TYPE_CHECKING:
     from collections.abc import Collection

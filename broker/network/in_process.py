@@ -20,7 +20,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.broker.errors import PenstockError
-from penstock.broker.extensions import LOCAL_CLIENT_PREFIX
+from penstock.broker.extensions import LOCAL_CLIENT_PREFIX, Mail
 from penstock.broker.message import Message, SizeClass
 from penstock.broker.mqtt.enums import PacketType
 from penstock.broker.mqtt.expiry import expiry_time
@@ -578,6 +578,18 @@ class InProcessClients:
         driver = self._driver
         sessions, code = driver.core.sessions, ReasonCode(reason_code)
         driver.take_turn(lambda: sessions.release(client_id, code, driver.clock()))
+
+    def drop(self, client_id: str, reason_code: int) -> None:
+        """Forget a kept session; see `LocalClients.drop`."""
+        raise NotImplementedError
+
+    def take_rows(self, n_rows: int) -> int:
+        """Return the first of numbers for rows; see `LocalClients.take_rows`."""
+        raise NotImplementedError
+
+    async def deliver(self, client_id: str, mail: Sequence[Mail]) -> Sequence[int]:
+        """Give a kept session what waits for it; see `LocalClients.deliver`."""
+        raise NotImplementedError
 
     def end_sessions(self, is_wanted: Callable[[str], bool]) -> Sequence[str]:
         """End sessions of local clients, and return their ids."""

@@ -95,7 +95,7 @@ class Run(Protocol):
     parts: list[RunPart]
 
     def rows(self, first: int, epoch: float) -> Iterable[tuple[object, ...]]:
-        """Return the rows of its messages, as `penstock.broker.durable.records.MessageRow`.
+        """Return the rows of its messages, as `penstock.broker.session_rows.MessageRow`.
 
         Any thread may call this.
 

@@ -35,6 +35,7 @@ from penstock.broker.sessions.wills import will_message
 
 if TYPE_CHECKING:
     from penstock.broker.config.limits import Limits
+    from penstock.broker.session_rows import Stored
     from penstock.broker.sessions.broker_state import Core
     from penstock.broker.sessions.client import Client
     from penstock.broker.sessions.login_backoff import Attempt
@@ -357,7 +358,7 @@ def _open_owned(
 
 
 async def _claim_first(
-    claimed: Awaitable[None],
+    claimed: Awaitable[Stored | None],
     client: Client,
     packet: Connect,
     accepted: Accepted,

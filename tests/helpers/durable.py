@@ -8,8 +8,10 @@ from typing import Any
 
 from penstock.broker.config.limits import Limits
 from penstock.broker.durable.journal import Journal
-from penstock.broker.durable.records import (
-    Batch,
+from penstock.broker.durable.records import Batch
+from penstock.broker.durable.recovery import restore
+from penstock.broker.payload import Payload
+from penstock.broker.session_rows import (
     DeliveryRow,
     IncomingRow,
     MessageRow,
@@ -19,8 +21,6 @@ from penstock.broker.durable.records import (
     SubscriptionRow,
     WillRow,
 )
-from penstock.broker.durable.recovery import restore
-from penstock.broker.payload import Payload
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
 _ORIGINS = itertools.count(1)

@@ -24,22 +24,20 @@ from penstock.broker.durable.database import (
     DatabaseError,
     SessionDatabase,
 )
-from penstock.broker.durable.records import (
-    Batch,
+from penstock.broker.durable.records import Batch, RunDeliveryRows, RunRows
+from penstock.broker.fast_paths.message_run import MessageRun
+from penstock.broker.mqtt.packets import Publish
+from penstock.broker.mqtt.writer import write_packet
+from penstock.broker.session_rows import (
     DeliveryRow,
     IncomingRow,
     MessageRow,
     RetainedRow,
-    RunDeliveryRows,
-    RunRows,
     SessionRow,
     Stored,
     SubscriptionRow,
     WillRow,
 )
-from penstock.broker.fast_paths.message_run import MessageRun
-from penstock.broker.mqtt.packets import Publish
-from penstock.broker.mqtt.writer import write_packet
 
 SESSION = SessionRow(1, "c", "user", "default", 5, 60.0, 1.5, b"origin", 7)
 ROWS: dict[str, list[Any]] = {
@@ -281,7 +279,8 @@ def test_a_batch_is_not_stored_in_a_file_that_was_deleted(tmp_path: Path) -> Non
 ON_A_FULL_DISK = """
 import resource, sys
 from penstock.broker.durable.database import DatabaseError, SessionDatabase
-from penstock.broker.durable.records import Batch, RetainedRow
+from penstock.broker.durable.records import Batch
+from penstock.broker.session_rows import RetainedRow
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (1024, 1024))
 database = SessionDatabase(sys.argv[1], is_flushed=False)
