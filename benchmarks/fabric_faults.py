@@ -419,13 +419,6 @@ def run(
 ) -> FaultOutcome:
     """Run one repetition.
 
-    Args:
-        fault: the fault that is made.
-        size: the size of the run.
-        repetition: the number of the repetition, from 0.
-        folder: the folder for files.
-        hashing: whether the baseline stores the messages instead of the queue's enqueue controller.
-
     Raises:
         BenchmarkError: a program fails that must not, or messages do not come.
     """

@@ -96,13 +96,7 @@ def choose(
 def describe_run(
     peers: Iterable[Peer] = (), command: str | None = None, **more: str
 ) -> dict[str, str]:
-    """Return the origin of a result, by name, as text.
-
-    Args:
-        peers: the brokers that were measured.
-        command: the command that gives the result again; None for the running one.
-        more: further facts, by name; `versions` replaces those of the peers.
-    """
+    """Return the origin of a result, by name, as text."""
     versions = ", ".join(
         f"{peer.name} {peer.version()} ({peer.about})" for peer in peers if not peer.is_ceiling
     )

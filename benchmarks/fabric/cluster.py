@@ -56,15 +56,7 @@ class Node(NamedTuple):
 
 
 class Cluster:
-    """A cluster, whose servers run within its ``with`` block.
-
-    Args:
-        machines: all machines of the run.
-        names: the machines with servers, in the order of the circle, more than `n_replicas`.
-        n_replicas: the number of replicas of each master. A machine has a master of each ring.
-        folder: the folder for the servers' files.
-        view: the machine from which the servers are queried.
-    """
+    """A cluster, whose servers run within its ``with`` block."""
 
     def __init__(
         self, machines: Machines, names: Sequence[str], n_replicas: int, folder: Path, view: str

@@ -118,14 +118,7 @@ class Access:
     def open(
         self, client_id: str, user: str, *, version: int = 4, is_durable: bool = False
     ) -> tuple[socket.socket, wire.Accepted]:
-        """Return the same for any client.
-
-        Args:
-            client_id: the Client Identifier.
-            user: one of `USERS`, as whom it logs in where clients do.
-            version: the protocol level.
-            is_durable: whether the session outlives the connection even if others do not.
-        """
+        """Return the same for any client."""
         packet = wire.connect_packet(
             client_id,
             version=version,

@@ -43,10 +43,6 @@ def section(name: str, queue: Mapping[str, Any], *, engine: str = "sqlite") -> d
 def running_gateway(folder: Path, plugin: Mapping[str, Any]) -> Iterator[Gateway]:
     """Run ``penstock queue`` in a folder.
 
-    Args:
-        folder: the folder for its policy file.
-        plugin: section of the plugin `queue` in it; each API on a free port of this machine.
-
     Raises:
         BenchmarkError: it did not start.
     """
@@ -77,12 +73,6 @@ def gateway(
     folder: Path, name: str, queue: Mapping[str, Any], *, engine: str = "sqlite"
 ) -> Iterator[str]:
     """Run ``penstock queue`` in a folder; yield its URL.
-
-    Args:
-        folder: the folder of the queue's file, which may not exist yet.
-        name: the name of its only logical queue.
-        queue: the keys of that.
-        engine: the keys of the engine in the policy file.
 
     Raises:
         BenchmarkError: it did not start.

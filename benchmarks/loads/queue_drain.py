@@ -34,9 +34,6 @@ def tell(received: Iterable[tuple[bytes, float]]) -> None:
 
     The line holds the number of messages, the sum of their numbers, the time of the acknowledgement
     and the lateness of each.
-
-    Args:
-        received: the payloads, each with the time of its arrival in monotonic seconds.
     """
     heads = [(HEAD.unpack_from(payload), at) for payload, at in received]
     line = {

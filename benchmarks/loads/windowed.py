@@ -330,14 +330,7 @@ class Subscriber(_Connection):
     def __init__(
         self, access: Access, plan: WindowedPlan, pair: int, *, session: str | None = None
     ) -> None:
-        """Connect, and subscribe unless a session is resumed that already has.
-
-        Args:
-            access: the broker, and how its clients come in.
-            plan: the plan of the messages.
-            pair: the number of the pair.
-            session: the Client Identifier, for a session that outlives its connections.
-        """
+        """Connect, and subscribe unless a session is resumed that already has."""
         super().__init__(*access.open_subscriber(pair, version=plan.version, session=session))
         if session is None or not self.session_present:
             wire.subscribe(self.sock, plan.filters(pair), plan.qos, version=plan.version)

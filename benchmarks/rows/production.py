@@ -33,14 +33,7 @@ def _at_random(
 def _rows(
     group: str, words: str, options: Options, least_ratios: dict[str, float]
 ) -> Iterator[Row]:
-    """Yield rows with some options.
-
-    Args:
-        group: the group of the rows, and the end of their names.
-        words: the options in words.
-        options: what is set in each broker.
-        least_ratios: the target of each row, by the name of the row without these options.
-    """
+    """Yield rows with some options."""
     for name, least_ratio in least_ratios.items():
         bare = BARE[name]
         row = replace(

@@ -172,17 +172,7 @@ class PacketRelay:
         suspects: Suspects,
         old_filters: Sequence[str],
     ) -> None:
-        """Begin a connection: CONNECT is in `cloud`.
-
-        Args:
-            settings: see the attribute.
-            remapping: maps the uplink's topics.
-            loops: recognises messages that go round.
-            counts: the uplink's counters.
-            logger: gets warnings of what does not pass.
-            suspects: see the attribute.
-            old_filters: the subscriptions of *up* whose retained messages have all gone up before.
-        """
+        """Begin a connection: CONNECT is in `cloud`."""
         self.settings = settings
         self.remapping = remapping
         self.loops = loops.leads_to("")

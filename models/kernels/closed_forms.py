@@ -90,13 +90,7 @@ class Limited:
 
 
 def mm1k(arrival_rate: float, service_rate: float, capacity: int) -> Limited:
-    """Return what an M/M/1/K queue does; rho may be anything.
-
-    Args:
-        arrival_rate: lambda.
-        service_rate: mu.
-        capacity: K, messages in queue and server.
-    """
+    """Return what an M/M/1/K queue does; rho may be anything."""
     weights = (arrival_rate / service_rate) ** np.arange(capacity + 1)
     return _limited(weights / weights.sum(), arrival_rate)
 
@@ -121,14 +115,7 @@ def onoff_response(arrival_rate: float, service_rate: float, server: OnOff) -> f
 
 
 def onoff_k(arrival_rate: float, service_rate: float, server: OnOff, capacity: int) -> Limited:
-    """Return what an ON/OFF queue of K places does: the steady state of its Markov chain.
-
-    Args:
-        arrival_rate: lambda.
-        service_rate: mu, while the server is on.
-        server: the mean times for which the server is on and off.
-        capacity: K, messages in queue and server.
-    """
+    """Return what an ON/OFF queue of K places does: the steady state of its Markov chain."""
     n_states = 2 * (capacity + 1)  # with n messages: 2 n while on, 2 n + 1 while off
     rates = np.zeros((n_states, n_states))
     for number in range(capacity + 1):
@@ -209,11 +196,6 @@ def _beyond(peer: OnOff, seconds: float) -> float:
 def mmn_waiting(arrival_rate: float, service_rate: float, servers: int) -> float:
     """Return the mean time that a message waits in an M/M/N queue, service not included.
 
-    Args:
-        arrival_rate: lambda.
-        service_rate: mu, of one server.
-        servers: N.
-
     Raises:
         UnstableError: rho is 1 or more.
     """
@@ -233,10 +215,6 @@ def in_turn_response(arrival_rate: float, service_rate: float) -> float:
     A message is served within t of its arrival with probability 1 - exp(-mu t). The number of
     earlier messages that are still there then has a Poisson distribution with mean lambda / mu
     exp(-mu t).
-
-    Args:
-        arrival_rate: lambda.
-        service_rate: mu.
     """
     left = (np.arange(200_000) + 0.5) / 200_000  # exp(-mu t), the middles of equal steps
     late = 1 - (1 - left) * np.exp(-arrival_rate / service_rate * left)

@@ -31,13 +31,6 @@ LOG_PERIOD_SECONDS: Final = 10.0
 class GroupCommit:
     """The writing thread of one store.
 
-    Args:
-        around: what transactions are built from.
-        loop: its thread completes the futures, once for each commit.
-        clock: returns monotonic seconds.
-        max_messages: messages of one commit; a request is never split.
-        logger: gets lines when the storage begins and ceases to refuse.
-
     Attributes:
         failure: why messages, or else other changes, were last refused; None once they succeed.
     """

@@ -76,16 +76,7 @@ def plan_end(
     max_bytes: int | None,
     until: Mapping[int, int] | None = None,
 ) -> dict[int, int]:
-    """Return the ends of the next range, by number of physical queue.
-
-    Args:
-        parts: the physical queues.
-        start: the begin of the range; physical queues that it lacks begin at their earliest offset.
-        max_messages: the most messages of all; None for any number.
-        max_bytes: the most stored bytes, of whole segments; None for any number.
-        until: offsets that the range does not exceed, of the physical queues that are read; None
-            for the end of all.
-    """
+    """Return the ends of the next range, by number of physical queue."""
     ranges = {
         number: _Range(
             part, start.get(number, 0), part.next if until is None else until.get(number, 0)
