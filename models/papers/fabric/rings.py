@@ -44,7 +44,7 @@ class RingQueue(NamedTuple):
 class Rings:
     """The placement of physical queues on nodes.
 
-    The placement is immutable: nodes that join or leave give other rings, see `without_node`.
+    The placement is immutable: nodes that join or leave give other rings.
 
     Args:
         nodes: the names in the order of the circle, at least as many as `copies`.
@@ -94,14 +94,3 @@ class Rings:
         """Return the master of each physical queue; those that no node can hold are left out."""
         found = ((queue, self.holders(queue, away)) for queue in self.queues)
         return {queue: holders[0] for queue, holders in found if holders}
-
-    def without_node(self, name: str) -> Rings:
-        """Return the rings with a node less; its physical queues must be empty before.
-
-        Raises:
-            ValueError: there is no such node, or too few would be left.
-        """
-        if name not in self._places:
-            raise ValueError(f"node: read {name}; allowed: {', '.join(self.nodes)}")
-        nodes = [other for other in self.nodes if other != name]
-        return Rings(nodes, self.directions, self.copies)
