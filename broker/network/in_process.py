@@ -34,6 +34,7 @@ from penstock.broker.network.transport import MqttProtocol
 from penstock.broker.outbox.lane_order import join_lanes
 from penstock.broker.receiving.publishing import relay_problem
 from penstock.broker.sending.sender import TellingSender
+from penstock.broker.sending.throttle import ManyThrottle
 from penstock.broker.sessions.lanes import lane_of
 
 if TYPE_CHECKING:
@@ -246,7 +247,9 @@ class _LocalProtocol(MqttProtocol):
         client = self.connection.client
         client.is_local = True
         client.is_patient = self._is_patient
-        client.is_forwarded = self._is_forwarded
+        if self._is_forwarded:
+            client.is_forwarded = True
+            client.throttle = ManyThrottle(client.core, client.outgoing)
         client.names_shares = self._names_shares
         if self._tells_publisher:
             client.sender = TellingSender(client.outgoing)

@@ -11,7 +11,8 @@ faster than that, or its outbox has been empty. No wait lasts longer than `MAX_W
 A publisher of few messages does not wait because of others. What a publisher adds to subscribers
 without room uses up its allowance (`LITTLE_MESSAGES_PER_SECOND`, `LITTLE_BYTES_PER_SECOND`). It
 waits only when the allowance is spent, or for a subscriber whose outbox is filled to a certain
-share (`WAITING_SHARE`): very many publishers of few messages are a flood, too.
+share (`WAITING_SHARE`): very many publishers of few messages are a flood, too. So are those of
+another broker, whose messages come on one connection (`ManyThrottle`).
 
 The broker does not read the acknowledgements of a client that waits. If two clients that flood
 each other both waited, each would wait for acknowledgements of the other that are not read. So a
@@ -224,6 +225,18 @@ class Throttle:
         if self._held or self.blockers or self._timer is not None:
             self.leave()
         self.outgoing = None
+
+
+class ManyThrottle(Throttle):
+    """The back-pressure of a connection on which the messages of many publishers come.
+
+    They do not wait because of each other, so each is one of few messages.
+    """
+
+    __slots__ = ()
+
+    def _is_little(self, n_subscribers: int, now: float) -> bool:  # noqa: ARG002 (Throttle's form)
+        return True
 
 
 _NOBODY: Final = cast("dict[Throttle, None]", MappingProxyType({}))

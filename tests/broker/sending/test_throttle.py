@@ -18,6 +18,7 @@ from penstock.broker.sending.throttle import (
     MAX_WAIT_SECONDS,
     THROTTLE_SECONDS,
     WAITING_SHARE,
+    ManyThrottle,
 )
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
@@ -91,6 +92,26 @@ def test_very_many_who_publish_little_wait_for_a_subscriber_with_a_backlog() -> 
         publisher.publish("t", b"x")
     n_free = sum(publisher.is_reading for publisher in publishers)
     assert n_free == int(n_publishers * WAITING_SHARE) - 1
+
+
+def test_publishers_of_another_broker_do_not_wait_because_of_each_other() -> None:
+    """However much they send together, before a subscriber has a backlog."""
+    broker = VirtualBroker(Limits(queued_messages=80))
+    subscriber = broker.connect("s")
+    subscriber.subscribe("t")
+    broker.connect("u").subscribe("u")
+    forwarder = broker.connect("$uplink/x", is_forwarded=True)
+    client = forwarder.connection.client
+    client.throttle = ManyThrottle(client.core, client.outgoing)
+    subscriber.connection.pause_sending(broker.now)
+    for _ in range(int(80 * WAITING_SHARE) - 1):
+        forwarder.publish("t", much(b"x"))
+        assert forwarder.is_reading
+    forwarder.publish("t", b"x")
+    assert not forwarder.is_reading
+    subscriber.connection.resume_sending(broker.now)
+    broker.settle()
+    assert forwarder.is_reading
 
 
 def test_publishers_do_not_wait_for_all_retained_messages_of_a_subscriber() -> None:
