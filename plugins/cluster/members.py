@@ -107,7 +107,7 @@ class Members:
         self._has_caught_up = asyncio.Event()
         self._has_taken: asyncio.Future[None] | None = None
         self._may_follow = asyncio.Event()
-        self._steady_since = clock()
+        self._steady_since = self._beaten_at = clock()
         self._duties: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._task: asyncio.Task[None] | None = None
 
@@ -141,7 +141,16 @@ class Members:
         self._is_behind = True
         self._announced = b""
         self._has_caught_up.clear()
-        self._steady_since = self._clock()
+        self._steady_since = self._beaten_at = self._clock()
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether this node is a member beyond doubt, and knows what the others have.
+
+        A process that stood still may have been evicted meanwhile.
+        """
+        is_fresh = self._clock() - self._beaten_at < ALIVE_SECONDS
+        return is_fresh and self._has_caught_up.is_set()
 
     def start(self) -> None:
         """Begin to beat."""
@@ -216,6 +225,7 @@ class Members:
             "this node was taken for dead: it ends the sessions of its clients, and joins anew"
         )
         self.is_steady = False
+        self._has_caught_up.clear()
         if self._listener.fenced is not None:
             await self._listener.fenced()
         while True:
@@ -249,6 +259,7 @@ class Members:
 
     async def _take_beat(self, beat: Beat, sent_at: float) -> None:
         now = self._clock()
+        self._beaten_at = sent_at
         self.is_steady = now - sent_at <= _LATE_SECONDS
         if not self.is_steady:
             self._steady_since = now

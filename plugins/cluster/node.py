@@ -112,7 +112,14 @@ class Node:
         self.announcer = Announcer(self.engine, self.own)
         self._notes = Notes(self.engine, self.others.members, self._logger)
         self._notes.heard[APPLIED] = self._confirmed
-        self.owners = Owners(self.engine, self.others, self.announcer, self._notes, self._release)
+        self.owners = Owners(
+            self.engine,
+            self.others,
+            self.announcer,
+            lambda: self.members.is_certain,
+            self._notes,
+            self._release,
+        )
         self.retained = RetainedSink(self._retain, clients, context.clock, self._logger)
         listener = Listener(
             beaten=self.announcer.beaten,

@@ -71,6 +71,7 @@ class Owners(SessionOwner):
         engine: of this node.
         routes: knows the other members.
         announcer: knows which subscriptions hold everywhere.
+        is_certain: says whether this node is a member beyond doubt.
         notes: asks other nodes.
         release: ends what this node has of a client.
 
@@ -85,6 +86,7 @@ class Owners(SessionOwner):
         engine: ClusterEngine,
         routes: OtherRoutes,
         announcer: Announcer,
+        is_certain: Callable[[], bool],
         notes: Notes,
         release: Release,
     ) -> None:
@@ -92,6 +94,7 @@ class Owners(SessionOwner):
         self.n_taken = 0
         self.n_given = 0
         self._announcer = announcer
+        self._is_certain = is_certain
         self._engine = engine
         self._routes = routes
         self._notes = notes
@@ -165,7 +168,10 @@ class Owners(SessionOwner):
                 self._notes.tell(node, RELEASED, client_id, claim.row, claimant)
 
     async def _get(self, client_id: str, claim: _Claim) -> None:
+        while not self._is_certain():  # noqa: ASYNC110 (time is a part of it)
+            await asyncio.sleep(_LOOK_SECONDS)
         displaced = None
+        claim.row = self._next_row()
         while True:
             found = await self._engine.claim(client_id, claim.row, displaced)
             if found[:2] == claim.row[:2]:
