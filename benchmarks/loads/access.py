@@ -12,7 +12,7 @@ import base64
 import hashlib
 import socket
 import ssl
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Final
@@ -85,6 +85,8 @@ class Access:
         authority_file: the file of who signed the broker's certificate; "" without TLS.
         has_users: whether clients log in.
         is_durable: whether their sessions outlive their connections.
+        subscriber_port: the port that subscribers connect to, of another broker of a cluster; 0 for
+            the same one.
     """
 
     port: int
@@ -92,6 +94,7 @@ class Access:
     has_users: bool = False
     is_durable: bool = False
     is_websocket: bool = False
+    subscriber_port: int = 0
 
     @cached_property
     def context(self) -> ssl.SSLContext | None:
@@ -113,7 +116,8 @@ class Access:
         """Return the same for a subscriber; with the Client Identifier of a session, that one."""
         user = SUBSCRIBERS[number % len(SUBSCRIBERS)]
         client_id = f"bench-subscriber-{number}" if session is None else session
-        return self.open(client_id, user, version=version, is_durable=session is not None)
+        there = replace(self, port=self.subscriber_port or self.port)
+        return there.open(client_id, user, version=version, is_durable=session is not None)
 
     def open(
         self, client_id: str, user: str, *, version: int = 4, is_durable: bool = False

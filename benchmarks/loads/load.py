@@ -11,8 +11,9 @@ from types import TracebackType
 from typing import IO, Any, Self, cast
 
 from benchmarks.errors import BenchmarkError
+from benchmarks.loads.access import Access
 from benchmarks.loads.stream import Shape
-from benchmarks.peers import ROOT, RunningPeer
+from benchmarks.peers import ROOT
 from benchmarks.rows.rates import Run
 
 
@@ -73,10 +74,10 @@ class Load:
     A context manager; both processes end with it.
     """
 
-    def __init__(self, peer: RunningPeer, shape: Shape) -> None:
+    def __init__(self, access: Access, shape: Shape) -> None:
         self._publishers = shape.publishers
         self._sides: list[Side] = []
-        arguments = json.dumps(asdict(peer.access)), json.dumps(asdict(shape))
+        arguments = json.dumps(asdict(access)), json.dumps(asdict(shape))
         try:
             self._receiving = self._start("benchmarks.loads.subscribers", *arguments)
             self._sending = self._start("benchmarks.loads.publisher", *arguments)

@@ -144,7 +144,7 @@ def measure_latency(peer: RunningPeer, scale: Scale) -> Measurement:
 @contextmanager
 def flooding_publisher(peer: RunningPeer) -> Iterator[None]:
     """Publish as fast as the broker reads, to a subscriber that reads at once."""
-    load = Load(peer, UNIFORM)
+    load = Load(peer.access, UNIFORM)
     try:
         load.stand_back()
         load.begin(FLOOD_MESSAGES)

@@ -27,7 +27,7 @@ LEAST_ROUNDS: Final = 2
 
 def measure_matching(peer: RunningPeer, scale: Scale) -> Measurement:
     """Return messages published per second, each delivered three times."""
-    with Load(peer, SHAPE) as load:
+    with Load(peer.access, SHAPE) as load:
         return measure_run(load, peer, scale, per_message=1.0)
 
 

@@ -27,7 +27,7 @@ PAIRS: Final = Shape(least_bytes=1024, most_bytes=1024, publishers=20, subscribe
 
 def measure_qos0(peer: RunningPeer, scale: Scale, *, shape: Shape) -> Measurement:
     """Return delivered messages per second."""
-    with Load(peer, shape.at_random() if scale.is_random else shape) as load:
+    with Load(peer.access, shape.at_random() if scale.is_random else shape) as load:
         return measure_run(load, peer, scale)
 
 

@@ -40,6 +40,7 @@ SLOW: Final = (
     "tests/system/test_netem_run.py",
     "tests/plugins/memory/test_spill_broker.py",
     "tests/plugins/queue/test_standalone_server.py",
+    "tests/cluster/",
     "tests/fuzz/",
     "tests/benchmarks/",
     "tests/system/",
@@ -57,6 +58,7 @@ _WAY: Final = "while_a_picture_is_on_its_way"
 MORE: Final = {
     "tests/benchmarks/fabric/": "tests/models/papers/fabric has the fabric",
     "tests/benchmarks/rows/": "test_main runs `penstock bench`",
+    "tests/benchmarks/test_cluster.py": "tests/cluster has what it measures",
     "tests/benchmarks/test_curves.py": "test_main runs `penstock bench`",
     "tests/benchmarks/test_first_minute.py": "tests/deploy/test_image.py installs and starts, too",
     "tests/benchmarks/test_fabric_faults.py": "the queue's engines have tests on a cluster",
@@ -67,6 +69,7 @@ MORE: Final = {
     "tests/broker/process/test_memory_trim.py::test_numbers": "a backlog is given back",
     "tests/broker/process/test_memory_trim.py::test_what_a_few": "a backlog is given back",
     "tests/campaigns/": "tests/system/test_persistence kills a broker with each kind of state",
+    "tests/cluster/test_page.py": "the other files have a cluster without a load balancer",
     "tests/fuzz/": "tests/broker/mqtt has random and damaged packets",
     "tests/models/papers/patterns/test_live_run.py": "the simulation has the same patterns",
     "tests/models/papers/test_evaluations.py::test_each_evaluation": "test_main runs each command",

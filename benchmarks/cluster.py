@@ -1,0 +1,227 @@
+"""What does a message cost that goes through one more broker of a cluster?
+
+Rerun: ``python -m benchmarks.cluster --figures FILE``; a look in seconds with ``--quick``. It needs
+redis-server and mosquitto.
+
+A publisher is at one broker, and the subscriber at another one, of a cluster on a Redis server
+without a disk. Messages have 64 bytes and one topic, and come in runs; at QoS 0 the next run begins
+when the last one has arrived. What is counted is the processor time of both brokers and of Redis
+for each message. One broker without a cluster stands beside, and mosquitto. Setups take turns.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+import typer
+
+from benchmarks.errors import BenchmarkError
+from benchmarks.loads.access import Access
+from benchmarks.loads.load import Load
+from benchmarks.loads.redis_server import running_redis
+from benchmarks.loads.stream import Shape
+from benchmarks.loads.windowed import WindowedLoad, WindowedPlan
+from benchmarks.peers import PEERS, Options, Peer, penstock_peer, running
+from benchmarks.program import (
+    DEFAULT_REPEATS,
+    FiguresFile,
+    JsonFile,
+    Program,
+    Quick,
+    Repeats,
+    describe_run,
+    doubts,
+    running_command,
+    tell,
+    write_json,
+)
+from benchmarks.rows.acknowledged import INFLIGHT_MESSAGES
+from benchmarks.rows.rates import MICROSECOND
+from benchmarks.rows.report import format_value
+from penstock.netem.figures.figure_file import Table, begin, check_writable, write_figure_file
+
+PAYLOAD_BYTES: Final = 64
+RUN_MESSAGES: Final = 20_000
+"""The messages of a run: less than what a broker lets wait for another one, so that none of QoS 0
+is dropped."""
+FULL_SECONDS: Final = 5.0
+QUICK_SECONDS: Final = 0.3
+
+PUBLISHERS: Final = "publisher's broker"
+SUBSCRIBERS: Final = "subscriber's broker"
+REDIS: Final = "Redis"
+ALONE: Final = "one broker"
+MOSQUITTO: Final = "mosquitto"
+ALL: Final = "all three"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of load.
+
+    Attributes:
+        words: its name.
+        load: a function that connects it.
+        most: the target: microseconds of all processes for each message.
+    """
+
+    words: str
+    load: Callable[[Access], Load | WindowedLoad]
+    most: float
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What carries the messages.
+
+    Attributes:
+        access: how clients come in.
+        processes: its processes, by what each of them is.
+    """
+
+    access: Access
+    processes: Mapping[str, psutil.Process]
+
+
+def _stream(access: Access) -> Load:
+    return Load(access, Shape(least_bytes=PAYLOAD_BYTES, most_bytes=PAYLOAD_BYTES))
+
+
+def _windowed(window: int) -> Callable[[Access], WindowedLoad]:
+    plan = WindowedPlan(1, window, PAYLOAD_BYTES, qos=1, wake_up_packets=window // 10)
+    return lambda access: WindowedLoad(access, plan)
+
+
+KINDS: Final = (
+    Kind("QoS 0", _stream, 3.0),
+    Kind("QoS 1, window 100", _windowed(100), 10.0),
+    Kind("QoS 1, window 400", _windowed(400), 10.0),
+)
+
+
+def node(name: str, server: str) -> Peer:
+    """Return a broker of a cluster."""
+
+    def change(policy: dict[str, Any], _: Path) -> None:
+        section = {"name": "bench", "node": name, "redis": {"server": server}}
+        policy["plugins"]["cluster"] = section
+
+    return penstock_peer("penstock", "of a cluster", change)
+
+
+@contextmanager
+def cluster() -> Iterator[Setup]:
+    """Start two brokers and their Redis."""
+    options = Options(inflight_messages=INFLIGHT_MESSAGES)
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-bench-"))
+        redis = stack.enter_context(running_redis(Path(folder)))
+        first, second = (
+            stack.enter_context(running(node(name, redis.address), options)) for name in "ab"
+        )
+        yield Setup(
+            replace(first.access, subscriber_port=second.port),
+            {
+                PUBLISHERS: first.process,
+                REDIS: psutil.Process(redis.pid),
+                SUBSCRIBERS: second.process,
+            },
+        )
+
+
+@contextmanager
+def alone(name: str, words: str) -> Iterator[Setup]:
+    """Start one broker."""
+    with running(PEERS[name], Options(inflight_messages=INFLIGHT_MESSAGES)) as peer:
+        yield Setup(peer.access, {words: peer.process})
+
+
+def measure(kind: Kind, setup: Setup, seconds: float) -> dict[str, float]:
+    """Return microseconds of processor time for each message, by process.
+
+    Raises:
+        BenchmarkError: a message was lost.
+    """
+
+    def used() -> dict[str, float]:
+        times = {name: each.cpu_times() for name, each in setup.processes.items()}
+        return {name: each.user + each.system for name, each in times.items()}
+
+    with kind.load(setup.access) as load:
+        load.run(RUN_MESSAGES)
+        n_messages = 0
+        before, end = used(), time.monotonic() + seconds
+        while time.monotonic() < end:
+            run = load.run(RUN_MESSAGES)
+            n_messages += run.delivered
+            if run.lost:
+                raise BenchmarkError(f"{kind.words}: {run.lost} of {RUN_MESSAGES} messages lost")
+        after = used()
+    return {name: (after[name] - before[name]) / MICROSECOND / n_messages for name in before}
+
+
+def to_table(found: Mapping[str, Mapping[str, list[float]]]) -> Table:
+    """Return the medians, a row for each kind of load."""
+    columns = [PUBLISHERS, REDIS, SUBSCRIBERS]
+    rows = []
+    for kind in KINDS:
+        values = {name: statistics.median(each) for name, each in found[kind.words].items()}
+        whole = sum(values[name] for name in columns)
+        rows.append(
+            [
+                kind.words,
+                *(format_value(values[name]) for name in columns),
+                format_value(whole),
+                f"at most {kind.most:g}: {'met' if whole <= kind.most else 'missed'}",
+                format_value(values[ALONE]),
+                format_value(values[MOSQUITTO]),
+            ]
+        )
+    heads = ["µs of processor time a message", *columns, ALL, "target", ALONE, MOSQUITTO]
+    return Table(heads, rows)
+
+
+def cluster_costs(
+    repeats: Repeats = DEFAULT_REPEATS,
+    json_file: JsonFile = None,
+    figures: FiguresFile = None,
+    *,
+    quick: Quick = False,
+) -> None:
+    """Measure what a message costs that goes through one more broker."""
+    if figures is not None:
+        check_writable(figures)
+    origin = replace(begin(running_command()), doubts=doubts())
+    setups = (cluster, lambda: alone("penstock", ALONE), lambda: alone("mosquitto", MOSQUITTO))
+    found: dict[str, dict[str, list[float]]] = {kind.words: {} for kind in KINDS}
+    for number in range(repeats):
+        for started in setups:
+            with started() as setup:
+                for kind in KINDS:
+                    costs = measure(kind, setup, QUICK_SECONDS if quick else FULL_SECONDS)
+                    for name, cost in costs.items():
+                        found[kind.words].setdefault(name, []).append(cost)
+                        text = f"{kind.words}: {name}: {format_value(cost)}"
+                        typer.echo(f"{number + 1}/{repeats} {text}", err=True)
+    table = to_table(found)
+    run = describe_run([PEERS["penstock"], PEERS["mosquitto"]])
+    write_json(json_file, {"run": run, "microseconds": found})
+    tell([str(table)], run)
+    if figures is not None:
+        write_figure_file(figures, origin, {"costs": table})
+
+
+main: Final = Program(cluster_costs, "python -m benchmarks.cluster")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import cluster as program
+from penstock.netem.figures.figure_file import read_figure_file
+
+
+def test_what_a_message_costs_is_measured_of_each_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All messages arrive; both brokers and Redis have a share, and others stand beside."""
+    monkeypatch.setattr(program, "QUICK_SECONDS", 0.1)
+    figures, file = tmp_path / "figures.json", tmp_path / "results.json"
+    options = ["--quick", "--repeats", "1", "--figures", str(figures), "--json", str(file)]
+    assert program.main(options) == 0
+    _, tables = read_figure_file(figures)
+    table = tables["costs"]
+    assert [row[0] for row in table.rows] == [kind.words for kind in program.KINDS]
+    found = json.loads(file.read_text())["microseconds"]
+    names = {program.PUBLISHERS, program.REDIS, program.SUBSCRIBERS}
+    names |= {program.ALONE, program.MOSQUITTO}
+    assert all(each.keys() == names for each in found.values())
+    assert all(value[0] >= 0 for each in found.values() for value in each.values())
+
+
+def test_the_target_is_for_all_processes_together() -> None:
+    """The sum of the medians."""
+    each = {program.PUBLISHERS: [1.0], program.REDIS: [1.0, 5.0, 1.0], program.SUBSCRIBERS: [1.0]}
+    found = {
+        kind.words: {**each, program.ALONE: [0.5], program.MOSQUITTO: [9.0]}
+        for kind in program.KINDS
+    }
+    row = program.to_table(found).rows[0]
+    assert row[4:6] == ["3.00", "at most 3: met"]
