@@ -347,7 +347,7 @@ class PersistentState:
             False where the disk refuses for too long.
         """
         journal = self.journal
-        self._settle(journal.lone.note_all)
+        self._settle(journal.note_all)
         wanted = journal.number
         try:
             async with asyncio.timeout(FLUSH_SECONDS):

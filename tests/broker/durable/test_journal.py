@@ -527,3 +527,29 @@ def test_sessions_that_expire_together_are_deleted_some_at_a_time(
         broker.write()
     assert [row.client_id for row in broker.disk.sessions.values()] == ["s"]
     assert broker.seal() is None
+
+
+def test_retained_messages_of_qos_0_are_stored_some_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody waits for them but those who have another of QoS 1 stored; a stop stores them all."""
+    monkeypatch.setattr(journal_module, "RETAINED_AT_A_TIME", 2)
+    broker = DurableBroker()
+    publisher = broker.connect("p")
+    broker.commits_at_once = False
+    for number in range(7):
+        publisher.publish(f"t/{number}", b"x", qos=0, retain=True)
+    publisher.publish("t/8", b"x", qos=1, retain=True)
+    broker.seal()
+    broker.write()
+    publisher.take(PubAck)
+    assert {topic for (topic,) in broker.disk.retained} == {"t/0", "t/1", "t/8"}
+    assert broker.journal.is_awake
+    broker.seal()
+    broker.write()
+    assert len(broker.disk.retained) == 5
+    broker.journal.note_all()
+    broker.seal()
+    broker.write()
+    assert len(broker.disk.retained) == 8
+    assert broker.journal.is_settled
