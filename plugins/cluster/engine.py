@@ -275,12 +275,12 @@ class ClusterEngine:
 
     async def routes_of(self, node: str) -> AsyncIterator[dict[str, int]]:
         """Yield the topic filters of a member, some at a time."""
-        async for found in self._scan(f":routes:{node}"):
+        async for found in self._scan(self.base, f":routes:{node}"):
             yield {name.decode(): int(n) for name, n in found}
 
     async def retained(self) -> AsyncIterator[list[tuple[str, bytes]]]:
         """Yield all retained messages by topic, some at a time; one may come twice."""
-        async for found in self._scan(":retained"):
+        async for found in self._scan(self.base, ":retained"):
             yield [(topic.decode(), data) for topic, data in found]
 
     async def retained_of(self, topic: str) -> bytes:
@@ -288,10 +288,10 @@ class ClusterEngine:
         data: bytes | None = await plain(self._read(self.base, "HGET", ":retained", topic))
         return data or b""
 
-    async def _scan(self, key: str) -> AsyncIterator[list[tuple[bytes, bytes]]]:
+    async def _scan(self, base: str, key: str) -> AsyncIterator[list[tuple[bytes, bytes]]]:
         cursor = b"0"
         while True:
-            call = self._read(self.base, "HSCAN", key, cursor, "COUNT", _SCAN_COUNT)
+            call = self._read(base, "HSCAN", key, cursor, "COUNT", _SCAN_COUNT)
             cursor, found = await plain(call)
             yield list(zip(found[::2], found[1::2], strict=True))
             if cursor == b"0":
@@ -371,6 +371,18 @@ class ClusterEngine:
     def release(self, client_id: str, own: Row) -> asyncio.Future[Any]:
         """Note that a client's session has ended."""
         return self._call("release", self._bucket(client_id), client_id, *own, is_stored=True)
+
+    async def sweep_owners(self, node: str, epoch: int) -> None:
+        """Remove the rows of an ended member; those of clients that come again go by themselves."""
+        beginning = f"{node} {epoch} ".encode()
+        for bucket in self._owners:
+            calls: list[asyncio.Future[Any]] = []
+            async for found in self._scan(bucket, ":o"):
+                for client_id, row in found:
+                    if row.startswith(beginning):
+                        words = (client_id, *row.split(b" "))
+                        calls.append(self._call("release", bucket, *words))
+            await asyncio.gather(*map(plain, calls))
 
     def _bucket(self, client_id: str) -> str:
         return self._owners[crc32(client_id.encode()) % N_BUCKETS]

@@ -351,6 +351,10 @@ class Node:
                 topics.add(topic)
                 self.retained.follow(topic, data)
             await asyncio.sleep(0)
+        if not topics and not self.others.members:  # the first node brings what it has
+            for message in list(self._clients.walk_retained()):
+                self.retained.accept(message, None)
+            return
         await self.retained.keep_only(topics)
 
     async def _do_duty(self, node: str, epoch: int) -> None:

@@ -275,7 +275,9 @@ class Owners(SessionOwner):
                 await asyncio.sleep(0)
 
     async def close(self) -> None:
-        """End what is under way."""
+        """End what is under way, and give all clients up."""
+        for client_id in list(self.owned):
+            self.ended(client_id)
         tasks = [claim.task for claim in self._claims.values() if claim.task is not None]
         for task in tasks:
             task.cancel()
