@@ -8,12 +8,11 @@ import json
 import os
 import socket
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.broker.counters import Metric, Sample
 from penstock.broker.errors import PenstockError
 from penstock.broker.events import (
     Callbacks,
@@ -82,6 +81,7 @@ class Node:
             messages for own members of shared subscriptions that other nodes could not deliver.
         announcer: tells them of this node's routes.
         inbox: what they have sent.
+        groups: the shared subscriptions; None before the start, as the two around it.
         inheritance: does what dead nodes cannot do any more.
     """
 
@@ -100,7 +100,7 @@ class Node:
         self._policy = policy_digests(context.policy_file)
         self._is_counting = False
         self._tasks: set[asyncio.Task[None]] = set()
-        self._groups: Groups | None = None
+        self.groups: Groups | None = None
         self._inbox_reading: asyncio.Task[None] | None = None
         self.name = name
         self.inbox: Inbox | None = None
@@ -168,9 +168,9 @@ class Node:
         loop = asyncio.get_running_loop()
         await self.engine.open()
         await self.members.join()
-        self._groups = Groups(self.name, self.sinks, self._routes, loop)
-        self.inbox = Inbox(self._clients, self._delete, self._groups.give_back, self._logger)
-        self.inheritance = Inheritance(self.engine, self._groups, self._clients)
+        self.groups = Groups(self.name, self.sinks, self._routes, loop)
+        self.inbox = Inbox(self._clients, self._delete, self.groups.give_back, self._logger)
+        self.inheritance = Inheritance(self.engine, self.groups, self._clients)
         self.members.start()
 
     async def serve(self) -> None:
@@ -231,8 +231,8 @@ class Node:
             await self.inbox.close()
         if self.inheritance is not None:
             self.inheritance.close()
-        if self._groups is not None:
-            self._groups.close()
+        if self.groups is not None:
+            self.groups.close()
         await self.members.close()
         self._notes.stop()
         await self.engine.close()
@@ -274,9 +274,9 @@ class Node:
         if client_id.startswith(_OF_THE_BROKER) or not is_routed(topic_filter):
             return
         note(topic_filter)
-        if topic_filter.startswith(SHARE_PREFIX) and self._groups is not None:
+        if topic_filter.startswith(SHARE_PREFIX) and self.groups is not None:
             n_members = self.own.counts.get(topic_filter, 0)
-            self._groups.change(topic_filter, self.name, n_members)
+            self.groups.change(topic_filter, self.name, n_members)
 
     def _release(self, client_id: str, reason_code: int) -> None:
         self._clients.release(client_id, reason_code)
@@ -288,10 +288,10 @@ class Node:
 
     def _sink(self, node: str, epoch: int) -> NodeSink:
         """Return what puts messages into a node's inbox."""
-        assert self._groups is not None  # noqa: S101 (made at the start)
+        assert self.groups is not None  # noqa: S101 (made at the start)
         put = partial(self.engine.put, node, epoch)
         loop = asyncio.get_running_loop()
-        return NodeSink(node, put, self._groups.give_back, loop, self._context.clock)
+        return NodeSink(node, put, self.groups.give_back, loop, self._context.clock)
 
     def _joined(self, node: str, epoch: int, info: str) -> None:
         sink = self.sinks[node] = self._sink(node, epoch)
@@ -310,8 +310,8 @@ class Node:
         if sink is not None:
             self._routes.remove(sink)
             sink.close()
-        if self._groups is not None:
-            self._groups.left(node)
+        if self.groups is not None:
+            self.groups.left(node)
         if self.inbox is not None:
             self._in_background(node, self.inbox.forget, node)
         self._in_background(node, self.engine.fence, node, epoch)
@@ -319,8 +319,8 @@ class Node:
     def _routed(self, node: str, topic_filter: str, n_members: int) -> None:
         """Take a change of another node's routes."""
         if topic_filter.startswith(SHARE_PREFIX):
-            if self._groups is not None:
-                self._groups.change(topic_filter, node, n_members)
+            if self.groups is not None:
+                self.groups.change(topic_filter, node, n_members)
             return
         sink = self.sinks.get(node)
         if sink is None:
@@ -373,36 +373,6 @@ class Node:
     def problem(self) -> str:
         """Return why other nodes cannot be reached now; "" where they can."""
         return self.engine.failure or self.announcer.failure
-
-    def figures(self) -> Iterator[Metric]:
-        """Yield figures of the cluster as this node has it."""
-        others = self.others.members
-        gauges: Mapping[str, tuple[str, float]] = {
-            "nodes": ("Members of the cluster, this one included.", len(others) + 1),
-            "own_routes": ("Topic filters of this node's sessions.", len(self.own.counts)),
-            "clients_owned": ("Clients that this node has.", len(self.owners.owned)),
-            "engine_reached": ("1 while beats are answered in time.", self.members.is_steady),
-        }
-        for name, (told, value) in gauges.items():
-            yield Metric(name, "gauge", told, [Sample({}, float(value))])
-        yield Metric(
-            "routes",
-            "gauge",
-            "Topic filters of other nodes.",
-            [Sample({"node": node}, len(one.routes)) for node, one in others.items()],
-        )
-        counters = {
-            "clients_taken": ("Clients that another node had.", self.owners.n_taken),
-            "clients_given": ("Clients that another node has taken.", self.owners.n_given),
-            "snapshots": ("How often the state of the cluster was read.", self.members.n_snapshots),
-        }
-        if self.inbox is not None:
-            counters["inbox_entries"] = "Entries read from the inbox.", self.inbox.n_entries
-            counters["inbox_messages"] = "Messages in them.", self.inbox.n_messages
-            counters["inbox"] = "Bytes of them.", self.inbox.n_bytes
-        for name, (told, n) in counters.items():
-            unit = "_bytes_total" if name == "inbox" else "_total"
-            yield Metric(f"{name}{unit}", "counter", told, [Sample({}, n)])
 
 
 def _policy_of(info: str) -> dict[str, str]:

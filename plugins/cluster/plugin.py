@@ -17,6 +17,7 @@ from penstock.broker.counters import Metric
 from penstock.broker.errors import ConfigError, ConfigProblem
 from penstock.broker.extensions import Plugin, PluginContext
 from penstock.plugins.cluster.config import ClusterConfig
+from penstock.plugins.cluster.figures import figures
 
 if TYPE_CHECKING:
     from penstock.plugins.cluster.node import Node
@@ -69,7 +70,7 @@ class ClusterPlugin(Plugin):
 
     def figures(self) -> Iterator[Metric]:
         """Yield figures of the cluster as this node has it; see `Plugin`."""
-        return self.node.figures()
+        return figures(self.node)
 
     async def close(self) -> None:
         """Leave the cluster; may be called again."""

@@ -296,6 +296,7 @@ PLUGIN_IO: Final = PLUGIN_ADAPTERS | {
     "plugins.cluster.__main__",
     "plugins.cluster.announcer",
     "plugins.cluster.engine",
+    "plugins.cluster.figures",
     "plugins.cluster.members",
     "plugins.cluster.notes",
     "plugins.cluster.policy_digests",

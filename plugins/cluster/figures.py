@@ -1,0 +1,81 @@
+"""Figures of the cluster as one node has it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from penstock.broker.counters import Metric, Sample, count
+
+if TYPE_CHECKING:
+    from penstock.plugins.cluster.inbox import Inbox
+    from penstock.plugins.cluster.inheritance import Inheritance
+    from penstock.plugins.cluster.node import Node
+    from penstock.plugins.cluster.shared import Groups
+
+
+def figures(node: Node) -> Iterator[Metric]:
+    """Yield figures of members, owners and routes, and of messages where the node has started."""
+    members = node.others.members
+    yield _one("nodes", "Members of the cluster, this one included.", len(members) + 1)
+    yield _one("own_routes", "Topic filters of this node's sessions.", len(node.own.counts))
+    owners = node.owners
+    yield _one("clients_owned", "Clients that this node has.", len(owners.owned))
+    steady = float(node.members.is_steady)
+    yield _one("engine_reached", "1 while beats are answered in time.", steady)
+    routes = {name: len(one.routes) for name, one in members.items()}
+    yield _by("routes", "Topic filters of other nodes.", "node", routes)
+    taken, given = owners.n_taken, owners.n_given
+    yield _one("clients_taken_total", "Clients that another node had.", taken)
+    yield _one("clients_given_total", "Clients that another node has taken.", given)
+    snapshots = node.members.n_snapshots
+    yield _one("snapshots_total", "How often the cluster's state was read.", snapshots)
+    yield _one("wills", "Wills of clients that are in the engine.", node.wills.n_kept)
+    retained = node.retained
+    told = "Retained messages and clears of other nodes."
+    yield _one("retained_taken_over_total", told, retained.n_taken_over)
+    told = "Retained messages of other nodes that are not kept, for want of room."
+    yield _one("retained_lacking_total", told, retained.n_lacking)
+    if node.inbox is not None and node.groups is not None and node.inheritance is not None:
+        yield from _messages(node, node.inbox, node.groups, node.inheritance)
+
+
+def _messages(
+    node: Node, inbox: Inbox, groups: Groups, inheritance: Inheritance
+) -> Iterator[Metric]:
+    sinks = node.sinks.items()
+    told = "Entries that were put into the inboxes of nodes."
+    yield _by("entries_total", told, "node", {n: one.n_entries for n, one in sinks})
+    told = "Bytes of messages for nodes that the engine has not stored yet."
+    yield _by("on_way_bytes", told, "node", {n: one.bytes_on_way for n, one in sinks})
+    told = "Bytes in the inboxes of nodes, as the engine has last said."
+    yield _by("inboxes_bytes", told, "node", {n: one.inbox_bytes for n, one in sinks})
+    yield _one("inbox_entries_total", "Entries of the own inbox.", inbox.n_entries)
+    yield _one("inbox_messages_total", "Messages in them.", inbox.n_messages)
+    yield _one("inbox_bytes_total", "Bytes of them.", inbox.n_bytes)
+    held = inbox.held_bytes
+    yield _one("inbox_held_bytes", "Bytes of those that are not delivered yet.", held)
+    told = "Messages of other nodes that this broker has refused."
+    yield _by("refused_messages_total", told, "reason", inbox.refused())
+    told = "Messages of shared subscriptions that went to another node again."
+    yield _one("returned_messages_total", told, groups.n_returned)
+    told = "Messages and entries of nodes that were dropped on their way."
+    dropped: dict[str, int] = {}
+    for one in (inbox.dropped, groups.dropped, inheritance.dropped):
+        for reason, n in one.items():
+            count(dropped, reason, n)
+    yield _by("dropped_total", told, "reason", dropped)
+    told = "Wills of dead nodes' clients that this node has published."
+    yield _one("wills_published_total", told, inheritance.n_wills)
+
+
+def _one(name: str, told: str, value: float) -> Metric:
+    return _metric(name, told, [Sample({}, float(value))])
+
+
+def _by(name: str, told: str, label: str, values: Mapping[str, float]) -> Metric:
+    return _metric(name, told, [Sample({label: key}, float(n)) for key, n in values.items()])
+
+
+def _metric(name: str, told: str, samples: Sequence[Sample]) -> Metric:
+    return Metric(name, "counter" if name.endswith("_total") else "gauge", told, samples)

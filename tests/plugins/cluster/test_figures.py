@@ -1,0 +1,36 @@
+"""Figures of a node before and after its start."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+from typing import cast
+
+from penstock.broker.extensions import LocalClients, PluginContext, SinkRoutes
+from penstock.plugins.cluster.config import ClusterConfig
+from penstock.plugins.cluster.figures import figures
+from penstock.plugins.cluster.node import Node
+from penstock.plugins.redis.config import RedisConfig
+from tests.helpers.redis_server import running_redis
+
+
+async def test_figures_are_there_before_the_node_has_started_and_after(tmp_path: Path) -> None:
+    """Whoever asks need not know whether the servers are reached."""
+    (tmp_path / "policy.yaml").write_text("plugins: {}\n")
+    context = PluginContext(
+        logging.getLogger("test"), str(tmp_path / "policy.yaml"), time.monotonic
+    )
+    with running_redis(tmp_path / "redis") as redis:
+        config = ClusterConfig("emea", "a", RedisConfig(server=f"127.0.0.1:{redis.port}"))
+        routes, clients = cast("SinkRoutes", None), cast("LocalClients", None)
+        node = Node(config, "a", context, routes, clients)
+        before = {metric.name for metric in figures(node)}
+        assert "nodes" in before
+        await node.start()
+        after = {metric.name: metric for metric in figures(node)}
+        assert before < set(after)
+        assert after["inbox_held_bytes"].type == "gauge"
+        assert after["inbox_messages_total"].type == "counter"
+        assert after["nodes"].samples[0].value == 1
+        await node.close()
