@@ -251,8 +251,7 @@ class Journal:
                 waits for, or together with others, as their rows lie on the same pages.
         """
         self._limited.pop(own.session, None)
-        is_known = own not in self._sessions
-        if not (has_expired and is_known) or self.is_failing:
+        if not has_expired or own in self._sessions or self.is_failing:
             self._sessions[own] = None
             for delivery in stored:
                 self._forget(delivery)
@@ -323,14 +322,11 @@ class Journal:
 
     def retained_changed(self, topic: str) -> None:
         """The retained message of a topic was set or removed."""
-        if topic.startswith("$SYS/"):  # the broker sets these itself, and again soon
-            return
-        message = self._core.retained.by_topic.get(topic)
-        if message is None or message.qos:
-            self._retained[topic] = None
-        else:
-            self._unawaited_retained[topic] = None
-        self._note()
+        if not topic.startswith("$SYS/"):  # the broker sets these itself, and again soon
+            message = self._core.retained.by_topic.get(topic)
+            is_awaited = message is None or message.qos
+            (self._retained if is_awaited else self._unawaited_retained)[topic] = None
+            self._note()
 
     def note_all(self) -> None:
         """Have the next commit take all that may wait for a later one, as the broker stops."""
@@ -608,16 +604,14 @@ class Journal:
         if len(self.lone):  # a session that is asked for its places notes all that it has
             for own in set(self._deliveries.values()):
                 own.note_lone()
-        self.is_awake = self.is_urgent = False
+        self.is_urgent = False
         if self._n_expired >= MOST_EXPIRED or not self.is_awaited:
             least = self._n_expired - EXPIRED_AT_A_TIME
             while self._expired and self._n_expired > least:
                 self._forget_expired(*self._expired.popitem()[1])
         for topic in list(islice(self._unawaited_retained, RETAINED_AT_A_TIME)):
-            del self._unawaited_retained[topic]
-            self._retained[topic] = None
-        if self._expired or self._unawaited_retained:
-            self.is_awake = True  # for a commit behind this one
+            self._retained[topic] = self._unawaited_retained.pop(topic)
+        self.is_awake = bool(self._expired or self._unawaited_retained)  # for a commit behind it
         if not self._deliveries:
             self._n_in_runs = 0
         if not (self.is_dirty or self.is_awaited):
