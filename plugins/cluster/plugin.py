@@ -31,7 +31,7 @@ class ClusterPlugin(Plugin):
     """`cluster` in a policy file.
 
     Attributes:
-        node: this broker as a node.
+        node: this broker as a node; None where a policy file is only checked.
     """
 
     Config = ClusterConfig
@@ -39,14 +39,15 @@ class ClusterPlugin(Plugin):
 
     def __init__(self, config: ClusterConfig, context: PluginContext) -> None:
         super().__init__(config, context)
-        if context.is_proxy or context.sink_routes is None or context.local_clients is None:
+        if context.is_proxy:
             raise _wrong(context, KEY, "in a proxy's file", "in that of a broker")
-        self.node = _node(config, context)
+        self.node = node = _node(config, context)
         self.has_local_clients = True
         self.open_files = _OPEN_FILES
-        self.sinks = [self.node.retained]
-        self.session_owner = self.node.owners
-        self.callbacks = self.node.callbacks
+        if node is not None:
+            self.sinks = [node.retained]
+            self.session_owner = node.owners
+            self.callbacks = node.callbacks
 
     async def start(self) -> None:
         """Join the cluster.
@@ -55,30 +56,36 @@ class ClusterPlugin(Plugin):
             EngineStartError: the servers cannot be used, or another broker has this node's name.
         """
         try:
-            await self.node.start()
+            await self._started.start()
         except BaseException:
             await self.close()
             raise
 
+    @property
+    def _started(self) -> Node:
+        assert self.node is not None  # noqa: S101 (only a broker starts its plugins)
+        return self.node
+
     async def restored(self) -> None:
         """Take what the others have, before any client comes."""
-        await self.node.serve()
+        await self._started.serve()
 
     async def problem(self) -> str:
         """Return why other nodes cannot be reached now; "" where they can."""
-        return self.node.problem()
+        return self._started.problem()
 
     def figures(self) -> Iterator[Metric]:
         """Yield figures of the cluster as this node has it; see `Plugin`."""
-        return figures(self.node)
+        return figures(self._started)
 
     async def close(self) -> None:
         """Leave the cluster; may be called again."""
-        await self.node.close()
+        if self.node is not None:
+            await self.node.close()
 
 
-def _node(config: ClusterConfig, context: PluginContext) -> Node:
-    """Return this broker as a node.
+def _node(config: ClusterConfig, context: PluginContext) -> Node | None:
+    """Return this broker as a node; None where there is no broker.
 
     Raises:
         ConfigError: it has no name that can be one, or the package for Redis is not installed.
@@ -92,8 +99,8 @@ def _node(config: ClusterConfig, context: PluginContext) -> Node:
     except ModuleNotFoundError as error:
         read = f"a cluster, and the package {error.name} is not installed"
         raise _wrong(context, KEY, read, "pip install 'penstock-mqtt[redis]' brings it") from error
-    assert context.sink_routes is not None  # noqa: S101 (looked at before)
-    assert context.local_clients is not None  # noqa: S101 (the same)
+    if context.sink_routes is None or context.local_clients is None:
+        return None
     return Node(config, name, context, context.sink_routes, context.local_clients)
 
 
