@@ -250,6 +250,7 @@ class _LocalProtocol(MqttProtocol):
         if self._is_forwarded:
             client.is_forwarded = True
             client.throttle = ManyThrottle(client.core, client.outgoing)
+            self.connection.limits_changed(since)
         client.names_shares = self._names_shares
         if self._tells_publisher:
             client.sender = TellingSender(client.outgoing)

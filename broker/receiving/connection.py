@@ -327,9 +327,13 @@ class Connection:
     # -- receiving ------------------------------------------------------------------------
 
     def limits_changed(self, now: float) -> None:
-        """Take the publish rate of the limits that were changed."""
+        """Take the publish rate of the limits that were changed.
+
+        Another broker has limited that of each publisher whose messages it forwards.
+        """
         limits = self.client.core.limits
-        self._rate = RateLimit(limits, now) if limits.has_publish_rate else None
+        has_rate = limits.has_publish_rate and not self.client.is_forwarded
+        self._rate = RateLimit(limits, now) if has_rate else None
 
     def _receive_at_rate(self, rate: RateLimit, data: bytes, now: float) -> None:
         """Handle what the client's publish rate allows now, and the rest when it does.

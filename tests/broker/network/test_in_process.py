@@ -127,6 +127,27 @@ async def test_a_client_that_is_told_gets_the_publisher_behind_other_properties(
         ]
 
 
+@pytest.mark.parametrize("is_forwarded", [False, True])
+async def test_the_rate_of_one_publisher_is_not_that_of_all_of_another_broker(
+    *, is_forwarded: bool
+) -> None:
+    """They come on one connection; each was limited where it is connected."""
+    limits = {"publish_messages_per_second": 1, "publish_rate_exceeded": "disconnect"}
+    async with (
+        serving(limits=limits) as server,
+        await connected(port_of(server), "other") as other,
+    ):
+        await other.subscribe("t")
+        client = _LocalClient()
+        local_clients(server).connect(client, is_forwarded=is_forwarded)
+        client.send(Connect("$uplink/x", keep_alive=0), *[Publish("t", b"x")] * 100)
+        if is_forwarded:
+            for _ in range(100):
+                await other.take(Publish)
+        else:
+            await client.lost.wait()
+
+
 async def test_messages_of_a_relay_have_the_qos_that_it_names() -> None:
     """Though it publishes at QoS 2; the last user property says so, and nobody else sees it."""
     async with serving() as server, await connected(port_of(server), "other") as other:
