@@ -106,76 +106,56 @@ def measure_wills(peer: RunningPeer, scale: Scale) -> Measurement:
     return Measurement(count / meter.elapsed_seconds, details=details)
 
 
+_row: Final = partial(Row, group="features", unit="delivered/s", target=Target(least_ratio=1))
+
 ROWS: Final = (
-    Row(
+    _row(
         name="shared",
-        group="features",
         title="QoS 1, 64 B, window 100, 1 to a group of 10 that share a subscription",
-        unit="delivered/s",
-        target=Target(least_ratio=1),
         measure=measure_shared,
         options=Options(inflight_messages=INFLIGHT_MESSAGES),
         is_v5=True,
     ),
-    Row(
+    _row(
         name="shared_acl",
-        group="features",
         title="the same with users and an ACL file",
-        unit="delivered/s",
-        target=Target(least_ratio=1),
         measure=measure_shared,
         options=Options(has_acl=True, inflight_messages=INFLIGHT_MESSAGES),
         is_v5=True,
     ),
-    Row(
+    _row(
         name="retained",
-        group="features",
         title="QoS 1, 64 B, window 100, 1 to 1, each message retained, on 100 topics, in memory",
-        unit="delivered/s",
-        target=Target(least_ratio=1),
         measure=partial(measure_windowed, plan=RETAINED),
         options=Options(is_in_memory=True, inflight_messages=INFLIGHT_MESSAGES),
     ),
-    Row(
+    _row(
         name="retained_kept",
-        group="features",
         title=("the same, by Penstock acknowledged when it is on the disk, by mosquitto in memory"),
-        unit="delivered/s",
-        target=Target(least_ratio=1),
         measure=partial(measure_windowed, plan=RETAINED),
         options=Options(inflight_messages=INFLIGHT_MESSAGES),
     ),
-    Row(
+    _row(
         name="retained_reading",
-        group="features",
         title="subscribing to 10,000 topics with a retained message of 64 B each",
-        unit="delivered/s",
-        target=Target(least_ratio=1),
         measure=measure_retained_reading,
     ),
-    Row(
+    _row(
         name="wills",
-        group="features",
         title="clients with a will connect and vanish, 64 at a time; wills in memory",
         unit="wills/s",
-        target=Target(least_ratio=1),
         measure=measure_wills,
         options=Options(is_in_memory=True),
     ),
-    Row(
+    _row(
         name="wills_kept",
-        group="features",
         title="the same, by Penstock with the wills on the disk, by mosquitto in memory",
         unit="wills/s",
-        target=Target(least_ratio=1),
         measure=measure_wills,
     ),
-    Row(
+    _row(
         name="websocket",
-        group="features",
         title="QoS 1, 64 B, window 100, 1 to 1, over WebSocket",
-        unit="delivered/s",
-        target=Target(least_ratio=1),
         measure=partial(measure_windowed, plan=ONE_TO_ONE),
         options=Options(is_websocket=True, inflight_messages=INFLIGHT_MESSAGES),
     ),
