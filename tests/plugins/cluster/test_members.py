@@ -8,18 +8,20 @@ import time
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 
 import pytest
 from redis import Redis
 
 from penstock.plugins.cluster import members as members_module
 from penstock.plugins.cluster.announcer import Announcer
-from penstock.plugins.cluster.engine import ClusterEngine
+from penstock.plugins.cluster.engine import ClusterEngine, Row
 from penstock.plugins.cluster.members import Listener, Members
 from penstock.plugins.cluster.routes import OtherRoutes, OwnRoutes
 from penstock.plugins.redis.errors import EngineStartError
+from penstock.plugins.redis.login import Login
 from penstock.plugins.redis.server import RedisServer
-from tests.helpers.redis_server import shared_cluster, shared_redis
+from tests.helpers.redis_server import running_redis, shared_cluster, shared_redis
 from tests.plugins.queue.engines.contract.harness import until
 
 LOGGER = logging.getLogger("penstock.cluster")
@@ -287,3 +289,45 @@ async def test_subscriptions_are_confirmed_by_all(single: RedisServer) -> None:
         a.announcer.left("c")
         await task
         assert a.announcer.routed() is None
+
+
+RIGHTS = (
+    "~penstock:* -@all +@hash +@stream +get +set +del +pexpire +fcall +function|list"
+    " +function|load +info +exists +unlink +wait +select +cluster|slots +config|get"
+)
+"""What a user needs at least, as docs/how-to/cluster.md says."""
+
+
+@pytest.mark.usefixtures("hasty")
+async def test_the_rights_that_the_page_gives_are_enough(tmp_path: Path) -> None:
+    """For all that nodes do with the engine."""
+    page = Path(__file__).parents[3] / "docs" / "how-to" / "cluster.md"
+    assert RIGHTS in " ".join(page.read_text().split())
+    (tmp_path / "password").write_text("secret\n")
+    with running_redis(tmp_path / "redis", f"user penstock on >secret {RIGHTS}") as process:
+        login = Login("penstock", str(tmp_path / "password"))
+        server = RedisServer(port=process.port, login=login)
+        async with opened(server, "a", "b") as (a, b):
+            a.announcer.subscribed("x")
+            a.announcer.subscribed("y")
+            a.announcer.unsubscribed("y")
+            await until(lambda: b.routes_of("a") == {"x": 1})
+            for data in (b"l" * 10_000, b""):
+                await a.engine.retain("t", data)
+            await until(lambda: b.retained == {"t": b""})
+            assert await a.engine.put("b", b.engine.epoch, b"data") == 4
+            inbox = b.engine.inbox_reader()
+            ((identifier, _),) = await inbox.read(b"0-0", 1)
+            await inbox.close()
+            assert not await b.engine.delete([identifier], 4)
+            await a.engine.tell("b", b.engine.epoch, b"note")
+            row = Row("b", b.engine.epoch, 1)
+            assert await b.engine.claim("client", row, None) == row
+            await b.engine.keep_will("client", b"will")
+            epoch = b.engine.epoch
+            await b.die()
+            await until(lambda: a.duties == [("b", epoch)])
+            await a.engine.fence("b", epoch)
+            own = Row("a", a.engine.epoch, 1)
+            assert await a.engine.claim("client", own, row) == own
+            assert await a.engine.release("client", own)
