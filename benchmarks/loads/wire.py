@@ -141,6 +141,7 @@ def connect_packet(
     keep_alive: int = 0,
     login: tuple[str, str] | None = None,
     will: tuple[str, bytes] | None = None,
+    expiry_seconds: int | None = None,
 ) -> bytes:
     """Return a CONNECT, by default with Clean Session and no keep-alive.
 
@@ -151,11 +152,15 @@ def connect_packet(
         keep_alive: the Keep Alive, seconds.
         login: a user name and a password; None for neither.
         will: the topic and the payload of a will of QoS 0, for MQTT 3.1.1; None for none.
+        expiry_seconds: the Session Expiry Interval of MQTT 5; None for what `is_clean` says.
     """
     flags = (2 if is_clean else 0) | (0 if will is None else 4) | (0 if login is None else 0xC0)
     head = _string("MQTT") + bytes([version, flags]) + struct.pack("!H", keep_alive)
     if version == 5:
-        head += b"\x00" if is_clean else NEVER_EXPIRES
+        lasting = NEVER_EXPIRES
+        if expiry_seconds is not None:
+            lasting = NEVER_EXPIRES[:2] + expiry_seconds.to_bytes(4, "big")
+        head += b"\x00" if is_clean and expiry_seconds is None else lasting
     last = b"" if will is None else _string(will[0]) + _binary(will[1])
     return frame(0x10, head + _string(client_id) + last + b"".join(map(_string, login or ())))
 

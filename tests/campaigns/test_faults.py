@@ -30,7 +30,7 @@ TINY = Effort(scale=0.001, seconds=0.2)
 
 pytestmark = pytest.mark.usefixtures("forks")
 
-LOADS = ("churn", "slow_readers", "stall_gate")
+LOADS = ("churn", "slow_readers", "stall_gate", "sessions_end")
 """The faults whose promises are about time; other tests show what they do to a broker."""
 
 PATIENCE = (
@@ -161,6 +161,10 @@ def test_the_overlapping_filters_all_match_and_are_all_different() -> None:
     assert all(matches(each, topic) for each in filters)
 
 
-def test_the_messages_of_a_pair_come_beside_a_case() -> None:
-    """The case that is made in the shortest time."""
-    assert not bystanders.measure("penstock", "long_filters", 0.2).lost
+@pytest.mark.parametrize("case", ["long_filters", "sessions_end"])
+def test_the_messages_of_a_pair_come_beside_a_case(
+    case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cases that are made in the shortest time."""
+    monkeypatch.setattr(bystanders, "SESSIONS", 100)
+    assert not bystanders.measure("penstock", case, 0.2).lost

@@ -27,7 +27,7 @@ from tests.campaigns.faults.descriptors import DESCRIPTORS
 from tests.campaigns.faults.disk import DAMAGED, DELETED, FULL_DISK
 from tests.campaigns.faults.health_checks import HEALTH_CHECKS
 from tests.campaigns.faults.kills import KILLS, PAIRS_KILLED
-from tests.campaigns.faults.load import CHURN, SLOW_READERS, STALL_GATE
+from tests.campaigns.faults.load import CHURN, SESSIONS_END, SLOW_READERS, STALL_GATE
 from tests.campaigns.faults.memory import MEMORY
 from tests.campaigns.faults.queues import REDIS_LOST, RESIZED, RESTORED
 from tests.campaigns.faults.silence import SILENCE
@@ -59,6 +59,7 @@ FAULTS: Final = {
         CHURN,
         SLOW_READERS,
         STALL_GATE,
+        SESSIONS_END,
     )
 }
 

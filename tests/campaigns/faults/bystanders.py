@@ -6,6 +6,8 @@ within the limits of the example policy.
 
 `retained_all_5`: 100,000 messages are retained, and five clients subscribe to all of them by ``#``,
 which matches the pair's topic too.
+`sessions_end`: 100,000 sessions without a connection, with a subscription each, expire within the
+same second. They are made in some minutes, of which the pair sees nothing.
 `slow_logger`: a client subscribes to ``#`` and reads 2 MB/s, another floods a topic.
 `properties_allowed_50`: PUBLISH that is all User Properties, as many as allowed, to 50 readers.
 `overlapping_*`: 8,192 filters with wildcards, of one client or of many, match each PUBLISH.
@@ -21,6 +23,7 @@ import itertools
 import select
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
@@ -38,6 +41,10 @@ RETAINED_MESSAGES: Final = 100_000
 RETAINED_BYTES: Final = 100
 RETAINED_OF_A_LEVEL: Final = 1_000
 RETAINED_READERS: Final = 5
+
+SESSIONS: Final = 100_000
+SESSION_SECONDS: Final = 0.003
+"""So long it may take to make one; all expire after this time for each."""
 
 LOGGER_BYTES: Final = 20_000
 LOGGER_SECONDS: Final = 0.01
@@ -157,6 +164,26 @@ def retained(peer: RunningPeer) -> Iterator[None]:
         for sock in socks:
             sock.sendall(wire.subscribe_packet(1, "#", 0))
         yield
+
+
+@contextmanager
+def sessions_end(peer: RunningPeer) -> Iterator[None]:
+    """Leave sessions behind that expire together, shortly after the beginning."""
+    end = time.monotonic() + SESSIONS * SESSION_SECONDS + 2
+    for start in range(0, SESSIONS, wire.CONNECTS_AT_A_TIME):
+        with ExitStack() as stack:
+            socks = []
+            for number in range(start, min(start + wire.CONNECTS_AT_A_TIME, SESSIONS)):
+                seconds = max(1, int(end - time.monotonic()))
+                connect = wire.connect_packet(f"away-{number}", version=5, expiry_seconds=seconds)
+                subscribe = wire.subscribe_packet(1, f"site/{number}/command", 1, version=5)
+                socks.append(stack.enter_context(wire.open_connection(peer.port)))
+                socks[-1].sendall(connect + subscribe + wire.DISCONNECT)
+            for sock in socks:
+                while sock.recv(1 << 12):
+                    pass
+    time.sleep(max(0.0, end - time.monotonic() - 1))
+    yield
 
 
 def slow_logger(peer: RunningPeer) -> AbstractContextManager[None]:
@@ -298,6 +325,7 @@ def levels(peer: RunningPeer) -> Iterator[None]:
 
 CASES: Final[dict[str, Case]] = {
     "retained_all_5": retained,
+    "sessions_end": sessions_end,
     "slow_logger": slow_logger,
     "properties_allowed_50": user_properties,
     "strings": strings,

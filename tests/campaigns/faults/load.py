@@ -19,7 +19,8 @@ STOP_SECONDS: Final = 15.0
 
 GATE_SECONDS: Final = 0.05
 READERS: Final = ("retained_all_5", "slow_logger")
-GATE: Final = tuple(case for case in bystanders.CASES if case not in READERS)
+ENDS: Final = "sessions_end"
+GATE: Final = tuple(case for case in bystanders.CASES if case not in (*READERS, ENDS))
 
 
 def vanish(broker: Subject, _rng: random.Random, effort: Effort) -> Sequence[Finding]:
@@ -79,4 +80,9 @@ STALL_GATE: Final = Fault(
     "stall_gate",
     "single packets, as expensive as the limits allow, twice a second beside a pair of clients",
     _beside(*GATE),
+)
+SESSIONS_END: Final = Fault(
+    "sessions_end",
+    "100,000 sessions expire within the same second beside a pair of clients",
+    _beside(ENDS),
 )
