@@ -740,6 +740,8 @@ class LocalClients(Protocol):
     Attributes:
         receive_maximum: QoS 1 and 2 messages that a client may have unacknowledged.
         maximum_packet_size: bytes of the largest packet that a client may send.
+        queue_limits: the policy's `queued_messages`, `queued_bytes`, `queue_full` and
+            `queue_full_seconds` below `limits`.
     """
 
     @property
@@ -747,6 +749,9 @@ class LocalClients(Protocol):
 
     @property
     def maximum_packet_size(self) -> int: ...  # noqa: D102 (above)
+
+    @property
+    def queue_limits(self) -> tuple[int, int, str, float | None]: ...  # noqa: D102 (above)
 
     def subscriptions(self, client_id: str) -> Sequence[str] | None:
         """Return the topic filters of a client's session, from `Plugin.restored` on; or None."""

@@ -274,6 +274,13 @@ class InProcessClients:
         """Bytes of the largest packet that a client may send."""
         return self._driver.limits.maximum_packet_size
 
+    @property
+    def queue_limits(self) -> tuple[int, int, str, float | None]:
+        """What may wait for a session, and what happens beyond; see `LocalClients`."""
+        limits = self._driver.limits
+        seconds = limits.queue_full_seconds
+        return limits.queued_messages, limits.queued_bytes, limits.queue_full, seconds
+
     def subscriptions(self, client_id: str) -> Sequence[str] | None:
         """Return the topic filters of a client's session; None where it has none."""
         session = self._driver.core.sessions.get(client_id)

@@ -41,6 +41,7 @@ class Announcer:
 
     Attributes:
         number: of the newest change.
+        answered: that of the newest one that the engine has.
         confirmed: the other members, to the number up to which each has taken the changes.
         failure: why changes are not stored; "" where they are.
         catch_up: waits until all is taken that others have changed by now. A message that was
@@ -55,7 +56,7 @@ class Announcer:
         self.catch_up: Callable[[], Awaitable[None]] = _nothing
         self._engine = engine
         self._own = own
-        self._answered = self._answered_at_beat = 0
+        self.answered = self._answered_at_beat = 0
         self._n_calls = 0
         self._is_open = False
         self._is_scheduled = False
@@ -74,9 +75,14 @@ class Announcer:
         if self._own.unsubscribed(topic_filter):
             self._soon()
 
+    def change_kept(self, name: str, value: str) -> None:
+        """Take note of a change of a kept session; see `OwnRoutes`."""
+        self._own.change_kept(name, value)
+        self._soon()
+
     def start(self) -> None:
         """Tell the others of everything, in an epoch for which they know nothing."""
-        self.number = self._answered = self._answered_at_beat = 0
+        self.number = self.answered = self._answered_at_beat = 0
         self.confirmed = dict.fromkeys(self.confirmed, 0)
         self._own.tell_all()
         self._is_open = True
@@ -120,16 +126,16 @@ class Announcer:
             return  # all is told anew in the next epoch
         if error is None:
             self.failure = ""
-            self._answered = max(self._answered, number)
+            self.answered = max(self.answered, number)
             self._soon()
             return
         self.failure = str(error)
-        self._own.tell([topic_filter for topic_filter, _ in ops])
-        last = self._last_number()
+        self._own.tell_again(ops)
+        last = self.last_number()
         self._waiters = [(max(at, last), waiter) for at, waiter in self._waiters]
         self._soon(_RETRY_SECONDS)
 
-    def _last_number(self) -> int:
+    def last_number(self) -> int:
         """Return the number that the last change has which is not sent yet, or was."""
         return self.number + -(-self._own.n_untold // MOST_OPS)
 
@@ -140,7 +146,7 @@ class Announcer:
         """
         if number < self._answered_at_beat and (self._repair is None or self._repair.done()):
             self._repair = asyncio.create_task(self._tell_again(), name="penstock-cluster repair")
-        self._answered_at_beat = self._answered
+        self._answered_at_beat = self.answered
 
     async def _tell_again(self) -> None:
         found: list[str] = []
@@ -148,11 +154,11 @@ class Announcer:
             async for some in self._engine.routes_of(self._engine.node):
                 found += some
         except StorageError:
-            self._answered_at_beat = self._answered = self.number  # the next beat tries again
+            self._answered_at_beat = self.answered = self.number  # the next beat tries again
             return
         self._own.tell([one for one in found if one not in self._own.counts])
         self._own.tell_all()
-        self._answered = self._answered_at_beat = 0
+        self.answered = self._answered_at_beat = 0
         self._soon()
 
     # -- confirmations -----------------------------------------------------------------------------
@@ -175,7 +181,7 @@ class Announcer:
     def _wake(self, *, everybody: bool = False) -> None:
         if not self._waiters:
             return
-        least = min(self.confirmed.values(), default=self._last_number())
+        least = min(self.confirmed.values(), default=self.last_number())
         left: list[tuple[int, asyncio.Future[None]]] = []
         for number, waiter in self._waiters:
             if not everybody and number > least:
@@ -186,7 +192,7 @@ class Announcer:
 
     def routed(self) -> Awaitable[None] | None:
         """Return what is awaited until all members have what was subscribed; None for nothing."""
-        number = self._last_number()
+        number = self.last_number()
         if not self._is_open or all(number <= one for one in self.confirmed.values()):
             return None
         if self._engine.failure is not None:  # clients of this node go on without the others

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from logging import Logger
-from typing import Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 from zlib import crc32
 
 from redis.exceptions import ResponseError
@@ -22,6 +22,9 @@ from penstock.plugins.redis.library import Library
 from penstock.plugins.redis.server import RedisServer
 from penstock.plugins.redis.stream_reader import StreamReader
 
+if TYPE_CHECKING:
+    from penstock.plugins.cluster.routes import Op
+
 LIBRARY: Final = Library("penstock_cluster_", 1, __package__)
 """The functions of the plugin."""
 ALIVE_SECONDS: Final = 3.0
@@ -31,6 +34,7 @@ N_BUCKETS: Final = 1024
 MOST_NOTES: Final = 10_000
 """Notes to a member that are kept; it reads them at once."""
 _SCAN_COUNT: Final = 1000
+_SWEPT_AT_ONCE: Final = 32
 
 
 class FencedError(StorageError):
@@ -102,6 +106,7 @@ class ClusterEngine:
         node: name of this node.
         epoch: of this node; 0 while it is no member.
         calls: to the servers.
+        buckets: the common beginnings of the keys of clients, some of which share one each.
     """
 
     def __init__(self, server: RedisServer, cluster: str, node: str, logger: Logger) -> None:
@@ -111,14 +116,15 @@ class ClusterEngine:
         self.calls = FunctionCalls(server, LIBRARY, logger)
         self._root = f"{server.prefix}:{{cluster:{cluster}"
         self.base = f"{self._root}}}"
-        self._owners = [f"{self._root}:c:{bucket}}}" for bucket in range(N_BUCKETS)]
+        self.buckets = [f"{self._root}:c:{bucket}}}" for bucket in range(N_BUCKETS)]
         self._numbers: dict[str, int] = {}
 
     def node_key(self, node: str, epoch: int) -> str:
         """Return the common beginning of the keys of a node's epoch."""
         return f"{self._root}:{node}}}:{epoch}"
 
-    def _number(self, name: str) -> int:
+    def next_number(self, name: str) -> int:
+        """Return the number of this epoch's next call of a kind."""
         number = self._numbers[name] = self._numbers.get(name, 0) + 1
         return number
 
@@ -160,7 +166,7 @@ class ClusterEngine:
         if joined.state == "joined":
             self.epoch = joined.epoch
             self._numbers.clear()
-            await plain(self._call("open", self.node_key(self.node, self.epoch), is_stored=True))
+            await plain(self.call("open", self.node_key(self.node, self.epoch), is_stored=True))
         return joined
 
     async def announce(self, info: str) -> bytes:
@@ -202,7 +208,7 @@ class ClusterEngine:
 
     async def all_duties(self) -> list[tuple[str, int, str]]:
         """Return ended members, with their epochs, and for each who has something to do."""
-        found = _pairs(await plain(self._read(self.base, "HGETALL", ":duties")))
+        found = _pairs(await plain(self.read(self.base, "HGETALL", ":duties")))
         named = ((*one.split(" "), by) for one, by in found.items())
         return [(node, int(epoch), by) for node, epoch, by in named]
 
@@ -212,45 +218,46 @@ class ClusterEngine:
 
     async def seal(self, node: str, epoch: int) -> None:
         """Let nothing more into the inbox of an ended member, so that it can be read."""
-        await plain(self._call("seal", self.node_key(node, epoch)))
+        await plain(self.call("seal", self.node_key(node, epoch)))
 
     async def drop(self, node: str, epoch: int) -> None:
         """Remove the inbox and the wills of an ended member."""
-        await plain(self._call("drop", self.node_key(node, epoch)))
+        await plain(self.call("drop", self.node_key(node, epoch)))
 
     async def fence(self, node: str, epoch: int) -> None:
         """Refuse what an ended member still puts into the own inbox."""
-        await plain(self._call("fence", self.node_key(self.node, self.epoch), node, epoch))
+        await plain(self.call("fence", self.node_key(self.node, self.epoch), node, epoch))
 
     async def is_member(self, node: str, epoch: int) -> bool:
         """Return whether an epoch of a node has not ended."""
-        found = await plain(self._read(self.base, "HGET", ":epochs", node))
+        found = await plain(self.read(self.base, "HGET", ":epochs", node))
         return found is not None and int(found) == epoch
 
     async def is_alive(self, node: str) -> bool:
         """Return whether a node beats."""
-        return bool(await plain(self._read(self.base, "EXISTS", f":alive:{node}")))
+        return bool(await plain(self.read(self.base, "EXISTS", f":alive:{node}")))
 
     async def sizes_of(self, node: str, epoch: int) -> tuple[int, int]:
         """Return how many routes a member has, and the bytes in its inbox."""
-        n_routes = await plain(self._read(self.base, "HLEN", f":routes:{node}"))
+        n_routes = await plain(self.read(self.base, "HLEN", f":routes:{node}"))
         key = self.node_key(node, epoch)
-        n_bytes = await plain(self._read(key, "HGET", ":s", "bytes"))
+        n_bytes = await plain(self.read(key, "HGET", ":s", "bytes"))
         return n_routes, int(n_bytes or 0)
 
     async def members(self) -> dict[str, tuple[int, str]]:
         """Return the epoch of each member, and what it tells of itself, as JSON."""
-        epochs = _pairs(await plain(self._read(self.base, "HGETALL", ":epochs")))
-        infos = _pairs(await plain(self._read(self.base, "HGETALL", ":nodes")))
+        epochs = _pairs(await plain(self.read(self.base, "HGETALL", ":epochs")))
+        infos = _pairs(await plain(self.read(self.base, "HGETALL", ":nodes")))
         return {node: (int(epoch), infos.get(node, "")) for node, epoch in epochs.items()}
 
     # -- changes -----------------------------------------------------------------------------------
 
-    def change(self, ops: Sequence[tuple[str, int]], number: int) -> asyncio.Future[Any]:
+    def change(self, ops: Sequence[Op], number: int) -> asyncio.Future[Any]:
         """Change this member's routes.
 
         Args:
-            ops: topic filters, each with its number of members; 0 removes it.
+            ops: topic filters, each with its number of members; 0 removes it. And sessions, see
+                `penstock.plugins.cluster.mail_routes`.
             number: of the change; that of the next one is higher.
         """
         words = [word for op in ops for word in op]
@@ -261,7 +268,7 @@ class ClusterEngine:
 
         It waits for a server however long that takes.
         """
-        words = (self.node, self.epoch, self._number("retained"), topic, data)
+        words = (self.node, self.epoch, self.next_number("retained"), topic, data)
         return self.calls.call("retain", (self.base,), *words, is_stored=True, is_kept=True)
 
     async def last_change(self) -> tuple[bytes, dict[str, int]]:
@@ -269,7 +276,7 @@ class ClusterEngine:
 
         The state that is read after that has these changes, and maybe later ones.
         """
-        found = _pairs(await plain(self._read(self.base, "HGETALL", ":m")))
+        found = _pairs(await plain(self.read(self.base, "HGETALL", ":m")))
         numbers = {name[2:]: int(n) for name, n in found.items() if name.startswith("c ")}
         return found.get("last", "0-0").encode(), numbers
 
@@ -278,6 +285,11 @@ class ClusterEngine:
         async for found in self._scan(self.base, f":routes:{node}"):
             yield {name.decode(): int(n) for name, n in found}
 
+    async def sessions(self) -> AsyncIterator[list[tuple[str, str]]]:
+        """Yield the subscriptions of kept sessions, some at a time; see `mail_routes`."""
+        async for found in self._scan(self.base, ":sessions"):
+            yield [(name.decode(), origin.decode()) for name, origin in found]
+
     async def retained(self) -> AsyncIterator[list[tuple[str, bytes]]]:
         """Yield all retained messages by topic, some at a time; one may come twice."""
         async for found in self._scan(self.base, ":retained"):
@@ -285,13 +297,13 @@ class ClusterEngine:
 
     async def retained_of(self, topic: str) -> bytes:
         """Return what is retained in a topic; b"" for nothing."""
-        data: bytes | None = await plain(self._read(self.base, "HGET", ":retained", topic))
+        data: bytes | None = await plain(self.read(self.base, "HGET", ":retained", topic))
         return data or b""
 
     async def _scan(self, base: str, key: str) -> AsyncIterator[list[tuple[bytes, bytes]]]:
         cursor = b"0"
         while True:
-            call = self._read(base, "HSCAN", key, cursor, "COUNT", _SCAN_COUNT)
+            call = self.read(base, "HSCAN", key, cursor, "COUNT", _SCAN_COUNT)
             cursor, found = await plain(call)
             yield list(zip(found[::2], found[1::2], strict=True))
             if cursor == b"0":
@@ -305,13 +317,13 @@ class ClusterEngine:
         Without data it asks for that alone. It waits for a server however long that takes.
         """
         key = self.node_key(node, epoch)
-        number = self._number(key) if data else 0
+        number = self.next_number(key) if data else 0
         words = (self.node, self.epoch, number, data)
         return self.calls.call("put", (key,), *words, is_stored=bool(data), is_kept=bool(data))
 
     def delete(self, entry_ids: Sequence[bytes], n_bytes: int) -> asyncio.Future[int]:
         """Delete entries of the own inbox, which had so many bytes; the answer is what is left."""
-        return self._call("delete", self.node_key(self.node, self.epoch), n_bytes, *entry_ids)
+        return self.call("delete", self.node_key(self.node, self.epoch), n_bytes, *entry_ids)
 
     def tell(self, node: str, epoch: int, note: bytes) -> asyncio.Future[Any]:
         """Tell a member something, maybe twice; a member that has ended is told nothing."""
@@ -331,7 +343,7 @@ class ClusterEngine:
         """Yield origin and data of each entry in the inbox of an ended member, after `seal`."""
         key, after = self.node_key(node, epoch), b"-"
         while True:
-            call = self._read(key, "XRANGE", ":inbox", after, "+", "COUNT", 100)
+            call = self.read(key, "XRANGE", ":inbox", after, "+", "COUNT", 100)
             entries = await plain(call)
             if not entries:
                 return
@@ -342,17 +354,21 @@ class ClusterEngine:
     def keep_will(self, client_id: str, will: bytes) -> asyncio.Future[Any]:
         """Keep the will of a client of this node; b"" for none."""
         key = self.node_key(self.node, self.epoch)
-        return self._call("will", key, client_id, will, is_stored=True)
+        return self.call("will", key, client_id, will, is_stored=True)
 
     async def wills_of(self, node: str, epoch: int) -> dict[bytes, bytes]:
         """Return the wills of an ended member by client."""
-        found = await plain(self._read(self.node_key(node, epoch), "HGETALL", ":wills"))
+        found = await plain(self.read(self.node_key(node, epoch), "HGETALL", ":wills"))
         return dict(zip(found[::2], found[1::2], strict=True))
 
     # -- owners ------------------------------------------------------------------------------------
 
-    async def claim(self, client_id: str, own: Row, displaced: Row | None) -> Row:
-        """Make this node the owner of a client, where nobody stands in the way; return who is it.
+    async def claim(self, client_id: str, own: Row, displaced: Row | None) -> tuple[Row, str]:
+        """Make this node the owner of a client, where nobody stands in the way.
+
+        Returns:
+            (who is the owner now; the origin of the session that the client comes back to, "" for
+            none, or where the owner is another).
 
         Args:
             client_id: the Client Identifier.
@@ -364,34 +380,38 @@ class ClusterEngine:
             StorageError: the engine cannot be asked, or refuses.
         """
         was = "" if displaced is None else str(displaced)
-        key = self._bucket(client_id)
-        found = await fenced(self._call("claim", key, client_id, *own, was, is_stored=True))
-        return Row.read(found.decode())
+        key = self.bucket(client_id)
+        call = self.call("claim", key, client_id, *own, was, is_stored=True)
+        owner, origin = await fenced(call)
+        return Row.read(owner.decode()), origin.decode()
 
     def release(self, client_id: str, own: Row) -> asyncio.Future[Any]:
         """Note that a client's session has ended."""
-        return self._call("release", self._bucket(client_id), client_id, *own, is_stored=True)
+        return self.call("release", self.bucket(client_id), client_id, *own, is_stored=True)
 
     async def sweep_owners(self, node: str, epoch: int) -> None:
-        """Remove the rows of an ended member; those of clients that come again go by themselves."""
-        beginning = f"{node} {epoch} ".encode()
-        for bucket in self._owners:
-            calls: list[asyncio.Future[Any]] = []
-            async for found in self._scan(bucket, ":o"):
-                for client_id, row in found:
-                    if row.startswith(beginning):
-                        words = (client_id, *row.split(b" "))
-                        calls.append(self._call("release", bucket, *words))
-            await asyncio.gather(*map(plain, calls))
+        """End that an ended member is the owner of clients; kept sessions wait for theirs."""
+        for at in range(0, N_BUCKETS, _SWEPT_AT_ONCE):
+            some = self.buckets[at : at + _SWEPT_AT_ONCE]
+            await asyncio.gather(*(self._sweep(bucket, node, epoch) for bucket in some))
 
-    def _bucket(self, client_id: str) -> str:
-        return self._owners[crc32(client_id.encode()) % N_BUCKETS]
+    async def _sweep(self, bucket: str, node: str, epoch: int) -> None:
+        cursor = b"0"
+        while True:
+            cursor = await plain(self.call("abandon", bucket, node, epoch, cursor, is_stored=True))
+            if cursor == b"0":
+                return
+
+    def bucket(self, client_id: str) -> str:
+        """Return the common beginning of the keys of a client, and of some others."""
+        return self.buckets[crc32(client_id.encode()) % N_BUCKETS]
 
     # -- calls -------------------------------------------------------------------------------------
 
-    def _call(
+    def call(
         self, function: str, key: str, *args: Any, is_stored: bool = False
     ) -> asyncio.Future[Any]:
+        """Call a function about what the common beginning of keys stands for."""
         return self.calls.call(function, (key,), *args, is_stored=is_stored)
 
     def _of_cluster(
@@ -399,7 +419,8 @@ class ClusterEngine:
     ) -> asyncio.Future[Any]:
         return self.calls.call(function, (self.base,), *args, is_stored=is_stored)
 
-    def _read(self, base: str, command: str, key: str, *args: Any) -> asyncio.Future[Any]:
+    def read(self, base: str, command: str, key: str, *args: Any) -> asyncio.Future[Any]:
+        """Call a command that reads a key, given by its common beginning and the rest."""
         return self.calls.routes.call(base, command, base + key, *args)
 
 

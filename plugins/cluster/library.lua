@@ -8,6 +8,8 @@
 --   :alive:NODE is there while the member's beats come; the server's clock ends it
 --   :routes:NODE hash: the member's topic filters, and of shared ones how many members they have
 --   :retained   hash: retained messages by topic
+--   :sessions   hash: client, a byte 0 and a topic filter, to the origin of the session; of those that
+--               the client may come back to
 --   :changes    stream: what has changed of all these, in the order in which it did
 --   :duties     hash: what is to be done for a member that has died, to who has to do it
 --   :m          hash: epoch, the newest that was given; last, the newest identifier of :changes;
@@ -22,8 +24,21 @@
 --   :s          hash: bytes in the inbox; sealed, where nothing more may come; o NODE, epoch and
 --               number of what a node has put there last
 --
--- and behind that of some clients, chosen by their checksum: :o, a hash of client to owner: node,
--- epoch, and number of the claim that has made it so.
+-- and behind that of some clients, chosen by their checksum:
+--
+--   :o          hash: client to owner: node, epoch, and number of the claim that has made it so
+--   :last       hash: node to epoch and number of what it has posted last
+--   :x          sorted set: origin and client of sessions that wait for their client, by the time in
+--               ms at which they expire; and of those that have ended, until all nodes know it
+--   :s:CLIENT   hash: the session that the client may come back to: origin, which no other one has;
+--               options; expiry in s, '' for none; away, the time in ms since when it has no
+--               connection; messages and bytes in :q; got, the newest entry that its owner has read;
+--               dup, the newest one that may have been sent; told, where the owner knows of more
+--               entries; commit and added, the newest commit and what it has added
+--   :f:CLIENT   hash: its subscriptions
+--   :q:CLIENT   stream: its messages
+--   :i:CLIENT   hash: entries of :q that have a packet identifier, to how they were sent
+--   :n:CLIENT   set: packet identifiers of QoS 2 messages that it has sent and not released
 --
 -- A call may come twice: what has an effect that cannot be repeated has a number, beside the epoch of
 -- its node. What comes of an epoch that has ended is refused with FENCED.
@@ -143,17 +158,30 @@ local function is_repeat(base, kind, node, number)
   return false
 end
 
--- Changes routes: filters, each with its number of members, 0 for none.
+-- Changes a subscription of a session: its origin, or that behind '-' for its end.
+local function change_session(key, name, value)
+  if string.sub(value, 1, 1) ~= '-' then
+    call('HSET', key, name, value)
+  elseif call('HGET', key, name) == string.sub(value, 2) then
+    call('HDEL', key, name)
+  end
+end
+
+-- Changes routes: filters, each with its number of members, 0 for none. A name behind a byte 0 is a
+-- client, a byte 0 and a filter, for those of sessions that a client may come back to.
 function functions.change(keys, args)
   local base, node, epoch, number = keys[1], args[1], args[2], args[3]
   if not is_member(base, node, epoch) then return refuse(FENCED) end
   if is_repeat(base, 'c', node, number) then return 0 end
   local key = base .. ':routes:' .. node
   for i = 4, #args, 2 do
-    if args[i + 1] == '0' then
-      call('HDEL', key, args[i])
+    local name, value = args[i], args[i + 1]
+    if string.byte(name) == 0 then
+      change_session(base .. ':sessions', string.sub(name, 2), value)
+    elseif value == '0' then
+      call('HDEL', key, name)
     else
-      call('HSET', key, args[i], args[i + 1])
+      call('HSET', key, name, value)
     end
   end
   note(base, 'routes', node, epoch, number, unpack(args, 4))
@@ -259,22 +287,68 @@ end
 
 local OWNER = '^(%S+) (%d+) (%d+)$'
 
+local function now_ms()
+  local time = call('TIME')
+  return time[1] * 1000 + math.floor(time[2] / 1000)
+end
+
+local function text(n) return string.format('%d', n) end
+
+-- Ends a session. Its name stays until all nodes know it.
+local function end_session(base, client, origin)
+  local suffix = ':' .. client
+  call('UNLINK', base .. ':s' .. suffix, base .. ':f' .. suffix, base .. ':q' .. suffix,
+    base .. ':i' .. suffix, base .. ':n' .. suffix)
+  call('ZADD', base .. ':x', text(now_ms()), origin .. ' ' .. client)
+end
+
+-- Notes that a session has no owner any more. Where that was no end of its own, what its owner has
+-- read may have been sent.
+local function leave_session(base, client, is_own)
+  local key = base .. ':s:' .. client
+  local told = call('HMGET', key, 'origin', 'expiry', 'away', 'got')
+  if not told[1] or told[3] then return end
+  local now = now_ms()
+  call('HSET', key, 'away', text(now))
+  if not is_own and told[4] then call('HSET', key, 'dup', told[4]) end
+  if told[2] and told[2] ~= '' then
+    call('ZADD', base .. ':x', text(now + math.floor(told[2] * 1000)), told[1] .. ' ' .. client)
+  end
+end
+
+-- Returns the origin of the session that a client comes back to, '' for none.
+local function revive(base, client)
+  local key = base .. ':s:' .. client
+  local told = call('HMGET', key, 'origin', 'expiry', 'away')
+  if not told[1] then return '' end
+  leave_session(base, client, false)
+  if told[3] and told[2] and told[2] ~= '' and now_ms() >= told[3] + told[2] * 1000 then
+    end_session(base, client, told[1])
+    return ''
+  end
+  call('HDEL', key, 'away', 'told')
+  call('ZREM', base .. ':x', told[1] .. ' ' .. client)
+  return told[1]
+end
+
 -- Makes a node the owner of a client that has none, whose owner is the one that is displaced, or the
--- node itself by an earlier claim. Answers who is the owner then.
+-- node itself by an earlier claim. Answers who is the owner then, and the origin of its session.
 function functions.claim(keys, args)
-  local client, node, epoch, number, displaced = unpack(args)
-  local key = keys[1] .. ':o'
+  local base, client, node, epoch, number, displaced = keys[1], unpack(args)
+  local key = base .. ':o'
   local now = call('HGET', key, client)
   if now and now ~= displaced then
     local own, own_epoch, own_number = string.match(now, OWNER)
-    if own ~= node then return now end
+    if own ~= node then return {now, ''} end
     own_epoch = tonumber(own_epoch)
     if own_epoch > tonumber(epoch) then return refuse(FENCED) end
-    if own_epoch == tonumber(epoch) and tonumber(own_number) > tonumber(number) then return now end
+    if own_epoch == tonumber(epoch) and tonumber(own_number) > tonumber(number) then
+      return {now, ''}
+    end
   end
   local owner = node .. ' ' .. epoch .. ' ' .. number
   call('HSET', key, client, owner)
-  return owner
+  return {owner, revive(base, client)}
 end
 
 -- Ends that a node is the owner of a client, by a claim or an earlier one.
@@ -285,12 +359,216 @@ function functions.release(keys, args)
   if not now then return 0 end
   local own, own_epoch, own_number = string.match(now, OWNER)
   if own ~= node or own_epoch ~= epoch or tonumber(own_number) > tonumber(number) then return 0 end
+  leave_session(keys[1], client, true)
   return call('HDEL', key, client)
+end
+
+-- Ends that an epoch of a node, which has ended, is the owner of some clients; answers where to go on.
+function functions.abandon(keys, args)
+  local base, node, epoch, cursor = keys[1], unpack(args)
+  local key = base .. ':o'
+  local found = call('HSCAN', key, cursor, 'COUNT', 100)
+  local rows = found[2]
+  for i = 1, #rows, 2 do
+    local own, own_epoch = string.match(rows[i + 1], OWNER)
+    if own == node and own_epoch == epoch then
+      leave_session(base, rows[i], false)
+      call('HDEL', key, rows[i])
+    end
+  end
+  return found[1]
+end
+
+-- Puts messages into mailboxes, once. Behind the limits stand, for each message: its data, its QoS,
+-- for how many clients it is, and these. Answers, for each client that has a mailbox, with messages
+-- and bytes in it, how many were dropped, whether it is away, and the owner if that is to be told.
+-- Where publishers are held back they learn of it a little late: twice the limits are allowed.
+function functions.post(keys, args)
+  local base, node, epoch, number, most_messages, most_bytes, mode = keys[1], unpack(args, 1, 6)
+  most_messages, most_bytes = tonumber(most_messages), tonumber(most_bytes)
+  local is_new = #args > 6
+  local last = call('HGET', base .. ':last', node)
+  if last then
+    local last_epoch, last_number = string.match(last, '(%d+) (%d+)')
+    last_epoch = tonumber(last_epoch)
+    if last_epoch > tonumber(epoch) then return refuse(FENCED) end
+    is_new = last_epoch < tonumber(epoch) or tonumber(last_number) < tonumber(number)
+  end
+  if is_new then call('HSET', base .. ':last', node, epoch .. ' ' .. number) end
+  local boxes, answer = {}, {}
+  local at = 7
+  while at <= #args do
+    local data, qos, n = args[at], args[at + 1], tonumber(args[at + 2])
+    for i = at + 3, at + 2 + n do
+      local client = args[i]
+      local box = boxes[client]
+      if not box then
+        local told = call('HMGET', base .. ':s:' .. client, 'origin', 'away', 'messages', 'bytes',
+          'got')
+        box = {is_there = told[1], is_away = told[2], messages = tonumber(told[3] or '0'),
+          bytes = tonumber(told[4] or '0'), got = told[5] or '0-0', dropped = 0, added = 0}
+        boxes[client] = box
+        answer[#answer + 1] = client
+      end
+      if is_new and box.is_there and #data > 0 and not (qos == '0' and box.is_away) then
+        local key = base .. ':q:' .. client
+        local is_held_back = mode == 'reject' and qos ~= '0' and not box.is_away
+        local most_n, most = most_messages, most_bytes
+        if is_held_back then most_n, most = 2 * most_n, 2 * most end
+        while mode == 'drop_oldest' and box.messages > 0
+          and (box.messages >= most_n or box.bytes + #data > most) do
+          local oldest = call('XRANGE', key, '(' .. box.got, '+', 'COUNT', 1)[1]
+          if not oldest then break end
+          call('XDEL', key, oldest[1])
+          box.messages, box.bytes = box.messages - 1, box.bytes - #oldest[2][2]
+          box.dropped, box.added = box.dropped + 1, 1
+        end
+        if box.messages > 0 and (box.messages >= most_n or box.bytes + #data > most) then
+          box.dropped = box.dropped + 1
+        else
+          call('XADD', key, '*', qos, data)
+          box.messages, box.bytes, box.added = box.messages + 1, box.bytes + #data, 1
+        end
+      end
+    end
+    at = at + 3 + n
+  end
+  local told = {}
+  for i = 1, #answer do
+    local client = answer[i]
+    local box, key = boxes[client], base .. ':s:' .. client
+    if box.is_there then
+      if box.added > 0 then
+        call('HSET', key, 'messages', text(box.messages), 'bytes', text(box.bytes))
+      end
+      local owner = ''
+      if not box.is_away and box.messages > 0 and call('HSETNX', key, 'told', '1') == 1 then
+        owner = call('HGET', base .. ':o', client) or ''
+      end
+      told[#told + 1] = {client, box.messages, box.bytes, box.dropped, box.is_away and 1 or 0, owner}
+    end
+  end
+  return told
+end
+
+local function is_owner(base, client, owner)
+  return call('HGET', base .. ':o', client) == owner
+end
+
+-- Answers with all of a session but its messages.
+function functions.load(keys, args)
+  local base, client, owner = keys[1], unpack(args)
+  if not is_owner(base, client, owner) then return refuse(FENCED) end
+  local suffix = ':' .. client
+  return {call('HGETALL', base .. ':s' .. suffix), call('HGETALL', base .. ':f' .. suffix),
+    call('HGETALL', base .. ':i' .. suffix), call('SMEMBERS', base .. ':n' .. suffix)}
+end
+
+-- Answers with the time in ms, messages and bytes, and some entries behind one.
+function functions.fetch(keys, args)
+  local base, client, owner, after, n = keys[1], unpack(args)
+  if not is_owner(base, client, owner) then return refuse(FENCED) end
+  local key = base .. ':s:' .. client
+  local entries = call('XRANGE', base .. ':q:' .. client, '(' .. after, '+', 'COUNT', n)
+  local told = call('HMGET', key, 'origin', 'messages', 'bytes')
+  if told[1] then
+    if #entries < tonumber(n) then call('HDEL', key, 'told') end
+    if #entries > 0 then call('HSET', key, 'got', entries[#entries][1]) end
+  end
+  return {text(now_ms()), told[2] or '0', told[3] or '0', entries}
+end
+
+-- Changes a session, once; answers with the entries that it has added. What follows the number of
+-- the commit and the origin of the session are changes: a letter, and two words.
+function functions.commit(keys, args)
+  local base, client, owner, number, origin = keys[1], unpack(args, 1, 4)
+  if not is_owner(base, client, owner) then return refuse(FENCED) end
+  local suffix = ':' .. client
+  local key, stream, sent = base .. ':s' .. suffix, base .. ':q' .. suffix, base .. ':i' .. suffix
+  local told = call('HMGET', key, 'origin', 'commit', 'added', 'messages', 'bytes')
+  local stamp = owner .. ' ' .. number
+  if told[1] and told[1] ~= origin then
+    end_session(base, client, told[1])
+    told = {origin}
+  end
+  if told[2] == stamp then return told[3] end
+  local messages, bytes = tonumber(told[4] or '0'), tonumber(told[5] or '0')
+  local added = {}
+  for i = 5, #args, 3 do
+    local what, one, other = args[i], args[i + 1], args[i + 2]
+    if what == 's' then call('HSET', key, one, other)
+    elseif what == 'f' then call('HSET', base .. ':f' .. suffix, one, other)
+    elseif what == 'F' then call('HDEL', base .. ':f' .. suffix, one)
+    elseif what == 'n' then call('SADD', base .. ':n' .. suffix, one)
+    elseif what == 'N' then call('SREM', base .. ':n' .. suffix, one)
+    elseif what == 'i' then call('HSET', sent, one, other)
+    elseif what == 'a' then
+      local id = call('XADD', stream, '*', '1', one)
+      if other ~= '' then call('HSET', sent, id, other) end
+      messages, bytes = messages + 1, bytes + #one
+      added[#added + 1] = id
+    elseif what == 'd' then
+      call('HDEL', sent, one)
+      local n = call('XDEL', stream, one)
+      messages, bytes = messages - n, bytes - n * tonumber(other)
+    end
+  end
+  added = table.concat(added, ' ')
+  if messages <= 0 then messages, bytes = 0, 0 end
+  call('HSET', key, 'origin', origin, 'commit', stamp, 'added', added, 'messages', text(messages),
+    'bytes', text(math.max(0, bytes)))
+  return added
+end
+
+-- Removes messages of a session: the identifier of each, and its bytes.
+function functions.erase(keys, args)
+  local base, client, owner = keys[1], args[1], args[2]
+  if not is_owner(base, client, owner) then return refuse(FENCED) end
+  local key = base .. ':s:' .. client
+  for i = 3, #args, 2 do
+    if call('XDEL', base .. ':q:' .. client, args[i]) == 1 then
+      call('HINCRBY', key, 'messages', -1)
+      call('HINCRBY', key, 'bytes', -args[i + 1])
+    end
+  end
+  return 1
+end
+
+-- Ends a session whose client has ended it.
+function functions.finish(keys, args)
+  local base, client, owner, origin = keys[1], unpack(args)
+  if is_owner(base, client, owner) and call('HGET', base .. ':s:' .. client, 'origin') == origin then
+    end_session(base, client, origin)
+  end
+  return 1
+end
+
+-- Ends sessions whose time has come; answers with origin and client of each that has ended.
+function functions.expire(keys, args)
+  local base = keys[1]
+  local due = call('ZRANGE', base .. ':x', '-inf', text(now_ms()), 'BYSCORE', 'LIMIT', 0, args[1])
+  local ended = {}
+  for i = 1, #due do
+    local origin, client = string.match(due[i], '^(%S+) (.*)$')
+    if call('HGET', base .. ':s:' .. client, 'origin') ~= origin then
+      ended[#ended + 1] = due[i]
+    elseif call('HEXISTS', base .. ':o', client) == 0 then
+      end_session(base, client, origin)
+      ended[#ended + 1] = due[i]
+    end
+  end
+  return ended
+end
+
+-- Forgets sessions that have ended, of which all nodes know.
+function functions.forget(keys, args)
+  return call('ZREM', keys[1] .. ':x', unpack(args))
 end
 
 local NAMES = {
   'join', 'announce', 'beat', 'leave', 'evict', 'done', 'change', 'retain', 'open', 'put',
-  'delete', 'fence', 'seal', 'drop', 'will', 'claim', 'release'
+  'delete', 'fence', 'seal', 'drop', 'will', 'claim', 'release', 'abandon', 'post', 'load',
+  'fetch', 'commit', 'erase', 'finish', 'expire', 'forget'
 }
 
 for i = 1, #NAMES do redis.register_function(PREFIX .. NAMES[i], functions[NAMES[i]]) end

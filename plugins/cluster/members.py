@@ -20,6 +20,7 @@ from logging import Logger
 from typing import TYPE_CHECKING, Final
 
 from penstock.plugins.cluster.engine import ALIVE_SECONDS, Beat, ClusterEngine, FencedError
+from penstock.plugins.cluster.mail_routes import MARK
 from penstock.plugins.cluster.routes import OtherRoutes
 from penstock.plugins.redis.errors import EngineStartError, StorageError
 
@@ -46,6 +47,8 @@ class Listener:
         joined: node, epoch, and what it tells of itself, as JSON.
         left: node and epoch; its routes are over.
         applied: node, its epoch and number: its changes up to there are taken.
+        kept: a change of a kept session: name and value, of any node; see `mail_routes`.
+        all_kept: is given all that is known of kept sessions, in place of what was there.
         retained: topic, data (b"" for a clear), and whether this node has set it itself.
         all_retained: is given all retained messages, in place of what was there.
         duty: does what has to be done once for an ended member: node and epoch.
@@ -57,6 +60,8 @@ class Listener:
     joined: Callable[[str, int, str], None] = lambda *_: None
     left: Callable[[str, int], None] = lambda *_: None
     applied: Callable[[str, int, int], None] = lambda *_: None
+    kept: Callable[[str, str], None] = lambda *_: None
+    all_kept: Callable[[Sequence[tuple[str, str]]], None] = lambda _: None
     retained: Callable[[str, bytes, bool], None] = lambda *_: None
     all_retained: Callable[[AsyncIterator[list[tuple[str, bytes]]]], Awaitable[None]] | None = None
     duty: Callable[[str, int], Awaitable[None]] | None = None
@@ -174,13 +179,13 @@ class Members:
             StorageError: the engine cannot be asked.
         """
         last, _ = await self._engine.last_change()
-        while _order(self._after) < _order(last):
+        while order(self._after) < order(last):
             if self._has_taken is None:
                 self._has_taken = asyncio.get_running_loop().create_future()
             await asyncio.shield(self._has_taken)
 
     def _look_whether_caught_up(self) -> None:
-        if self._announced and _order(self._after) >= _order(self._announced):
+        if self._announced and order(self._after) >= order(self._announced):
             self._has_caught_up.set()
         if self._has_taken is not None:
             self._has_taken.set_result(None)
@@ -263,7 +268,7 @@ class Members:
         self.is_steady = now - sent_at <= _LATE_SECONDS
         if not self.is_steady:
             self._steady_since = now
-        if _order(beat.last_change) < _order(self._after):
+        if order(beat.last_change) < order(self._after):
             self._is_behind = True
         self._listener.beaten(beat.number)
         if now - self._steady_since < STEADY_SECONDS:
@@ -310,13 +315,17 @@ class Members:
         is_own = node == self._engine.node
         if kind == b"routes":
             number = int(fields[5])
+            names = [name.decode() for name in fields[6::2]]
+            ops = list(zip(names, fields[7::2], strict=True))
+            for name, value in ops:
+                if name.startswith(MARK):
+                    self._listener.kept(name, value.decode())
             if is_own:
                 if epoch == self._engine.epoch:
                     self.own_number = number
                 return
-            names = (name.decode() for name in fields[6::2])
-            ops = list(zip(names, map(int, fields[7::2]), strict=True))
-            self._routes.changed(node, epoch, ops)
+            counts = [(name, int(value)) for name, value in ops if not name.startswith(MARK)]
+            self._routes.changed(node, epoch, counts)
             applied[node, epoch] = number
         elif kind in {b"retained", b"large"}:
             topic, data = fields[6].decode(), fields[7]
@@ -392,6 +401,7 @@ class Members:
                     routes.update(some)
                 self._joined(node, epoch, info)
                 self._routes.replaced(node, epoch, routes)
+        self._listener.all_kept([one async for some in engine.sessions() for one in some])
         if self._listener.all_retained is not None:
             await self._listener.all_retained(engine.retained())
         self.own_number = numbers.get(own, 0)
@@ -426,7 +436,7 @@ class Members:
             del self._duties[node, epoch]
 
 
-def _order(identifier: bytes) -> tuple[int, int]:
+def order(identifier: bytes) -> tuple[int, int]:
     """Return what identifiers of entries are compared by."""
     time, _, number = identifier.partition(b"-")
     return int(time), int(number)

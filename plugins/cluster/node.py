@@ -8,10 +8,11 @@ import json
 import os
 import socket
 import time
+from collections import ChainMap
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from penstock.broker.errors import PenstockError
 from penstock.broker.events import (
@@ -31,6 +32,7 @@ from penstock.plugins.cluster.announcer import Announcer
 from penstock.plugins.cluster.engine import ClusterEngine
 from penstock.plugins.cluster.inbox import Inbox
 from penstock.plugins.cluster.inheritance import Inheritance
+from penstock.plugins.cluster.mail import MailRoom
 from penstock.plugins.cluster.members import Listener, Members
 from penstock.plugins.cluster.node_sink import NodeSink
 from penstock.plugins.cluster.node_wills import NodeWills
@@ -39,7 +41,7 @@ from penstock.plugins.cluster.owners import Owners
 from penstock.plugins.cluster.policy_digests import differences, policy_digests
 from penstock.plugins.cluster.retained import RetainedSink
 from penstock.plugins.cluster.routes import OtherRoutes, OwnRoutes, is_routed
-from penstock.plugins.cluster.shared import Groups
+from penstock.plugins.cluster.shared import Groups, MemberSink
 from penstock.plugins.redis.errors import StorageError
 from penstock.plugins.redis.server import redis_server
 
@@ -80,6 +82,7 @@ class Node:
         sinks: of all members by their names; that of this node is no route target: it takes
             messages for own members of shared subscriptions that other nodes could not deliver.
         announcer: tells them of this node's routes.
+        mail: sessions that outlive their connection, and what waits for them.
         inbox: what they have sent.
         groups: the shared subscriptions; None before the start, as the two around it.
         inheritance: does what dead nodes cannot do any more.
@@ -112,12 +115,24 @@ class Node:
         self.announcer = Announcer(self.engine, self.own)
         self._notes = Notes(self.engine, self.others.members, self._logger)
         self._notes.heard[APPLIED] = self._confirmed
+        self.mail = MailRoom(
+            self.engine,
+            self.announcer,
+            self._notes,
+            routes,
+            clients,
+            self._is_first,
+            self._change_group,
+            context.clock,
+            self._logger,
+        )
         self.owners = Owners(
             self.engine,
             self.others,
             self.announcer,
             lambda: self.members.is_certain,
             self._notes,
+            self.mail.sessions,
             self._release,
         )
         self.retained = RetainedSink(self._retain, clients, context.clock, self._logger)
@@ -126,6 +141,8 @@ class Node:
             joined=self._joined,
             left=self._left,
             applied=self._applied,
+            kept=self.mail.routes.changed,
+            all_kept=self.mail.routes.replaced,
             retained=self._retained,
             all_retained=self._all_retained,
             duty=self._do_duty,
@@ -168,10 +185,14 @@ class Node:
         loop = asyncio.get_running_loop()
         await self.engine.open()
         await self.members.join()
-        self.groups = Groups(self.name, self.sinks, self._routes, loop)
+        sinks = ChainMap[str, MemberSink](
+            cast("dict[str, MemberSink]", self.sinks), self.mail.members
+        )
+        self.groups = Groups(self.name, sinks, self._routes, loop)
         self.inbox = Inbox(self._clients, self._delete, self.groups.give_back, self._logger)
         self.inheritance = Inheritance(self.engine, self.groups, self._clients)
         self.members.start()
+        self.mail.start()
 
     async def serve(self) -> None:
         """Take what the others have, and show this node to them.
@@ -226,7 +247,8 @@ class Node:
         self._stop_reading()
         with suppress(TimeoutError):
             async with asyncio.timeout(_FINISH_SECONDS):
-                await asyncio.gather(*(sink.finish() for sink in self.sinks.values()))
+                finish = [sink.finish() for sink in self.sinks.values()]
+                await asyncio.gather(*finish, self.mail.close())
         if self.inbox is not None:
             await self.inbox.close()
         if self.inheritance is not None:
@@ -251,18 +273,23 @@ class Node:
     # -- what this node's clients do ---------------------------------------------------------------
 
     def _subscribed(self, event: ClientSubscribed) -> None:
-        if event.is_new and self._is_counting:
+        if event.is_new and self._counts(event.session.client_id):
             self._count(event.session.client_id, event.topic_filter, self.announcer.subscribed)
 
     def _unsubscribed(self, event: ClientUnsubscribed) -> None:
-        if self._is_counting:
+        if self._counts(event.session.client_id):
             self._count(event.session.client_id, event.topic_filter, self.announcer.unsubscribed)
+
+    def _counts(self, client_id: str) -> bool:
+        """Say whether a client's subscriptions are those of this node."""
+        return self._is_counting and client_id not in self.mail.sessions.sessions
 
     def _session_ended(self, event: SessionEnded) -> None:
         client_id = event.session.client_id
-        if self._is_counting:
+        if self._counts(event.session.client_id):
             for topic_filter in event.topic_filters:
                 self._count(client_id, topic_filter, self.announcer.unsubscribed)
+        self.mail.sessions.ended(client_id)
         asyncio.get_running_loop().call_soon(self._left_by, client_id)
 
     def _left_by(self, client_id: str) -> None:
@@ -277,6 +304,13 @@ class Node:
         if topic_filter.startswith(SHARE_PREFIX) and self.groups is not None:
             n_members = self.own.counts.get(topic_filter, 0)
             self.groups.change(topic_filter, self.name, n_members)
+
+    def _is_first(self) -> bool:
+        return all(self.name < other for other in self.others.members)
+
+    def _change_group(self, share: str, member: str, n_members: int) -> None:
+        if self.groups is not None:
+            self.groups.change(share, member, n_members)
 
     def _release(self, client_id: str, reason_code: int) -> None:
         self._clients.release(client_id, reason_code)

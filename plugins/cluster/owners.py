@@ -8,17 +8,20 @@ A client whose owner is this node costs the engine nothing when it connects.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.broker.errors import PenstockError
 from penstock.broker.extensions import SessionOwner
 from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.session_rows import Stored
 from penstock.plugins.cluster.engine import ClusterEngine, Row
 from penstock.plugins.redis.errors import StorageError
 
 if TYPE_CHECKING:
     from penstock.plugins.cluster.announcer import Announcer
+    from penstock.plugins.cluster.mail_sessions import KeptSessions
     from penstock.plugins.cluster.notes import Notes
     from penstock.plugins.cluster.routes import OtherRoutes
 
@@ -61,7 +64,7 @@ class _Claim:
         self.owner: Row | None = None
         self.asked: list[tuple[str, Row]] = []
         self.is_over = asyncio.Event()
-        self.task: asyncio.Task[None] | None = None
+        self.task: asyncio.Task[Stored | None] | None = None
 
 
 class Owners(SessionOwner):
@@ -73,6 +76,7 @@ class Owners(SessionOwner):
         announcer: knows which subscriptions hold everywhere.
         is_certain: says whether this node is a member beyond doubt.
         notes: asks other nodes.
+        mail: has the kept sessions of this node.
         release: ends what this node has of a client.
 
     Attributes:
@@ -88,6 +92,7 @@ class Owners(SessionOwner):
         announcer: Announcer,
         is_certain: Callable[[], bool],
         notes: Notes,
+        mail: KeptSessions,
         release: Release,
     ) -> None:
         self.owned: dict[str, int] = {}
@@ -98,8 +103,10 @@ class Owners(SessionOwner):
         self._engine = engine
         self._routes = routes
         self._notes = notes
+        self._mail = mail
         self._release = release
         self._claims: dict[str, _Claim] = {}
+        self._letting_go: dict[str, dict[tuple[str, Row], list[object]]] = {}
         self._number = 0
         notes.heard[ASK] = self._asked
         notes.heard[RELEASED] = self._released
@@ -110,29 +117,39 @@ class Owners(SessionOwner):
         self,
         client_id: str,
         *,
-        clean_start: bool,  # noqa: ARG002 (SessionOwner's form)
-        expiry_interval: float | None,  # noqa: ARG002
-    ) -> Awaitable[None] | None:
+        clean_start: bool,
+        expiry_interval: float | None,  # noqa: ARG002 (SessionOwner's form)
+    ) -> Awaitable[Stored | None] | None:
         """Make this node the owner of a client; see `SessionOwner`."""
         if client_id in self.owned:
-            return None
+            is_on_way = client_id in self._mail.sessions and not self._mail.is_loaded(client_id)
+            return asyncio.sleep(0) if is_on_way else None
         claim = self._claims.get(client_id)
         if claim is None:
             claim = self._claims[client_id] = _Claim(self._next_row())
-            claim.task = asyncio.create_task(self._run(client_id, claim))
+            claim.task = asyncio.create_task(self._run(client_id, claim, clean_start=clean_start))
             claim.task.add_done_callback(_heed)  # its client may have gone
         assert claim.task is not None  # noqa: S101 (it is made with the claim)
         return self._wait(client_id, claim.task)
 
-    async def _wait(self, client_id: str, task: asyncio.Task[None]) -> None:
+    async def _wait(self, client_id: str, task: asyncio.Task[Stored | None]) -> Stored | None:
         """Wait for a claim; the session is opened in the step in which this ends.
 
         Raises:
             NotOwnedError: the client cannot be had, or was asked for meanwhile.
         """
-        await asyncio.shield(task)
+        stored = await asyncio.shield(task)
         if client_id not in self.owned:
             raise NotOwnedError(f"client {client_id}: another node has taken it")
+        if stored is None or self._mail.is_loaded(client_id):
+            return None
+        asyncio.get_running_loop().call_soon(self._opened, client_id)
+        return stored
+
+    def _opened(self, client_id: str) -> None:
+        """Let go of a session whose client has gone before the broker had it."""
+        if client_id in self._mail.sessions and not self._mail.is_loaded(client_id):
+            self.unloaded(client_id)
 
     def routed(self) -> Awaitable[None] | None:
         """Wait until subscriptions hold on every node; see `SessionOwner`."""
@@ -142,15 +159,20 @@ class Owners(SessionOwner):
         self._number += 1
         return Row(self._engine.node, self._engine.epoch, self._number)
 
-    async def _run(self, client_id: str, claim: _Claim) -> None:
-        """Claim a client.
+    async def _run(self, client_id: str, claim: _Claim, *, clean_start: bool) -> Stored | None:
+        """Claim a client; return its session, where it is to be resumed.
 
         Raises:
             NotOwnedError: it cannot be had.
         """
         try:
             async with asyncio.timeout(CLAIM_SECONDS):
-                await self._get(client_id, claim)
+                origin = await self._get(client_id, claim)
+                stored = None
+                if origin and clean_start:
+                    self._mail.discard(client_id, claim.row, origin)
+                elif origin and not claim.asked:
+                    stored = await self._mail.load(client_id, claim.row)
         except TimeoutError as error:
             owner = "the engine" if claim.owner is None else f"node {claim.owner.node}"
             raise NotOwnedError(
@@ -160,22 +182,25 @@ class Owners(SessionOwner):
             raise NotOwnedError(f"client {client_id}: {error}") from error
         else:
             if claim.asked or claim.row.epoch != self._engine.epoch:
+                self._mail.unloaded(client_id)
                 raise NotOwnedError(f"client {client_id}: another node has taken it")
             self.owned[client_id] = claim.row.number
+            return stored
         finally:
             del self._claims[client_id]
             for node, claimant in claim.asked:
                 self._notes.tell(node, RELEASED, client_id, claim.row, claimant)
 
-    async def _get(self, client_id: str, claim: _Claim) -> None:
+    async def _get(self, client_id: str, claim: _Claim) -> str:
+        """Return the origin of the client's kept session; "" for none."""
         while not self._is_certain():  # noqa: ASYNC110 (time is a part of it)
             await asyncio.sleep(_LOOK_SECONDS)
         displaced = None
         claim.row = self._next_row()
         while True:
-            found = await self._engine.claim(client_id, claim.row, displaced)
+            found, origin = await self._engine.claim(client_id, claim.row, displaced)
             if found[:2] == claim.row[:2]:
-                return
+                return origin
             claim.owner = found
             self.n_taken += 1
             await self._wait_for(client_id, claim, found)
@@ -217,6 +242,14 @@ class Owners(SessionOwner):
             return
         number = self.owned.get(client_id)
         if asked.epoch == self._engine.epoch and (number is None or number <= asked.number):
+            if client_id in self._mail.sessions:
+                answers = self._letting_go.setdefault(client_id, {})
+                answers[node, by] = row
+                if self._mail.is_loaded(client_id):
+                    self._release(client_id, ReasonCode.SESSION_TAKEN_OVER)
+                else:
+                    self.unloaded(client_id)
+                return
             if self.owned.pop(client_id, None) is not None:
                 self.n_given += 1
             self._release(client_id, ReasonCode.SESSION_TAKEN_OVER)
@@ -238,16 +271,50 @@ class Owners(SessionOwner):
 
     # -- sessions ----------------------------------------------------------------------------------
 
+    def keeps(self, client_id: str, expiry_interval: float | None) -> bool:
+        """Say whether a new session is kept; see `SessionOwner`."""
+        number = self.owned.get(client_id)
+        if expiry_interval == 0 or number is None:
+            return False
+        self._mail.begin(client_id, Row(self._engine.node, self._engine.epoch, number))
+        return True
+
+    def subscribed(self, client_id: str, topic_filters: Sequence[str]) -> None:
+        """Take note of filters of a kept session; see `SessionOwner`."""
+        self._mail.subscribed(client_id, topic_filters)
+
+    def unsubscribed(self, client_id: str, topic_filter: str) -> None:
+        """Take note that a kept session has a filter no more; see `SessionOwner`."""
+        self._mail.unsubscribed(client_id, topic_filter)
+
+    def drained(self, client_id: str) -> None:
+        """Take note that a kept session has room; see `SessionOwner`."""
+        self._mail.drained(client_id)
+
+    def unloaded(self, client_id: str) -> None:
+        """Let go of a kept session that the broker has no more."""
+        self._mail.unloaded(client_id)
+        self.ended(client_id)
+
     def ended(self, client_id: str) -> None:
-        """Take note that a session has ended by itself."""
+        """Let go of a client: its session has ended, or waits in the engine."""
         number = self.owned.pop(client_id, None)
         if number is None:
             return
         row = Row(self._engine.node, self._engine.epoch, number)
         try:
-            self._engine.release(client_id, row).add_done_callback(_heed)
+            call = self._engine.release(client_id, row)
         except StorageError:  # the engine is closed
             return
+        call.add_done_callback(partial(self._has_let_go, client_id))
+
+    def _has_let_go(self, client_id: str, call: asyncio.Future[Any]) -> None:
+        """Answer who has asked for a kept session; where the engine is away, it asks again."""
+        _heed(call)
+        answers = self._letting_go.pop(client_id, {})
+        self.n_given += bool(answers)
+        for (node, claimant), row in answers.items():
+            self._notes.tell(node, RELEASED, client_id, row, claimant)
 
     async def restored(self, client_ids: Iterable[str]) -> None:
         """Claim the sessions that this node had when it ended; end those that another node has."""
@@ -257,7 +324,7 @@ class Owners(SessionOwner):
 
     async def _claim_again(self, client_id: str) -> None:
         row = self._next_row()
-        found = await self._engine.claim(client_id, row, None)
+        found, _ = await self._engine.claim(client_id, row, None)
         if client_id in self._claims or client_id in self.owned:
             return  # it has connected meanwhile
         if found == row:
@@ -270,6 +337,8 @@ class Owners(SessionOwner):
         clients = list(self.owned)
         self.owned.clear()
         for number, client_id in enumerate(clients, 1):
+            if client_id in self._mail.sessions:
+                self._mail.lost(client_id)
             self._release(client_id, ReasonCode.SERVER_SHUTTING_DOWN)
             if not number % _MOST_AT_ONCE:
                 await asyncio.sleep(0)
@@ -284,7 +353,7 @@ class Owners(SessionOwner):
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _heed(future: asyncio.Future[None]) -> None:
+def _heed(future: asyncio.Future[Any]) -> None:
     """Take the error of what nobody may wait for."""
     if not future.cancelled():
         future.exception()

@@ -45,8 +45,9 @@ class ClusterPlugin(Plugin):
         self.has_local_clients = True
         self.open_files = _OPEN_FILES
         if node is not None:
-            self.sinks = [node.retained]
+            self.sinks = [node.retained, node.mail.sink]
             self.session_owner = node.owners
+            self.session_store = node.mail.sessions
             self.callbacks = node.callbacks
 
     async def start(self) -> None:

@@ -15,8 +15,9 @@ from typing import Final, TypeAlias
 
 from penstock.broker.mqtt.topics import SHARE_PREFIX, parse_share
 
-Op: TypeAlias = tuple[str, int]
-"""A topic filter, and how many members it has from now on: 1 for a plain one, 0 for none."""
+Op: TypeAlias = tuple[str, int | str]
+"""A topic filter, and how many members it has from now on: 1 for a plain one, 0 for none. Or what
+`penstock.plugins.cluster.mail_routes` tells of a session, as texts."""
 
 UNROUTED: Final = ("$SYS/", "$queue/")
 """What begins so is each node's own."""
@@ -33,12 +34,15 @@ class OwnRoutes:
     """Counts the subscriptions of this node's sessions.
 
     Attributes:
-        counts: sessions that have each topic filter.
+        counts: sessions that have each topic filter, without those that are kept.
+        kept: the subscriptions of kept sessions, by names as in `mail_routes`, with origins.
     """
 
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}
+        self.kept: dict[str, str] = {}
         self._changed: dict[str, None] = {}
+        self._values: dict[str, str] = {}  # of changes of kept sessions
 
     def subscribed(self, topic_filter: str) -> bool:
         """Count one session more; return whether others are to be told."""
@@ -65,9 +69,11 @@ class OwnRoutes:
         some = list(islice(self._changed, most))
         for topic_filter in some:
             del self._changed[topic_filter]
-        return [(one, self._members(one)) for one in some]
+        return [(one, self._value(one)) for one in some]
 
-    def _members(self, topic_filter: str) -> int:
+    def _value(self, topic_filter: str) -> int | str:
+        if topic_filter in self._values:
+            return self._values.pop(topic_filter)
         n = self.counts.get(topic_filter, 0)
         return n if topic_filter.startswith(SHARE_PREFIX) else min(n, 1)
 
@@ -80,9 +86,26 @@ class OwnRoutes:
         """Have some filters told once more."""
         self._changed.update(dict.fromkeys(topic_filters))
 
+    def change_kept(self, name: str, value: str) -> None:
+        """Take note of a change of a kept session."""
+        if not value.startswith("-"):
+            self.kept[name] = value
+        else:
+            self.kept.pop(name, None)
+        self._values[name] = value
+        self._changed[name] = None
+
+    def tell_again(self, ops: Iterable[Op]) -> None:
+        """Have changes told once more, as they are now."""
+        for name, value in ops:
+            if isinstance(value, str):
+                self._values.setdefault(name, value)
+            self._changed[name] = None
+
     def tell_all(self) -> None:
         """Have everything told once more: the others have forgotten this node."""
         self.tell(self.counts)
+        self.tell_again(self.kept.items())
 
 
 class Member:
@@ -130,7 +153,7 @@ class OtherRoutes:
         del self.members[node]
         return True
 
-    def changed(self, node: str, epoch: int, ops: Sequence[Op]) -> None:
+    def changed(self, node: str, epoch: int, ops: Sequence[tuple[str, int]]) -> None:
         """Take a change of a node; one of another epoch than the node's counts for nothing."""
         there = self.members.get(node)
         if there is None or there.epoch != epoch:

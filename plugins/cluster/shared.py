@@ -12,14 +12,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from penstock.broker.counters import count
 from penstock.broker.errors import PenstockError
 from penstock.broker.extensions import MessageSink, Receipt, SinkCounts, SinkRoutes
 from penstock.broker.message import Message
 from penstock.plugins.cluster.frames import packet_head, share_of
-from penstock.plugins.cluster.node_sink import NodeSink
 
 if TYPE_CHECKING:
     import asyncio
@@ -31,23 +30,38 @@ MOST_RETURNED: Final = 10_000
 """Returned messages that wait; further ones are dropped and counted."""
 
 
+AWAY: Final = "away"
+"""Why a member gets a message only if no other one has room: what it is sent waits for its client.
+"""
+
+
+class MemberSink(Protocol):
+    """Takes messages for members: another node with some, or the mailbox of one."""
+
+    def lacks(self) -> str:
+        """Return why there is no room; "" where there is some."""
+
+    def accept_shared(self, packet: bytes, receipt: Receipt | None) -> None:
+        """Take a packet of `LANE_SHARED`."""
+
+
 class GroupSink(MessageSink):
-    """The route target of a shared subscription that has members on other nodes alone.
+    """The route target of a shared subscription that has no member in this broker.
 
     Args:
         share: ``$share/{ShareName}/{filter}``.
-        sinks: sinks of all nodes by their names.
+        sinks: sinks of all nodes by their names, and of mailboxes.
         clock: returns monotonic seconds.
 
     Attributes:
         name: unique among the broker's sinks.
         topic_filters: the filter of the subscription.
         counts: the counts for the ledger; what is stored is in the counts of a `NodeSink`, too.
-        members: nodes, each with the number of its members.
+        members: nodes, each with the number of its members; and mailboxes.
     """
 
     def __init__(
-        self, share: str, sinks: Mapping[str, NodeSink], clock: Callable[[], float]
+        self, share: str, sinks: Mapping[str, MemberSink], clock: Callable[[], float]
     ) -> None:
         self.name = f"cluster.{share}"
         self.topic_filters = [share.split("/", 2)[2]]
@@ -63,7 +77,7 @@ class GroupSink(MessageSink):
         reason = "no_member"
         for node in self.members:
             reason = self._sinks[node].lacks() if node in self._sinks else reason
-            if not reason:
+            if reason in {"", AWAY}:
                 return ""
         return reason
 
@@ -123,7 +137,8 @@ class Groups:
 
     Args:
         own: name of the own node.
-        sinks: sinks of all nodes by their names; that of the own one is no route target.
+        sinks: sinks of all nodes by their names, of which that of the own one is no route target;
+            and of mailboxes.
         routes: adds and removes sinks.
         loop: the event loop.
 
@@ -135,7 +150,7 @@ class Groups:
     def __init__(
         self,
         own: str,
-        sinks: Mapping[str, NodeSink],
+        sinks: Mapping[str, MemberSink],
         routes: SinkRoutes,
         loop: asyncio.AbstractEventLoop,
     ) -> None:

@@ -83,7 +83,7 @@ async def test_what_is_put_twice_is_in_the_inbox_once(
     a, b = two
     key = a.node_key("b", b.epoch)
     for _ in range(2):
-        assert await a._call("put", key, "a", a.epoch, 1, b"one") == 3
+        assert await a.call("put", key, "a", a.epoch, 1, b"one") == 3
     a._numbers[key] = 1
     assert await a.put("b", b.epoch, b"three") == 8
     assert await a.put("b", b.epoch, b"") == 8
@@ -156,13 +156,13 @@ async def test_a_client_has_the_owner_that_nobody_displaces(
     """Claims and releases that come twice, or late, change nothing."""
     a, b = two
     first, other = Row("a", a.epoch, 1), Row("b", b.epoch, 1)
-    assert await a.claim("client", first, None) == first
-    assert await b.claim("client", other, None) == first
-    assert await a.claim("client", Row("a", a.epoch, 2), None) == Row("a", a.epoch, 2)
-    assert await a.claim("client", first, None) == Row("a", a.epoch, 2)
+    assert (await a.claim("client", first, None))[0] == first
+    assert (await b.claim("client", other, None))[0] == first
+    assert (await a.claim("client", Row("a", a.epoch, 2), None))[0] == Row("a", a.epoch, 2)
+    assert (await a.claim("client", first, None))[0] == Row("a", a.epoch, 2)
     assert await a.release("client", first) == 0
-    assert await b.claim("client", other, first) == Row("a", a.epoch, 2)
-    assert await b.claim("client", other, Row("a", a.epoch, 2)) == other
+    assert (await b.claim("client", other, first))[0] == Row("a", a.epoch, 2)
+    assert (await b.claim("client", other, Row("a", a.epoch, 2)))[0] == other
     assert await a.release("client", Row("a", a.epoch, 2)) == 0
     assert await b.release("client", other) == 1
     assert await b.release("client", other) == 0
@@ -177,6 +177,10 @@ async def test_rows_of_an_ended_node_are_swept(two: tuple[ClusterEngine, Cluster
     await b.sweep_owners("a", a.epoch)
     mine = Row("b", b.epoch, 100)
     for number in range(50):
-        assert await b.claim(f"a-{number}", mine, None) == mine
-        assert await a.claim(f"b-{number}", Row("a", a.epoch, 1), None) == ("b", b.epoch, number)
-    assert len(set(a._owners)) == N_BUCKETS
+        assert (await b.claim(f"a-{number}", mine, None))[0] == mine
+        assert (await a.claim(f"b-{number}", Row("a", a.epoch, 1), None))[0] == (
+            "b",
+            b.epoch,
+            number,
+        )
+    assert len(set(a.buckets)) == N_BUCKETS

@@ -1,0 +1,185 @@
+"""Calls of the engine about kept sessions: their state, and what waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
+
+from penstock.plugins.cluster.engine import ClusterEngine, Row, fenced
+from penstock.plugins.redis.calls import plain
+
+FROM_START: Final = b"0-0"
+"""Stands before all entries."""
+
+_MOST_EXPIRED: Final = 100
+"""Sessions that one call ends."""
+
+
+class Posted(NamedTuple):
+    """The answer of the engine about one mailbox.
+
+    Attributes:
+        client_id: Client Identifier.
+        n_messages: in the mailbox.
+        n_bytes: of them.
+        n_dropped: messages that this call has dropped for the limits.
+        is_away: whether the session has no connection.
+        owner: the node to be told that there is something, with its epoch; None for nobody.
+    """
+
+    client_id: str
+    n_messages: int
+    n_bytes: int
+    n_dropped: int
+    is_away: bool
+    owner: Row | None
+
+    @classmethod
+    def read(cls, found: Sequence[Any]) -> Posted:
+        """Return an answer of ``post``."""
+        client_id, *numbers, owner = found
+        row = Row.read(owner.decode()) if owner else None
+        n_messages, n_bytes, n_dropped, is_away = numbers
+        return cls(client_id.decode(), n_messages, n_bytes, n_dropped, bool(is_away), row)
+
+
+class State(NamedTuple):
+    """All of a session but its messages.
+
+    Attributes:
+        values: those of its hash.
+        filters: its subscriptions.
+        sent: entries with Packet Identifiers.
+        incoming: Packet Identifiers of QoS 2 messages from the client.
+    """
+
+    values: dict[bytes, bytes]
+    filters: dict[bytes, bytes]
+    sent: dict[bytes, bytes]
+    incoming: list[int]
+
+
+class Fetched(NamedTuple):
+    """Some entries of a mailbox.
+
+    Attributes:
+        now_ms: the engine's time, in milliseconds.
+        n_messages: in the mailbox.
+        n_bytes: of them.
+        entries: identifier and value of each.
+    """
+
+    now_ms: int
+    n_messages: int
+    n_bytes: int
+    entries: list[tuple[bytes, bytes]]
+
+
+class MailEngine:
+    """Makes these calls for one node.
+
+    Args:
+        engine: of the node.
+        limits: returns what each mailbox may have: messages, bytes, and what happens beyond, as
+            `limits.queue_full` has it.
+    """
+
+    def __init__(self, engine: ClusterEngine, limits: Callable[[], tuple[int, int, str]]) -> None:
+        self.engine = engine
+        self.limits = limits
+
+    def post(self, bucket: str, words: Sequence[Any]) -> asyncio.Future[Any]:
+        """Put messages into mailboxes, once; it waits for a server however long that takes.
+
+        Args:
+            bucket: the common beginning of the keys of all of them.
+            words: for each message its data, its QoS, the number of clients, and these. Without
+                data it is asked how the mailboxes are.
+        """
+        engine = self.engine
+        number = engine.next_number(f"post {bucket}")
+        words = (engine.node, engine.epoch, number, *self.limits(), *words)
+        return engine.calls.call("post", (bucket,), *words, is_stored=True, is_kept=True)
+
+    async def load(self, client_id: str, owner: Row) -> State:
+        """Return a session that this node has.
+
+        Raises:
+            FencedError: it has it no more.
+            StorageError: the engine cannot be asked, or refuses.
+        """
+        bucket = self.engine.bucket(client_id)
+        found = await fenced(self.engine.call("load", bucket, client_id, str(owner)))
+        values, filters, sent = (dict(zip(one[::2], one[1::2], strict=True)) for one in found[:3])
+        return State(values, filters, sent, [int(one) for one in found[3]])
+
+    async def entries(
+        self, client_id: str, identifiers: Sequence[bytes]
+    ) -> list[tuple[bytes, bytes]]:
+        """Return those of some entries that are there, with their values."""
+        bucket = self.engine.bucket(client_id)
+        calls = [
+            self.engine.read(bucket, "XRANGE", f":q:{client_id}", one, one) for one in identifiers
+        ]
+        found = [await plain(call) for call in calls]
+        return [(one[0][0], one[0][1][1]) for one in found if one]
+
+    async def fetch(self, client_id: str, owner: Row, after: bytes, n: int) -> Fetched:
+        """Return at most so many entries behind one.
+
+        Raises:
+            FencedError: this node has the session no more.
+            StorageError: the engine cannot be asked, or refuses.
+        """
+        bucket = self.engine.bucket(client_id)
+        call = self.engine.call("fetch", bucket, client_id, str(owner), after, n)
+        now_ms, n_messages, n_bytes, entries = await fenced(call)
+        some = [(identifier, fields[1]) for identifier, fields in entries]
+        return Fetched(int(now_ms), int(n_messages), int(n_bytes), some)
+
+    async def commit(
+        self, client_id: str, owner: Row, number: int, origin: str, changes: Sequence[Any]
+    ) -> list[bytes]:
+        """Change a session that this node has, once; return the entries that were added.
+
+        Args:
+            client_id: Client Identifier.
+            owner: the claim by which this node has it.
+            number: of the commit, by which it is told from others of the owner.
+            origin: of the session; one of another origin ends.
+            changes: letters with two words each; see ``library.lua``.
+
+        Raises:
+            FencedError: this node has the session no more.
+            StorageError: the engine cannot be asked, or refuses.
+        """
+        bucket = self.engine.bucket(client_id)
+        words = (client_id, str(owner), number, origin, *changes)
+        added = await fenced(self.engine.call("commit", bucket, *words, is_stored=True))
+        return list(added.split())
+
+    def erase(
+        self, client_id: str, owner: Row, entries: Sequence[tuple[bytes, int]]
+    ) -> asyncio.Future[Any]:
+        """Remove messages of a session that this node has: identifier and bytes of each."""
+        bucket = self.engine.bucket(client_id)
+        words = (word for entry in entries for word in entry)
+        return self.engine.call("erase", bucket, client_id, str(owner), *words, is_stored=True)
+
+    def finish(self, client_id: str, owner: Row, origin: str) -> asyncio.Future[Any]:
+        """End a session that this node has; it waits for a server however long that takes."""
+        words = (client_id, str(owner), origin)
+        bucket = self.engine.bucket(client_id)
+        return self.engine.calls.call("finish", (bucket,), *words, is_stored=True, is_kept=True)
+
+    async def expire(self, bucket: str) -> list[tuple[str, str]]:
+        """End sessions whose time has come; return origin and client of those that have ended."""
+        found = await plain(self.engine.call("expire", bucket, _MOST_EXPIRED, is_stored=True))
+        pairs = (one.decode().partition(" ") for one in found)
+        return [(origin, client_id) for origin, _, client_id in pairs]
+
+    async def forget(self, bucket: str, ended: Sequence[tuple[str, str]]) -> None:
+        """Forget sessions that have ended, once all nodes know it."""
+        words = (f"{origin} {client_id}" for origin, client_id in ended)
+        await plain(self.engine.call("forget", bucket, *words))

@@ -1,0 +1,342 @@
+"""The route target of all kept sessions: what they are to get goes into their mailboxes.
+
+Theory of operation. What the sink accepts in one turn of the loop goes to each bucket, which some
+mailboxes share, by one call of the engine. While a call of a bucket is on its way, the next one
+collects. A publisher of QoS 1 or 2 is acknowledged when all buckets have answered. The answers say
+how full the mailboxes are, and which nodes are to be told that something has come.
+
+Publishers are held back while too much is on its way to the engine; and, with `queue_full: reject`,
+while a mailbox whose client is connected is full, though not for longer than
+`queue_full_seconds`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final
+
+from penstock.broker.counters import count
+from penstock.broker.errors import PenstockError
+from penstock.broker.extensions import MessageSink, Receipt, SinkCounts
+from penstock.broker.message import Message
+from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.plugins.cluster.mail_engine import MailEngine, Posted
+from penstock.plugins.cluster.mail_entries import entry_of, shared_entry
+from penstock.plugins.cluster.mail_routes import Mailbox, MailRoutes
+
+MOST_BYTES: Final = 16 * 1024 * 1024
+"""Bytes that may wait for the engine's answers, and one message of any size."""
+MOST_POST_BYTES: Final = 1024 * 1024
+"""Bytes of one call, and one message of any size."""
+MOST_POST_NAMES: Final = 1000
+"""Clients that one call names, and those of one message."""
+LOOK_AGAIN_SECONDS: Final = 0.25
+"""The interval at which full mailboxes are looked at while publishers are held back."""
+_MESSAGE_BYTES: Final = 64
+_HALF: Final = 0.5
+
+Patience = Callable[[], float | None]
+Tell = Callable[[Posted], None]
+"""Is given each mailbox whose owner is to be told."""
+
+
+class _Letter:
+    """A message that goes to some buckets.
+
+    Attributes:
+        receipt: of the publisher.
+        n_bytes: counted against `MOST_BYTES`.
+        n_left: buckets that have not answered.
+        reason_code: the outcome.
+    """
+
+    __slots__ = ("n_bytes", "n_left", "reason_code", "receipt")
+
+    def __init__(self, receipt: Receipt | None, n_bytes: int, n_left: int) -> None:
+        self.receipt = receipt
+        self.n_bytes = n_bytes
+        self.n_left = n_left
+        self.reason_code = 0
+
+
+class _Bucket:
+    """What collects for some mailboxes."""
+
+    __slots__ = ("letters", "n_bytes", "n_names", "n_posts", "words")
+
+    def __init__(self) -> None:
+        self.n_posts = 0
+        self.words: list[Any] = []
+        self.letters: list[_Letter] = []
+        self.n_bytes = self.n_names = 0
+
+    def begin(self) -> tuple[list[Any], list[_Letter]]:
+        """Begin anew; return what has collected."""
+        taken = self.words, self.letters
+        self.words, self.letters = [], []
+        self.n_bytes = self.n_names = 0
+        return taken
+
+
+class MailSink(MessageSink):
+    """Puts messages into mailboxes.
+
+    Args:
+        engine: calls of the engine.
+        tell: tells owners.
+        clock: returns monotonic seconds.
+        patience: returns seconds for which publishers are held back for a mailbox at most; None
+            without limit.
+
+    Attributes:
+        name: unique among the broker's sinks.
+        topic_filters: none at first: they come and go with the sessions.
+        counts: the counts for the ledger: each message once, however many mailboxes get it.
+        routes: whose mailboxes get what; set once it is made.
+        bytes_on_way: counted against `MOST_BYTES`.
+        lost: messages that mailboxes had no room for, or that had no session any more, by reason.
+        failure: why the last call failed; "" where it did not.
+        n_posts: calls that were answered.
+    """
+
+    name = "cluster.sessions"
+    routes: MailRoutes
+
+    def __init__(
+        self, engine: MailEngine, tell: Tell, clock: Callable[[], float], patience: Patience
+    ) -> None:
+        self.topic_filters: list[str] = []
+        self.counts = SinkCounts()
+        self.bytes_on_way = 0
+        self.lost: dict[str, int] = {}
+        self.failure = ""
+        self.n_posts = 0
+        self._engine = engine
+        self._tell = tell
+        self._clock = clock
+        self._patience = patience
+        self._full: dict[Mailbox, float] = {}
+        self._buckets: dict[str, _Bucket] = {}
+        self._waiting: dict[str, None] = {}
+        self._is_scheduled = False
+        self._has_refused = False
+        self._is_closed = False
+        self._look: asyncio.TimerHandle | None = None
+        self._finished: asyncio.Future[None] | None = None
+
+    # -- room --------------------------------------------------------------------------------------
+
+    def lacks(self) -> str:
+        """Return why there is no room; "" where there is some."""
+        return "engine_away" if self.bytes_on_way >= MOST_BYTES else ""
+
+    def reserve(self, message: Message) -> str:
+        """Hold room for a message; see `MessageSink`."""
+        reason = self.lacks()
+        if not reason and self._full and message.qos:
+            patience = self._patience()
+            since = -math.inf if patience is None else self._clock() - patience
+            boxes = self.routes.of(message.topic)
+            if any(self._full.get(box, since) > since for box in boxes):
+                reason = "queue_full"
+        if reason:
+            self._has_refused = True
+            self._look_soon()
+            return reason
+        self.bytes_on_way += _charge(message)
+        return ""
+
+    def release(self, message: Message) -> None:
+        """Give back the room of a message; see `MessageSink`."""
+        self._free(_charge(message))
+
+    def _free(self, n_bytes: int) -> None:
+        self.bytes_on_way -= n_bytes
+        if not self.bytes_on_way and self._finished is not None and not self._finished.done():
+            self._finished.set_result(None)
+        if self._has_refused and self.bytes_on_way < MOST_BYTES // 2:
+            self._has_refused = False
+            self.on_room()
+
+    def _note(self, box: Mailbox, posted: Posted) -> None:
+        """Take note of how full a mailbox is."""
+        box.n_messages, box.n_bytes, box.is_away = posted[1], posted[2], posted.is_away
+        most_messages, most_bytes, mode = self._engine.limits()
+        part = max(box.n_messages / most_messages, box.n_bytes / most_bytes)
+        if part >= 1 and mode == "reject" and not box.is_away:
+            self._full.setdefault(box, self._clock())
+        elif box in self._full and (box.is_away or part <= _HALF):
+            del self._full[box]
+
+    def _look_soon(self) -> None:
+        if self._full and self._look is None and not self._is_closed:
+            loop = asyncio.get_running_loop()
+            self._look = loop.call_later(LOOK_AGAIN_SECONDS, self._look_again)
+
+    def _look_again(self) -> None:
+        """Ask how full the full mailboxes are."""
+        self._look = None
+        for box in [*self._full]:
+            if self.routes.boxes.get(box.client_id) is box:
+                self._add(box.bucket, _Letter(None, 0, 1), b"", 0, [box.client_id])
+            else:
+                del self._full[box]
+        self._look_soon()
+        self._free(0)
+
+    # -- messages ----------------------------------------------------------------------------------
+
+    def accept(self, message: Message, receipt: Receipt | None) -> None:
+        """Take a message for which room is held; see `MessageSink`."""
+        n_bytes = _charge(message)
+        self.counts.matched += 1
+        self.counts.queued += 1
+        try:
+            value = entry_of(message, message.read_payload(), self._clock())
+        except OSError:
+            self._done(_Letter(receipt, n_bytes, 1), ReasonCode.UNSPECIFIED_ERROR, "payload_lost")
+            return
+        self._put(value, message.qos, self.routes.of(message.topic), receipt, n_bytes)
+
+    def accept_shared(
+        self, box: Mailbox, packet: bytes, share: str, receipt: Receipt | None
+    ) -> None:
+        """Take a packet for one mailbox, whose last User Property names the share."""
+        n_bytes = len(packet) + _MESSAGE_BYTES
+        self.bytes_on_way += n_bytes
+        self.counts.matched += 1
+        self.counts.queued += 1
+        self._put(shared_entry(packet, share), packet[0] >> 1 & 3, (box,), receipt, n_bytes)
+
+    def _put(
+        self,
+        value: bytes,
+        qos: int,
+        boxes: Sequence[Mailbox],
+        receipt: Receipt | None,
+        n_bytes: int,
+    ) -> None:
+        names: dict[str, list[str]] = {}
+        for box in boxes:
+            names.setdefault(box.bucket, []).append(box.client_id)
+        letter = _Letter(receipt, n_bytes, len(names))
+        if not names or self._is_closed:  # the sessions have just ended
+            letter.n_left = 1
+            self._done(letter, 0, "")
+            return
+        for bucket, clients in names.items():
+            self._add(bucket, letter, value, qos, clients)
+
+    def _add(
+        self, name: str, letter: _Letter, value: bytes, qos: int, clients: Sequence[str]
+    ) -> None:
+        bucket = self._buckets.get(name)
+        if bucket is None:
+            bucket = self._buckets[name] = _Bucket()
+        bucket.words += (value, qos, len(clients), *clients)
+        bucket.letters.append(letter)
+        bucket.n_bytes += len(value)
+        bucket.n_names += len(clients)
+        if bucket.n_bytes > MOST_POST_BYTES or bucket.n_names > MOST_POST_NAMES:
+            self._post(name, bucket)
+        elif not bucket.n_posts:
+            self._waiting[name] = None
+            if not self._is_scheduled:
+                self._is_scheduled = True
+                asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._is_scheduled = False
+        waiting, self._waiting = self._waiting, {}
+        for name in waiting:
+            bucket = self._buckets.get(name)
+            if bucket is not None and not bucket.n_posts:
+                self._post(name, bucket)
+
+    def _post(self, name: str, bucket: _Bucket) -> None:
+        words, letters = bucket.begin()
+        if not letters:
+            return
+        bucket.n_posts += 1
+        try:
+            call = self._engine.post(name, words)
+        except PenstockError as error:
+            self._answered(name, letters, None, error)
+        else:
+            call.add_done_callback(partial(self._posted, name, letters))
+
+    def _posted(self, name: str, letters: Sequence[_Letter], call: asyncio.Future[Any]) -> None:
+        error = PenstockError("the plugin is closed") if call.cancelled() else call.exception()
+        self._answered(name, letters, None if error else call.result(), error)
+
+    def _answered(
+        self,
+        name: str,
+        letters: Sequence[_Letter],
+        found: Sequence[Any] | None,
+        error: BaseException | None,
+    ) -> None:
+        bucket = self._buckets[name]
+        bucket.n_posts -= 1
+        if found is None:
+            self.failure = str(error)
+            for letter in letters:
+                self._done(letter, ReasonCode.QUOTA_EXCEEDED, "not_stored")
+        else:
+            self.n_posts += 1
+            self.failure = ""
+            for one in found:
+                self._take(Posted.read(one))
+            for letter in letters:
+                self._done(letter, 0, "")
+        if not bucket.n_posts:
+            if bucket.letters:
+                self._post(name, bucket)
+            else:
+                del self._buckets[name]
+
+    def _take(self, posted: Posted) -> None:
+        if posted.n_dropped:
+            count(self.lost, "queue_full", posted.n_dropped)
+        box = self.routes.boxes.get(posted.client_id)
+        if box is not None:
+            self._note(box, posted)
+        if posted.owner is not None:
+            self._tell(posted)
+
+    def _done(self, letter: _Letter, reason_code: int, why: str) -> None:
+        """Take the answer of one bucket; the worst one counts."""
+        letter.n_left -= 1
+        letter.reason_code = max(letter.reason_code, reason_code)
+        if letter.n_left:
+            return
+        if letter.n_bytes:
+            self.counts.queued -= 1
+            if letter.reason_code:
+                count(self.counts.dropped, why or "not_stored")
+            else:
+                self.counts.stored += 1
+        if letter.receipt is not None:
+            letter.receipt.settle(letter.reason_code)
+        self._free(letter.n_bytes)
+
+    # -- the end -----------------------------------------------------------------------------------
+
+    async def finish(self) -> None:
+        """Wait until the engine has answered for all that was accepted."""
+        while self.bytes_on_way:
+            self._finished = asyncio.get_running_loop().create_future()
+            await self._finished
+
+    def close(self) -> None:
+        """Look at mailboxes no more."""
+        self._is_closed = True
+        if self._look is not None:
+            self._look.cancel()
+
+
+def _charge(message: Message) -> int:
+    return message.size_bytes + len(message.topic_bytes) + _MESSAGE_BYTES

@@ -1,0 +1,273 @@
+"""What the engine has of sessions that outlive their connection, on a real server."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from redis import Redis
+
+from penstock.plugins.cluster.engine import ClusterEngine, FencedError, Row
+from penstock.plugins.cluster.mail_engine import FROM_START, MailEngine, Posted
+from penstock.plugins.redis.calls import plain
+from penstock.plugins.redis.server import RedisServer
+from tests.helpers.redis_server import shared_redis
+
+LOGGER = logging.getLogger("penstock.cluster")
+X = "client x"
+
+
+def server() -> RedisServer:
+    """Return a server with keys of its own."""
+    return RedisServer("127.0.0.1", shared_redis(), prefix=f"test-{uuid.uuid4().hex}")
+
+
+@asynccontextmanager
+async def joined(
+    at: RedisServer, name: str, limits: tuple[int, int, str] = (10, 1000, "drop_newest")
+) -> AsyncIterator[MailEngine]:
+    """Return the calls of a member for a block."""
+    engine = ClusterEngine(at, "test", name, LOGGER)
+    await engine.open()
+    await engine.join(name)
+    try:
+        yield MailEngine(engine, lambda: limits)
+    finally:
+        await engine.close()
+
+
+async def claimed(mail: MailEngine, number: int = 1, displaced: Row | None = None) -> Row:
+    """Claim the client for a node."""
+    own = Row(mail.engine.node, mail.engine.epoch, number)
+    found, _ = await mail.engine.claim(X, own, displaced)
+    assert found == own
+    return own
+
+
+async def kept(mail: MailEngine, expiry: str = "", origin: str = "o1") -> Row:
+    """Claim the client, and begin a session."""
+    own = await claimed(mail)
+    await mail.commit(X, own, 1, origin, ["s", "expiry", expiry, "f", "a/+", "1"])
+    return own
+
+
+def bucket(mail: MailEngine) -> str:
+    """Return the common beginning of the client's keys."""
+    return mail.engine.bucket(X)
+
+
+async def posted(mail: MailEngine, *messages: bytes, qos: int = 1) -> Posted | None:
+    """Put messages into the client's mailbox."""
+    words: list[Any] = []
+    for message in messages or (b"",):
+        words += [message, qos, 1, X]
+    found = await plain(mail.post(bucket(mail), words))
+    return Posted.read(found[0]) if found else None
+
+
+async def values(mail: MailEngine, own: Row) -> list[bytes]:
+    """Return what is in the mailbox."""
+    fetched = await mail.fetch(X, own, FROM_START, 100)
+    return [value for _, value in fetched.entries]
+
+
+async def released(mail: MailEngine, own: Row) -> None:
+    """Let go of the client."""
+    await plain(mail.engine.release(X, own))
+
+
+async def test_messages_wait_for_a_session_in_their_order() -> None:
+    """Whoever puts them there; who has no session gets none."""
+    at = server()
+    async with joined(at, "a") as a, joined(at, "b") as b:
+        assert await posted(a, b"0") is None
+        own = await kept(a)
+        await posted(a, b"1")
+        await posted(b, b"2", b"3")
+        assert await posted(a, b"4") == Posted(X, 4, 4, 0, False, None)
+        assert await values(a, own) == [b"1", b"2", b"3", b"4"]
+        assert (await a.load(X, own)).filters == {b"a/+": b"1"}
+
+
+async def test_repeated_post_changes_nothing() -> None:
+    """A post is repeated where its answer was lost."""
+    async with joined(server(), "a") as a:
+        own = await kept(a)
+        words = (a.engine.node, a.engine.epoch, 1, *a.limits(), b"1", 1, 1, X)
+        for _ in range(2):
+            await plain(a.engine.calls.call("post", (bucket(a),), *words))
+        assert await values(a, own) == [b"1"]
+
+
+async def test_owner_is_named_once_until_it_has_fetched() -> None:
+    """It is told of the first message alone, however many come before it looks."""
+    async with joined(server(), "a") as a:
+        own = await kept(a)
+        owners = [found.owner for n in range(3) if (found := await posted(a, b"%d" % n))]
+        assert owners == [own, None, None]
+        assert len(await values(a, own)) == 3
+        found = await posted(a, b"3")
+        assert found is not None
+        assert found.owner == own
+
+
+async def test_session_goes_on_at_another_node() -> None:
+    """With its subscriptions, messages, and identifiers; the former owner is refused."""
+    at = server()
+    async with joined(at, "a") as a, joined(at, "b") as b:
+        own = await kept(a)
+        await posted(a, b"1", b"2", b"3")
+        first, second, _ = (await a.fetch(X, own, FROM_START, 10)).entries
+        changes = ["i", second[0], b"sent", "d", first[0], 1, "n", 7, "", "n", 8, "", "N", 8, ""]
+        await a.commit(X, own, 2, "o1", changes)
+        await released(a, own)
+        assert (await posted(b, b"4", b"")) == Posted(X, 3, 3, 0, True, None)
+        new = await claimed(b)
+        state = await b.load(X, new)
+        assert state.values[b"origin"] == b"o1"
+        assert b"away" not in state.values
+        assert (state.sent, state.incoming) == ({second[0]: b"sent"}, [7])
+        assert await b.entries(X, [first[0], second[0]]) == [second]
+        assert await values(b, new) == [b"2", b"3", b"4"]
+        for call in (
+            a.fetch(X, own, FROM_START, 1),
+            a.load(X, own),
+            a.commit(X, own, 3, "o1", []),
+        ):
+            with pytest.raises(FencedError):
+                await call
+
+
+async def test_repeated_commit_answers_with_what_it_has_added() -> None:
+    """And adds nothing more."""
+    async with joined(server(), "a") as a:
+        own = await kept(a)
+        added = [await a.commit(X, own, 2, "o1", ["a", b"1", b"s", "a", b"2", ""]) for _ in "ab"]
+        assert added[0] == added[1]
+        assert await values(a, own) == [b"1", b"2"]
+        assert (await a.load(X, own)).sent == {added[0][0]: b"s"}
+
+
+async def test_messages_of_qos_0_are_for_sessions_with_a_connection() -> None:
+    """They do not wait for one that is away."""
+    async with joined(server(), "a") as a:
+        own = await kept(a)
+        await posted(a, b"1", qos=0)
+        await released(a, own)
+        await posted(a, b"2", qos=0)
+        assert await values(a, await claimed(a, 2)) == [b"1"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "left", "n_dropped"),
+    [("drop_newest", b"012", 2), ("drop_oldest", b"234", 2), ("reject", b"01234", 0)],
+)
+async def test_more_messages_than_allowed(mode: str, left: bytes, n_dropped: int) -> None:
+    """The limit of messages, as the policy has it; with `reject` the publishers are held back."""
+    async with joined(server(), "a", (3, 1000, mode)) as a:
+        own = await kept(a)
+        found = await posted(a, b"0", b"1", b"2", b"3", b"4")
+        assert found is not None
+        assert found[1:4] == (len(left), len(left), n_dropped)
+        assert b"".join(await values(a, own)) == left
+
+
+async def test_what_the_owner_has_read_is_not_dropped() -> None:
+    """It may be on its way to the client."""
+    async with joined(server(), "a", (100, 6, "drop_oldest")) as a:
+        own = await kept(a)
+        await posted(a, b"00", b"11", b"22")
+        await a.fetch(X, own, FROM_START, 1)
+        await posted(a, b"33")
+        assert await values(a, own) == [b"00", b"22", b"33"]
+
+
+async def test_too_many_for_a_client_that_is_away_are_dropped() -> None:
+    """Nobody is held back for it, also with `reject`."""
+    async with joined(server(), "a", (2, 1000, "reject")) as a:
+        await released(a, await kept(a))
+        found = await posted(a, b"0", b"1", b"2")
+        assert found is not None
+        assert found[1:5] == (2, 2, 1, True)
+
+
+async def test_session_expires_by_the_clock_of_the_engine() -> None:
+    """From when it was let go of; its name stays until all know of the end."""
+    async with joined(server(), "a") as a:
+        own = await kept(a, "60")
+        await posted(a, b"1")
+        assert await a.expire(bucket(a)) == []
+        await released(a, own)
+        assert await a.expire(bucket(a)) == []
+        with Redis(port=shared_redis()) as redis:
+            redis.zadd(f"{bucket(a)}:x", {f"o1 {X}": 1})
+        ended = [("o1", X)]
+        assert await a.expire(bucket(a)) == ended
+        assert await a.expire(bucket(a)) == ended
+        await a.forget(bucket(a), ended)
+        assert await a.expire(bucket(a)) == []
+        assert await posted(a, b"2") is None
+
+
+async def test_expired_session_that_was_not_ended_yet_is_not_found() -> None:
+    """A client that comes too late begins anew."""
+    async with joined(server(), "a") as a:
+        await released(a, await kept(a, "0"))
+        own = Row("a", a.engine.epoch, 2)
+        assert await a.engine.claim(X, own, None) == (own, "")
+        assert await a.expire(bucket(a)) == [("o1", X)]
+
+
+async def test_session_of_a_client_that_is_back_does_not_expire() -> None:
+    """Its owner says when it ends."""
+    async with joined(server(), "a") as a:
+        await released(a, await kept(a, "60"))
+        with Redis(port=shared_redis()) as redis:
+            assert redis.zcard(f"{bucket(a)}:x") == 1
+            await claimed(a, 2)
+            assert redis.zcard(f"{bucket(a)}:x") == 0
+
+
+async def test_new_session_ends_an_earlier_one_of_the_client() -> None:
+    """With all that it had."""
+    async with joined(server(), "a") as a:
+        own = await kept(a)
+        await posted(a, b"1")
+        await a.commit(X, own, 2, "o2", ["f", "b", "2"])
+        assert await values(a, own) == []
+        assert (await a.load(X, own)).filters == {b"b": b"2"}
+        await a.finish(X, own, "o1")
+        assert (await a.load(X, own)).filters == {b"b": b"2"}
+        await a.finish(X, own, "o2")
+        assert (await a.load(X, own)).values == {}
+
+
+async def test_sessions_of_a_dead_node_wait_for_their_clients() -> None:
+    """Its other clients are forgotten. What it has read may have been sent."""
+    at = server()
+    async with joined(at, "a") as a, joined(at, "b") as b:
+        own = await kept(a, "60")
+        await posted(a, b"1", b"2")
+        (entry,) = (await a.fetch(X, own, FROM_START, 1)).entries
+        await b.engine.sweep_owners("a", a.engine.epoch)
+        new = await claimed(b)
+        assert (await b.load(X, new)).values[b"dup"] == entry[0]
+        with Redis(port=shared_redis()) as redis:
+            assert redis.zcard(f"{bucket(b)}:x") == 0
+
+
+async def test_owner_that_died_is_displaced_before_its_sessions_are_given_up() -> None:
+    """The claim alone finds out that it did not let go."""
+    at = server()
+    async with joined(at, "a") as a, joined(at, "b") as b:
+        own = await kept(a, "60")
+        await posted(a, b"1")
+        (entry,) = (await a.fetch(X, own, FROM_START, 1)).entries
+        new = await claimed(b, displaced=own)
+        assert (await b.load(X, new)).values[b"dup"] == entry[0]
+        await b.engine.sweep_owners("a", a.engine.epoch)
+        assert await values(b, new) == [b"1"]
