@@ -104,7 +104,6 @@ def _windowed(window: int) -> Callable[[Access], WindowedLoad]:
 KINDS: Final = (
     Kind("QoS 0", _stream, 3.0),
     Kind("QoS 1, window 100", _windowed(100), 10.0),
-    Kind("QoS 1, window 400", _windowed(400), 10.0),
 )
 
 

@@ -269,7 +269,8 @@ class ClusterEngine:
         It waits for a server however long that takes.
         """
         words = (self.node, self.epoch, self.next_number("retained"), topic, data)
-        return self.calls.call("retain", (self.base,), *words, is_stored=True, is_kept=True)
+        name = "retain" if data else "clear"
+        return self.calls.call(name, (self.base,), *words, is_stored=True, is_kept=True)
 
     async def last_change(self) -> tuple[bytes, dict[str, int]]:
         """Return the identifier of the newest change, and each member's number of its newest one.

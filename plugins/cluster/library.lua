@@ -206,6 +206,9 @@ function functions.retain(keys, args)
   return 1
 end
 
+-- The same without data.
+functions.clear = functions.retain
+
 -- Opens the inbox of a node for its epoch.
 function functions.open(keys)
   if call('HSETNX', keys[1] .. ':s', 'bytes', '0') == 1 then
@@ -566,9 +569,22 @@ function functions.forget(keys, args)
 end
 
 local NAMES = {
-  'join', 'announce', 'beat', 'leave', 'evict', 'done', 'change', 'retain', 'open', 'put',
+  'join', 'announce', 'beat', 'leave', 'evict', 'done', 'change', 'retain', 'clear', 'open', 'put',
   'delete', 'fence', 'seal', 'drop', 'will', 'claim', 'release', 'abandon', 'post', 'load',
   'fetch', 'commit', 'erase', 'finish', 'expire', 'forget'
 }
 
-for i = 1, #NAMES do redis.register_function(PREFIX .. NAMES[i], functions[NAMES[i]]) end
+-- What frees memory, or ends something, is done where the server's memory is full, too.
+local FREEING = {
+  beat = true, leave = true, evict = true, done = true, clear = true, delete = true, fence = true,
+  seal = true, drop = true, release = true, abandon = true, erase = true, finish = true,
+  expire = true, forget = true
+}
+
+for i = 1, #NAMES do
+  local name = NAMES[i]
+  local flags = FREEING[name] and {'allow-oom'} or {}
+  redis.register_function{
+    function_name = PREFIX .. name, callback = functions[name], flags = flags
+  }
+end

@@ -63,6 +63,28 @@ def test_an_engine_that_forgets(tmp_path: Path) -> None:
         assert "noeviction" in log
 
 
+@pytest.mark.parametrize(
+    ("settings", "kind", "told"),
+    [
+        (["replicaof 127.0.0.1 1"], "server", "allowed: master"),
+        (["maxmemory 1mb", "maxmemory-policy noeviction"], "server", "maxmemory"),
+        (["cluster-enabled yes"], "cluster", "allowed: 16384"),
+        (["cluster-enabled yes"], "server", "cluster_enabled: 1"),
+    ],
+    ids=["a replica", "full", "a cluster that is down", "of a cluster"],
+)
+def test_an_engine_that_takes_nothing(
+    tmp_path: Path, settings: list[str], kind: str, told: str
+) -> None:
+    """Named with what was read and what is allowed."""
+    with running_redis(tmp_path / "redis", *settings) as redis:
+        address = f"127.0.0.1:{redis.port}"
+        section = {kind: address if kind == "server" else [address]}
+        log = refused(Cluster(tmp_path, section), "a", tmp_path / "a")
+        assert address in log
+        assert told in log
+
+
 @pytest.mark.parametrize("name", ["", "a b", "a/b", "{a}", "x" * 300])
 def test_a_name_that_no_key_can_have(tmp_path: Path, name: str) -> None:
     """Named with its key in the file."""

@@ -8,7 +8,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
-from penstock.broker.mqtt.packets import Publish
+from redis import Redis
+
+from penstock.broker.mqtt.packets import PubAck, Publish
 from penstock.netem.runs.broker_process import reserved_port
 from tests.helpers.cluster import Cluster, Reading, Stream, reached, running_brokers
 from tests.helpers.redis_server import (
@@ -130,3 +132,36 @@ async def test_the_engine_is_a_cluster(tmp_path: Path) -> None:
                 async with await brokers.connected("bca"[number % 3]) as other:
                     await other.publish(f"to/{number}", b"%d" % number)
                 assert (await one.take(Publish)).payload == b"%d" % number
+
+
+async def test_the_engine_is_full(tmp_path: Path) -> None:
+    """What is new is refused; what is there is delivered and makes room; then all goes on."""
+    with (
+        running_redis(tmp_path / "redis", "maxmemory-policy noeviction") as server,
+        running_brokers(
+            tmp_path, "a", "b", redis={"server": f"127.0.0.1:{server.port}"}
+        ) as cluster,
+        Redis(port=server.port) as redis,
+    ):
+        async with (
+            await cluster.connected("a", "writes") as writer,
+            await cluster.connected("b", "reads") as reader,
+        ):
+            await reader.subscribe("far/#", 1)
+            await writer.send(Publish("kept", b"x", 1, retain=True, packet_id=1))
+            assert (await writer.take(PubAck)).reason_code < 0x80
+            cluster["b"].process.send_signal(signal.SIGSTOP)
+            await writer.publish("far/1", b"before")
+            redis.config_set("maxmemory", 1)
+            assert (await writer.publish("far/2", b"refused")).reason_code == 0x97
+            await writer.send(Publish("kept", b"", 1, retain=True, packet_id=1))
+            assert (await writer.take(PubAck)).reason_code < 0x80
+            cluster["b"].process.send_signal(signal.SIGCONT)
+            before = await reader.take(Publish)
+            assert before.payload == b"before"
+            await reader.send(PubAck(before.packet_id))
+            inboxes = list(redis.scan_iter("*:inbox"))
+            await reached(lambda: not any(map(redis.xlen, inboxes)), "an empty inbox")
+            redis.config_set("maxmemory", 0)
+            await writer.publish("far/3", b"after")
+            assert (await reader.take(Publish)).payload == b"after"
