@@ -45,7 +45,7 @@ from penstock.broker.link import Link
 from penstock.broker.message import Message, SizeClass
 from penstock.broker.operations_contract import Operations, UplinkState
 from penstock.broker.payload import Payload
-from penstock.broker.session_rows import Changes, MessageRow, Stored
+from penstock.broker.session_rows import Changes, DeliveryRow, MessageRow, Stored
 
 if TYPE_CHECKING:
     import asyncio
@@ -1023,7 +1023,7 @@ class LocalClients(Protocol):
     def take_rows(self, n_rows: int) -> int:
         """Return the first of so many numbers in a row, which no other row will have."""
 
-    async def deliver(self, client_id: str, mail: Sequence[Mail]) -> Sequence[int]:
+    async def deliver(self, client_id: str, mail: Sequence[Mail]) -> Sequence[DeliveryRow | None]:
         """Give a kept session some of what waits for it, in order; one call at a time.
 
         Each message is delivered as the session's subscriptions say: with the greatest QoS of those
@@ -1034,10 +1034,11 @@ class LocalClients(Protocol):
             mail: the messages.
 
         Returns:
-            The numbers of those messages that the owner may forget now, as the session has no
-            subscription for them (any more), may not receive them, or got them at QoS 0. Those
-            that it has taken are told to the store once they are done with. A client that is not
-            connected takes none, and then none of them is among the numbers.
+            For each message what the session has taken, as it is to be stored; the store is told of
+            its packet identifier (`moved_deliveries`), and when it is done with. None where nothing
+            of it is kept, so that the owner may forget it: the session has no subscription for it
+            (any more), may not receive it, or got it at QoS 0. Nothing at all where the client is
+            not connected: what waits goes on waiting.
         """
 
     def end_sessions(self, is_wanted: Callable[[str], bool]) -> Sequence[str]:

@@ -33,6 +33,7 @@ from penstock.broker.extensions import (
     Plugin,
     PluginContext,
     SessionOwner,
+    SessionStore,
 )
 from penstock.broker.message import SizeClass
 from penstock.broker.plugin_guard import Guard
@@ -63,6 +64,7 @@ class LoadedPlugins:
         payload_store: the one payload store, or None.
         sinks: their message sinks, whose names are unique.
         session_owner: the one session owner, or None.
+        session_store: the store of that owner, or None.
         access: their access controls.
         authenticators: their authenticators, whose methods are unique.
     """
@@ -75,6 +77,7 @@ class LoadedPlugins:
     sinks: tuple[MessageSink, ...] = ()
     sources: tuple[MessageSource, ...] = ()
     session_owner: SessionOwner | None = None
+    session_store: SessionStore | None = None
     access: tuple[AccessControl, ...] = ()
     authenticators: tuple[Authenticator, ...] = ()
     callbacks: tuple[Callbacks, ...] = ()
@@ -296,6 +299,9 @@ def load_plugins(
         session_owner=next(
             (one.session_owner for one in plugins if one.session_owner is not None), None
         ),
+        session_store=next(
+            (one.session_store for one in plugins if one.session_store is not None), None
+        ),
         access=tuple(one.access for one in plugins if one.access is not None),
         authenticators=tuple(which for one in plugins for which in one.authenticators),
         callbacks=tuple(one.callbacks for one in plugins if one.callbacks is not None),
@@ -371,6 +377,7 @@ def _with_place(error: Exception) -> str:
 _MAY_WAIT: Final[dict[type, frozenset[str]]] = {
     AccessControl: frozenset({"authenticate", "check_password", "authorize"}),
     SessionOwner: frozenset({"claim", "routed"}),
+    SessionStore: frozenset({"write"}),
 }
 """Methods of an extension point that may be asynchronous, by its base class."""
 
@@ -391,6 +398,7 @@ def _check_contracts(name: str, plugin: Plugin) -> None:
         (plugin.sampler, LinkSampler),
         (plugin.payload_store, PayloadStore),
         (plugin.session_owner, SessionOwner),
+        (plugin.session_store, SessionStore),
         (plugin.access, AccessControl),
         (plugin.callbacks, Callbacks),
     ]
@@ -530,6 +538,8 @@ def _conflicts(made: Mapping[str, Plugin]) -> Iterator[ConfigProblem]:
             places.append("payload store")
         if plugin.session_owner is not None:
             places.append("session owner")
+        if plugin.session_store is not None:
+            places.append("session store")
         for what in places:
             if what in taken:
                 read = f"a second {what} beside that of {taken[what]}"

@@ -21,7 +21,7 @@ from penstock.broker.config.loopback_only import (
     local_listeners,
 )
 from penstock.broker.config.policy import LIVE, Policy
-from penstock.broker.errors import PenstockError
+from penstock.broker.errors import ConfigError, ConfigProblem, PenstockError
 from penstock.broker.events import Callbacks
 from penstock.broker.extensions import Claim, Plugin, overridden
 from penstock.broker.fast_paths.door import core_class
@@ -52,7 +52,7 @@ from penstock.broker.sessions.broker_state import CoreSinks
 
 if TYPE_CHECKING:
     from penstock.broker.amqtt_host.host import AmqttHost
-    from penstock.broker.durable.persistence import PersistentState
+    from penstock.broker.durable.commits import Commits
     from penstock.broker.operations_contract import Reloaded
     from penstock.broker.sessions.broker_state import Core
 
@@ -95,7 +95,7 @@ class Server:
         self._limits = policy.limits.for_memory(self._memory_bytes)
         self._driver: LoopScheduler
         self._host: AmqttHost | None = None
-        self._state: PersistentState | None = None
+        self._state: Commits | None = None
         self._plugins = LoadedPlugins()
         self._listeners: Listeners
         self._reception: Reception
@@ -196,8 +196,24 @@ class Server:
             sink_routes=sink_routes,
             local_clients=local_clients,
         )
+        self._refuse_second_store()
         self._host = self._load_amqtt()
         return operations, self._listeners_to_open(policy)
+
+    def _refuse_second_store(self) -> None:
+        """Check that sessions are kept in one place.
+
+        Raises:
+            ConfigError: the policy file has `persistence` beside a plugin that keeps sessions.
+        """
+        policy = self._policy
+        if policy.persistence is None or policy.persistence.durability == "memory":
+            return
+        for name, plugin in self._plugins.by_name.items():
+            if plugin.session_store is not None:
+                allowed = f"no such key beside plugins.{name}, which keeps the sessions itself"
+                found = ConfigProblem("persistence", policy.persistence.path, allowed)
+                raise ConfigError(policy.file, [found])
 
     async def check(self) -> StartCheck:
         """Do what a start does, as far as it changes nothing; a server is checked or started."""
@@ -316,6 +332,20 @@ class Server:
         Raises:
             DatabaseError: its database cannot be used.
         """
+        core, driver, plugins = self.core, self._driver, self._plugins
+        if plugins.session_owner is not None and plugins.session_store is not None:
+            from penstock.broker.durable.commits import StoreCommits  # noqa: PLC0415 (few have one)
+
+            self._state = StoreCommits(
+                core,
+                plugins.session_owner,
+                plugins.session_store,
+                clock=driver.clock,
+                settle=driver.take_turn,
+                is_near=is_near,
+                logger=self._logger,
+            )
+            return
         config = self._policy.persistence
         if config is None or config.durability == "memory":
             return
@@ -323,9 +353,9 @@ class Server:
 
         self._state = PersistentState(
             config,
-            self.core,
-            clock=self._driver.clock,
-            settle=self._driver.take_turn,
+            core,
+            clock=driver.clock,
+            settle=driver.take_turn,
             is_near=is_near,
             logger=self._logger,
         )
@@ -491,7 +521,8 @@ class Server:
         self._listeners.close()
         if self._host is not None:
             await self._host.pre_shutdown()
-        await self._close_plugins()  # they commit, so that acknowledgements can still be sent
+        # They commit, so that acknowledgements can still be sent.
+        await self._close_plugins(but_store=True)
         if self._state is not None:
             await self._state.flush()  # as does this
         now = self._driver.clock()
@@ -507,13 +538,20 @@ class Server:
                 await self._driver.all_lost()
         await self._close_all()
 
-    async def _close_plugins(self) -> None:
-        plugins, self._plugins = self._plugins, LoadedPlugins()
-        await plugins.close(Guard(self._logger, {}))
+    async def _close_plugins(self, *, but_store: bool = False) -> None:
+        """Close the plugins; but the one with a store last, as sessions are written to the end."""
+        plugins = self._plugins.plugins
+        stays = [each for each in plugins if but_store and each.session_store is not None]
+        ends = [each for each in plugins if each not in stays]
+        self._plugins = LoadedPlugins(plugins=tuple(stays))
+        await LoadedPlugins(plugins=tuple(ends)).close(Guard(self._logger, {}))
 
     async def _close_all(self) -> None:
         if hasattr(self, "_listeners"):
             self._listeners.close()
+        if self._state is not None and self.core.kept is not None:  # a plugin's store
+            state, self._state = self._state, None
+            await state.close()
         await self._close_plugins()
         if hasattr(self, "_reception"):
             self._reception.close()
@@ -521,9 +559,9 @@ class Server:
             self._operations.close()
         if hasattr(self, "_driver"):
             await self._driver.close()
-        state, self._state = self._state, None
-        if state is not None:
-            await state.close()
+        last, self._state = self._state, None
+        if last is not None:
+            await last.close()
         host, self._host = self._host, None
         if host is not None:
             await host.post_shutdown()
@@ -547,8 +585,8 @@ def kept_by(core: Core) -> tuple[int, int]:
     n_sessions, n_connected = len(core.sessions), core.counters.clients_connected
     n_blocks = SESSION_BLOCKS * n_sessions + CONNECTION_BLOCKS * n_connected
     n_blocks += RETAINED_BLOCKS * len(retained) + PLAN_BLOCKS * len(tree.plans)
-    n_blocks += (retained.level_bytes + tree.n_bytes) // BLOCK_BYTES
-    n_bytes = retained.n_bytes + tree.n_bytes + BLOCK_BYTES * SESSION_BLOCKS * n_sessions
+    n_blocks += (retained.level_bytes + core.subscription_bytes) // BLOCK_BYTES
+    n_bytes = retained.n_bytes + core.subscription_bytes + BLOCK_BYTES * SESSION_BLOCKS * n_sessions
     if backlog is not None:
         n_blocks += backlog.n_messages
         n_bytes += backlog.n_bytes

@@ -46,11 +46,18 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from penstock.broker.durable.lone_messages import LoneMessages
-from penstock.broker.durable.records import Batch, message_row, subscription_row, will_row
+from penstock.broker.durable.records import (
+    Batch,
+    message_row,
+    row_of_ids,
+    subscription_row,
+    will_row,
+)
 from penstock.broker.durable.session_journal import (
     DeliveryJournal,
     SessionJournal,
     ShareJournal,
+    drop_unstored,
     put_run,
 )
 from penstock.broker.message import ROWS_OF_A_BLOCK, Message, Storable
@@ -137,6 +144,7 @@ class Journal:
         new_origin: Callable[[], bytes],
         max_pending_messages: int,
         max_pending_bytes: int,
+        keeps: Callable[[Session], bool] | None = None,
     ) -> None:
         """Make the journal of a broker, and have the broker use it.
 
@@ -151,6 +159,9 @@ class Journal:
             new_origin: returns a few bytes that it has never returned, in any process.
             max_pending_messages: publishes that may wait for their commit.
             max_pending_bytes: payload bytes of such publishes.
+            keeps: says which new sessions are durable, where a plugin has the store; this has
+                nothing else, and each session its own row of a message. None: all that outlive
+                their connection, and retained messages and wills.
         """
         self.number = 1
         self.n_changes = 0
@@ -202,8 +213,12 @@ class Journal:
         self._n_spared_messages = self._spared_bytes = self._sealed_retained_bytes = 0
         # New in the sealed batch; None where they are not noted, as no session was limited.
         self._unstored: dict[Delivery | RunPart, DeliveryJournal] | None = {}
+        self._calls: list[Callable[[], None]] = []
+        self._sealed_calls: list[Callable[[], None]] = []
+        self._keeps = keeps
         core.journal = self
-        core.retained.on_change = self.retained_changed
+        if keeps is None:
+            core.retained.on_change = self.retained_changed
 
     # -- what has changed -----------------------------------------------------------------
 
@@ -222,7 +237,7 @@ class Journal:
             self._forget_expired(*expired)
         if session.journal is not None:
             session.journal.opened()
-        elif session.expiry_interval != 0:
+        elif session.expiry_interval != 0 and (self._keeps is None or self._keeps(session)):
             self.keep(session)
         self.will_changed(session)
 
@@ -311,6 +326,16 @@ class Journal:
         self._store_at(delivery, row)
         delivery.message.n_references += 1
 
+    def as_stored(self, delivery: Delivery) -> None:
+        """A delivery of `restored_delivery` waits in an outbox: there is nothing to write."""
+        self._deliveries.pop(delivery, None)
+
+    def take_rows(self, n_rows: int) -> int:
+        """Return the first of so many row numbers, which are used from now on."""
+        first = self._next_row
+        self._next_row += n_rows
+        return first
+
     def restored_retained(self, message: Message) -> None:
         """A topic's retained message was read from the database."""
         message.n_references += 1
@@ -336,6 +361,8 @@ class Journal:
 
     def will_changed(self, session: Session) -> None:
         """A client's will may have come, been sent or become void."""
+        if self._keeps is not None:
+            return
         if session.will is not None or session.client_id in self._stored_wills:
             self._wills[session.client_id] = None
             self._note()
@@ -435,6 +462,12 @@ class Journal:
         if self.lone.look():
             self._hurry()
 
+    def when_committed(self, call: Callable[[], None]) -> None:
+        """Call something once all that has changed so far is committed."""
+        self._calls.append(call)
+        if not self.is_awake:
+            self._be_awake()
+
     def hold_for(self, connection: Holding) -> int:
         """Note that a connection holds a packet back; return the number of the commit it needs."""
         self._connections[connection] = None
@@ -444,8 +477,8 @@ class Journal:
 
     @property
     def is_awaited(self) -> bool:
-        """True if a client waits for the next commit."""
-        return bool(self._receipts or self._connections)
+        """True if a client, or a caller of `when_committed`, waits for the next commit."""
+        return bool(self._receipts or self._connections or self._calls)
 
     def _be_awake(self) -> None:
         self.is_awake = True
@@ -630,6 +663,7 @@ class Journal:
         self._sealed_awaited, self._awaited = self._awaited, {}
         self._n_sealed_messages, self._n_messages = self._n_messages, 0
         self._sealed_connections, self._connections = self._connections, {}
+        self._sealed_calls, self._calls = self._calls, []
         self._sealed_bytes, self._n_bytes = self._n_bytes, 0
         return batch
 
@@ -644,12 +678,15 @@ class Journal:
         receipts, self._sealed_receipts = self._sealed_receipts, {}
         self._sealed_awaited = {}
         connections, self._sealed_connections = self._sealed_connections, {}
+        calls, self._sealed_calls = self._sealed_calls, []
         self._n_sealed_messages = self._n_sealed_in_runs = self._n_spared_messages = 0
         self._sealed_bytes = self._spared_bytes = self._sealed_retained_bytes = 0
         for receipt in receipts:
             receipt.settle(0)
         for connection in connections:
             connection.send_held(number)
+        for call in calls:
+            call()
         self._let_slowed_go()
 
     def measured(self, room_bytes: int) -> None:
@@ -666,70 +703,10 @@ class Journal:
         """The disk has refused the sealed batch, which will be tried again."""
         self.is_failing = True
         self.lone.note_all()  # or one that is noted below would be settled with those who lose
-        self._drop_unstored()
+        drop_unstored(self)
         self._let_slowed_go()
         for connection in (*self._sealed_connections, *self._connections):
             connection.send_held_connack()
-
-    def _drop_unstored(self) -> None:
-        """Drop what limited sessions lose, where that is all that receipts wait for."""
-        batch = self.sealed
-        assert batch is not None  # noqa: S101 (it was refused)
-        if batch.incoming or batch.retained or batch.gone_retained or self._unstored is None:
-            return
-        sealed = self._lost(self._unstored) if self._sealed_receipts else set()
-        if sealed is None:
-            return
-        later = None
-        if self._receipts and not (self._incoming or self._retained):
-            later = self._lost({d: own for d, own in self._deliveries.items() if not d.row})
-        lost = sealed | (later or set())
-        if not lost:
-            return
-        for session in self._limited:
-            if self.drops_for(session):
-                session.outbox.drop_unstored(lost)
-        receipts, self._sealed_receipts = self._sealed_receipts, {}
-        self._sealed_awaited = {}
-        self._sealed_bytes = self._n_sealed_messages = 0
-        if later is not None:
-            receipts |= self._receipts
-            self._receipts = {}
-            self._awaited = {}
-            self._n_bytes = self._n_messages = 0
-        for receipt in receipts:
-            receipt.settle(0)
-
-    def _lost(self, unstored: dict[Delivery | RunPart, DeliveryJournal]) -> set[Delivery] | None:
-        """Say which of the deliveries that are not on the disk limited sessions can lose.
-
-        Args:
-            unstored: deliveries, each with the journal that had it when it was noted.
-
-        Returns:
-            Those that still wait; None where any of the deliveries has to be stored.
-        """
-        lost = set()
-        for delivery, noted in unstored.items():
-            if not isinstance(delivery, Delivery):  # its client was there
-                if delivery in delivery.run.parts or any(
-                    noted.place_of(one) is not None for one in delivery.deliveries or ()
-                ):
-                    return None
-                continue
-            own = self._deliveries.get(delivery, noted)  # it may have moved since
-            if delivery.share:  # a member that got it since has a delivery of its own
-                return None
-            if own.place_of(delivery) is None:
-                continue
-            if not (
-                isinstance(own, SessionJournal)
-                and self.drops_for(own.session)
-                and delivery.is_waiting
-            ):
-                return None
-            lost.add(delivery)
-        return lost
 
     def _store_at(self, storable: Storable, row: int) -> None:
         """Note the row of a message or a delivery, for most of them the next free one."""
@@ -817,7 +794,7 @@ class Journal:
                 message.row,
                 delivery.qos,
                 delivery.retain,
-                ",".join(map(str, delivery.subscription_ids)) or None,
+                row_of_ids(delivery.subscription_ids),
                 packet_id,
                 is_released,
                 delivery.share,
@@ -877,8 +854,10 @@ class Journal:
 
     def _refer(self, batch: Batch, message: Message, epoch: float) -> None:
         """Count one more reference to a message; the first one stores the message."""
-        if not message.row_start:
+        is_new = not message.row_start
+        if is_new:
             self._store_at(message, self._next_row)
+        if is_new or self._keeps is not None:
             core = self._core
             # None records the loss: it cannot be delivered either.
             payload = core.guard.call(core.payload_store, message.read_payload, otherwise=None)

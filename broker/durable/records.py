@@ -82,6 +82,11 @@ class RunDeliveryRows(NamedTuple):
     n_released: int
 
 
+def row_of_ids(subscription_ids: tuple[int, ...]) -> str | None:
+    """Return Subscription Identifiers as a row has them."""
+    return ",".join(map(str, subscription_ids)) or None
+
+
 def subscription_row(
     session: int, topic_filter: str, subscription: Subscription, *, is_retained_due: bool
 ) -> SubscriptionRow:

@@ -1,9 +1,9 @@
-"""Restores sessions, retained messages and wills from a database after a restart."""
+"""Restores sessions from rows; after a restart, with retained messages and wills."""
 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.broker.message import Message
 from penstock.broker.mqtt.enums import PacketType
@@ -45,6 +45,47 @@ def restore(
         PeerError: stored properties cannot be decoded.
         KeyError: a row refers to one that does not exist.
     """
+    restored = restore_sessions(core, journal, stored, epoch=epoch, now=now, away=away)
+    messages, lost, absent = restored.messages, restored.lost, restored.absent
+    redelivery.restored(core, journal, restored.of_shares, now)
+    for retained in stored.retained:
+        message = messages[retained.message]
+        journal.restored_retained(message)
+        if retained.message in lost or not core.retained.set(message, is_restored=True):
+            journal.retained_changed(message.topic)
+    for session, subscription in restored.due:
+        retained_delivery.restore(session, subscription)
+    for will in stored.wills:
+        session = _restore_will(core, journal, will)
+        absent.setdefault(session, now)
+    for session, since in absent.items():
+        if session.journal is not None and session.journal.lost_at is None:
+            session.journal.connection_lost(since)
+        core.sessions.count_absence(session, since, now)
+
+
+class Restored(NamedTuple):
+    """What a restore of sessions leaves to be done.
+
+    Attributes:
+        messages: of all rows.
+        lost: rows of messages whose payload is lost.
+        absent: each session, and the monotonic seconds when it lost its connection.
+        of_shares: deliveries that no session has.
+        due: subscriptions that retained messages are due for.
+    """
+
+    messages: dict[int, Message]
+    lost: set[int]
+    absent: dict[Session, float]
+    of_shares: list[Delivery]
+    due: list[tuple[Session, Subscription]]
+
+
+def restore_sessions(
+    core: Core, journal: Journal, stored: Stored, *, epoch: float, now: float, away: float = 0.0
+) -> Restored:
+    """Restore sessions and what they have; arguments are as of `restore`."""
     sessions: dict[int, Session] = {}
     absent: dict[Session, float] = {}
     owns: dict[int, SessionJournal] = {}
@@ -75,13 +116,15 @@ def restore(
         )
         if core.consuming is not None and core.consuming.source_of(granted.topic_filter):
             core.consuming.add(session, subscription)
+        elif core.kept is not None and core.kept.routes(session, granted.topic_filter):
+            core.kept.add(subscription)
         else:
             core.tree.add(subscription)
         if granted.is_retained_due and granted.qos:  # at QoS 0 the lost connection took them along
             due.append((session, subscription))
     for incoming in stored.incoming:
         sessions[incoming.session].incoming[incoming.packet_id] = ()
-    messages = _messages(core, journal, stored.messages, epoch)
+    messages = messages_of(core, journal, stored.messages, epoch)
     lost = {message.row for message in stored.messages if message.payload is None}
     of_shares: list[Delivery] = []
     for row in stored.deliveries:
@@ -97,26 +140,13 @@ def restore(
         _deliver(journal, sessions[row.session], delivery, row, is_lost=is_lost)
     for own in owns.values():
         own.watch()
-    redelivery.restored(core, journal, of_shares, now)
-    for retained in stored.retained:
-        message = messages[retained.message]
-        journal.restored_retained(message)
-        if retained.message in lost or not core.retained.set(message, is_restored=True):
-            journal.retained_changed(message.topic)
-    for session, subscription in due:
-        retained_delivery.restore(session, subscription)
-    for will in stored.wills:
-        session = _restore_will(core, journal, will)
-        absent.setdefault(session, now)
-    for session, since in absent.items():
-        if session.journal is not None and session.journal.lost_at is None:
-            session.journal.connection_lost(since)
-        core.sessions.count_absence(session, since, now)
+    return Restored(messages, lost, absent, of_shares, due)
 
 
-def _messages(
+def messages_of(
     core: Core, journal: Journal, rows: list[MessageRow], epoch: float
 ) -> dict[int, Message]:
+    """Return the messages of rows, which the journal has noted; arguments are as of `restore`."""
     messages: dict[int, Message] = {}
     thresholds: dict[str, int] = {}
     arrivals: dict[float, float] = {}  # messages share these numbers: see `Core.arrived_at`

@@ -314,6 +314,11 @@ class SessionJournal(DeliveryJournal):
         stored = self._take_stored(self.session)
         self._journal._ended(self, stored, has_expired=has_expired and self._is_stored)
 
+    def unloaded(self) -> None:
+        """The session is gone from memory, and nothing of it is written any more."""
+        self._is_ended, self._is_stored = True, False  # so that it has no row to delete
+        self._take_stored(self.session)
+
     def _changed(self) -> None:
         self._journal._sessions[self] = None
         self._journal._note()
@@ -397,6 +402,71 @@ class ShareJournal(DeliveryJournal):
             for delivery in self._take_stored(self._session):
                 self._journal._forget(delivery)
             self._journal._note()
+
+
+def drop_unstored(journal: Journal) -> None:
+    """Drop what limited sessions lose, where that is all that receipts wait for."""
+    batch = journal.sealed
+    assert batch is not None  # noqa: S101 (it was refused)
+    if batch.incoming or batch.retained or batch.gone_retained or journal._unstored is None:
+        return
+    sealed = _lost_of(journal, journal._unstored) if journal._sealed_receipts else set()
+    if sealed is None:
+        return
+    later = None
+    if journal._receipts and not (journal._incoming or journal._retained):
+        later = _lost_of(journal, {d: own for d, own in journal._deliveries.items() if not d.row})
+    lost = sealed | (later or set())
+    if not lost:
+        return
+    for session in journal._limited:
+        if journal.drops_for(session):
+            session.outbox.drop_unstored(lost)
+    receipts, journal._sealed_receipts = journal._sealed_receipts, {}
+    journal._sealed_awaited = {}
+    journal._sealed_bytes = journal._n_sealed_messages = 0
+    if later is not None:
+        receipts |= journal._receipts
+        journal._receipts = {}
+        journal._awaited = {}
+        journal._n_bytes = journal._n_messages = 0
+    for receipt in receipts:
+        receipt.settle(0)
+
+
+def _lost_of(
+    journal: Journal, unstored: dict[Delivery | RunPart, DeliveryJournal]
+) -> set[Delivery] | None:
+    """Say which of the deliveries that are not on the disk limited sessions can lose.
+
+    Args:
+        journal: of the broker.
+        unstored: deliveries, each with the journal that had it when it was noted.
+
+    Returns:
+        Those that still wait; None where any of the deliveries has to be stored.
+    """
+    lost = set()
+    for delivery, noted in unstored.items():
+        if not isinstance(delivery, Delivery):  # its client was there
+            if delivery in delivery.run.parts or any(
+                noted.place_of(one) is not None for one in delivery.deliveries or ()
+            ):
+                return None
+            continue
+        own = journal._deliveries.get(delivery, noted)  # it may have moved since
+        if delivery.share:  # a member that got it since has a delivery of its own
+            return None
+        if own.place_of(delivery) is None:
+            continue
+        if not (
+            isinstance(own, SessionJournal)
+            and journal.drops_for(own.session)
+            and delivery.is_waiting
+        ):
+            return None
+        lost.add(delivery)
+    return lost
 
 
 def put_run(journal: Journal, batch: Batch, run: Run, epoch: float) -> None:

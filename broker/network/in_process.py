@@ -17,8 +17,9 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
+from penstock.broker.access_control import RECEIVE
 from penstock.broker.errors import PenstockError
 from penstock.broker.extensions import LOCAL_CLIENT_PREFIX, Mail
 from penstock.broker.message import Message, SizeClass
@@ -35,9 +36,12 @@ from penstock.broker.outbox.lane_order import join_lanes
 from penstock.broker.receiving.publishing import relay_problem
 from penstock.broker.sending.sender import TellingSender
 from penstock.broker.sending.throttle import ManyThrottle
+from penstock.broker.session_rows import DeliveryRow
 from penstock.broker.sessions.lanes import lane_of
 
 if TYPE_CHECKING:
+    from penstock.broker.durable.journal import Journal
+    from penstock.broker.durable.kept_sessions import KeptSessions
     from penstock.broker.network.loop_scheduler import LoopScheduler
     from penstock.broker.sessions.broker_state import Core
 
@@ -592,15 +596,37 @@ class InProcessClients:
 
     def drop(self, client_id: str, reason_code: int) -> None:
         """Forget a kept session; see `LocalClients.drop`."""
-        raise NotImplementedError
+        driver = self._driver
+        sessions, code = driver.core.sessions, ReasonCode(reason_code)
+        driver.take_turn(lambda: sessions.drop(client_id, code, driver.clock()))
 
     def take_rows(self, n_rows: int) -> int:
         """Return the first of numbers for rows; see `LocalClients.take_rows`."""
-        raise NotImplementedError
+        return cast("Journal", self._driver.core.journal).take_rows(n_rows)
 
-    async def deliver(self, client_id: str, mail: Sequence[Mail]) -> Sequence[int]:
+    async def deliver(self, client_id: str, mail: Sequence[Mail]) -> Sequence[DeliveryRow | None]:
         """Give a kept session what waits for it; see `LocalClients.deliver`."""
-        raise NotImplementedError
+        driver = self._driver
+        core, kept = driver.core, driver.core.kept
+        session = core.sessions.get(client_id)
+        client = None if session is None else session.client
+        if session is None or client is None or kept is None or not kept.has(session):
+            return ()
+        refused: set[int] = set()
+        if core.router.asks_receivers:
+            for each in mail:
+                if not await core.router.is_allowed(session, each.message.topic, RECEIVE):
+                    refused.add(each.message.row)
+            if session.client is not client:
+                return ()
+        taken: list[DeliveryRow | None] = []
+
+        def deliver() -> None:
+            deliver_mail = cast("KeptSessions", kept).deliver
+            taken.extend(deliver_mail(session, mail, driver.clock(), refused=refused))
+
+        driver.take_turn(deliver)
+        return taken
 
     def end_sessions(self, is_wanted: Callable[[str], bool]) -> Sequence[str]:
         """End sessions of local clients, and return their ids."""

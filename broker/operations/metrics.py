@@ -128,7 +128,7 @@ def _clients(core: Core, totals: Totals) -> Iterator[Metric]:
         "Clients connected now, by listener.",
         [Sample({"listener": name}, n) for name, n in sorted(totals.by_listener.items())],
     )
-    yield from gauge("subscriptions", "Subscriptions of all sessions.", core.tree.n_subscriptions)
+    yield from gauge("subscriptions", "Subscriptions of all sessions.", core.n_subscriptions)
     crowded = sum(isinstance(one, Outbox) for one in core.outbox_rules.over_half)
     yield from gauge("crowded_sessions", "Sessions above half of their queue limit.", crowded)
     yield from gauge(
@@ -197,7 +197,12 @@ def _memory(core: Core) -> Iterator[Metric]:
             core.received.n_bytes,
             limits.total_received_bytes,
         ),
-        ("subscriptions", "subscriptions", core.tree.n_bytes, limits.total_subscription_bytes),
+        (
+            "subscriptions",
+            "subscriptions",
+            core.subscription_bytes,
+            limits.total_subscription_bytes,
+        ),
         ("wills", "wills", core.sessions.will_bytes, limits.total_will_bytes),
     ):
         yield from gauge(f"memory_{name}_bytes", f"Memory of {what}.", n_bytes)

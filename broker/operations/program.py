@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.broker.operations_contract import Reloaded
 
 if TYPE_CHECKING:
-    from penstock.broker.durable.persistence import PersistentState
+    from penstock.broker.durable.commits import Commits
     from penstock.broker.extensions import Plugin
     from penstock.broker.network.transport import MqttProtocol
 
@@ -51,4 +51,4 @@ class Program:
     stop_listening: Callable[[], None] = lambda: None
     is_listening: Callable[[], bool] = lambda: True
     reload: Callable[[], Awaitable[Reloaded]] = _reload_nothing
-    state: PersistentState | None = None
+    state: Commits | None = None

@@ -16,8 +16,8 @@ class Ledger:
         delivered: QoS 0: handed to the connection; QoS 1 and 2: acknowledged.
         expired: removed as their Message Expiry Interval had passed.
         moved: moved to another member of their shared subscription or to the other lane, where they
-            count as matched again; given to the other lane already; or given back to the source of
-            the subscription.
+            count as matched again; given to the other lane already; given back to the source of the
+            subscription; or with a kept session, to whom keeps it.
         dropped: removed for another reason, by its name; see `DROP_REASONS`.
         large: those of them that were large for the subscriber when they came to its outbox; not
             part of the sum.

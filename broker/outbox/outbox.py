@@ -773,10 +773,13 @@ class Outbox:
         self._rules.drop(self._link, self._ledger, reason, message.arrived_at)
 
     def drop_all(self, reason: str) -> None:
-        """Drop everything: the session has ended."""
+        """Drop everything: the session has ended, or is gone; "" counts it as moved."""
         if not self.n_messages:
             return
-        self._ledger.drop(reason, self.n_messages)
+        if reason:
+            self._ledger.drop(reason, self.n_messages)
+        else:
+            self._ledger.moved += self.n_messages
         self._leave_backlog(self.waiting())
         for lane in self._lanes():
             lane.clear()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Coroutine, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from penstock.broker.access_control import NOT_JUDGED, Accepted, Admittance, ConnectAttempt, Refused
 from penstock.broker.config.capabilities import check_connect, connack_properties, redirection
@@ -35,6 +35,7 @@ from penstock.broker.sessions.wills import will_message
 
 if TYPE_CHECKING:
     from penstock.broker.config.limits import Limits
+    from penstock.broker.durable.kept_sessions import KeptSessions
     from penstock.broker.session_rows import Stored
     from penstock.broker.sessions.broker_state import Core
     from penstock.broker.sessions.client import Client
@@ -365,15 +366,22 @@ async def _claim_first(
     granted: _Granted,
     now: float,
 ) -> None:
+    core = client.core
     try:
-        await claimed
+        stored = await claimed
+        if stored is not None and not client.is_closing:
+            cast("KeptSessions", core.kept).restore(stored, now)
     except Exception as error:  # noqa: BLE001 (a plugin's fault is not its caller's)
         if not client.is_closing:
             _refuse_unclaimed(client, granted.client_id, error, now)
         return
-    rest = None if client.is_closing else _open_owned(client, packet, accepted, granted, now)
-    if rest is not None:
-        await rest
+    try:
+        rest = None if client.is_closing else _open_owned(client, packet, accepted, granted, now)
+        if rest is not None:
+            await rest
+    finally:
+        if stored is not None:
+            core.sessions.look(granted.client_id)
 
 
 async def _hand_over_first(

@@ -267,7 +267,7 @@ def _are_plain(client: Client, requests: Sequence[SubscriptionRequest]) -> bool:
     n_bytes = most_bytes(topic_filters)
     most = limits.total_subscription_bytes
     return session.subscription_bytes + n_bytes <= limits.subscription_bytes and (
-        most is None or core.tree.n_bytes + n_bytes <= most
+        most is None or core.subscription_bytes + n_bytes <= most
     )
 
 
@@ -373,7 +373,7 @@ def _no_room(client: Client) -> str:
     if session.subscription_bytes >= limits.subscription_bytes:
         return f"allowed: {limits.subscription_bytes} bytes of subscriptions"
     most = limits.total_subscription_bytes
-    if most is not None and core.tree.n_bytes >= most:
+    if most is not None and core.subscription_bytes >= most:
         return f"allowed: {most} bytes of all subscriptions"
     return ""
 
@@ -413,11 +413,15 @@ def add_subscription(core: Core, session: Session, subscription: Subscription) -
     topic_filter = subscription.topic_filter
     if topic_filter[0] != "$":
         return _add_run(core, session, (subscription,))[0]
+    is_new = topic_filter not in session.subscriptions
     _note_subscriptions(session, (subscription,))
     if core.consuming is not None and core.consuming.source_of(topic_filter):
-        is_new = core.consuming.add(session, subscription)
+        core.consuming.add(session, subscription)
+    elif core.kept is not None and core.kept.routes(session, topic_filter):
+        core.kept.add(subscription)
+        core.kept.subscribed(session, [topic_filter] if is_new else ())
     else:
-        is_new = core.tree.add(subscription)
+        core.tree.add(subscription)
     if is_new and topic_filter in core.tree.shares:
         redelivery.member_came(session)
     _tell_subscribed(core, session, (subscription,), (is_new,))
@@ -427,7 +431,13 @@ def add_subscription(core: Core, session: Session, subscription: Subscription) -
 def _add_run(core: Core, session: Session, subscriptions: Sequence[Subscription]) -> list[bool]:
     """Add or replace subscriptions, none of whose filters begins with ``$``; as the one above."""
     _note_subscriptions(session, subscriptions)
-    are_new = core.tree.add_each(session, subscriptions)
+    kept = core.kept
+    if kept is None or not kept.has(session):
+        are_new = core.tree.add_each(session, subscriptions)
+    else:
+        are_new = kept.tree.add_each(session, subscriptions)
+        found = zip(subscriptions, are_new, strict=True)
+        kept.subscribed(session, [each.topic_filter for each, is_new in found if is_new])
     if core.callbacks.client_subscribed:
         _tell_subscribed(core, session, subscriptions, are_new)
     return are_new

@@ -148,7 +148,7 @@ class SysTopics:
         yield "clients/inactive", str(n_away)
         yield "retained messages/count", str(len(core.retained))
         yield "messages/retained/count", str(len(core.retained))
-        yield "subscriptions/count", str(core.tree.n_subscriptions)
+        yield "subscriptions/count", str(core.n_subscriptions)
         yield "shared_subscriptions/count", str(self._totals.n_shared_subscriptions)
         yield "heap/size", str(heap_bytes)
         yield "heap/current", str(heap_bytes)
@@ -240,7 +240,7 @@ class SysTopics:
             if limit is not None:
                 yield f"penstock/limits/{name}", str(limit)
         yield "penstock/received_bytes", str(core.received.n_bytes)
-        yield "penstock/subscription_bytes", str(core.tree.n_bytes)
+        yield "penstock/subscription_bytes", str(core.subscription_bytes)
         yield "penstock/will_bytes", str(core.sessions.will_bytes)
         yield "penstock/retained_bytes", str(core.retained.n_bytes)
         for name, n in by_name(core.counters).items():

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from penstock.broker.config.mqtt_options import MqttOptions
     from penstock.broker.message import SizeClass
     from penstock.broker.routing.topic_tree import Plan
-    from penstock.broker.sessions.journal import Journal
+    from penstock.broker.sessions.journal import Journal, KeptSessions
 
 TakePublish: TypeAlias = "Callable[[Any, Plan, Message, int, int, float], None]"
 """Takes a message: its client, plan, message, Packet Identifier, first byte, now."""
@@ -77,6 +77,7 @@ class Core(CoreContext):
         authenticators: methods of enhanced authentication, by name.
         claim: `SessionOwner.claim`, or None where every session may be had at once.
         routed: `SessionOwner.routed`, or None where subscriptions hold at once.
+        kept: the sessions that the owner keeps; None where it keeps none.
         logins: failed logins, and who has to wait after too many.
         ended: the sum of the ledgers of ended sessions.
         bans: who may not connect for a while.
@@ -205,6 +206,7 @@ class Core(CoreContext):
         self.take_unchecked: TakePublish | None = None
         self.consuming = Consuming(self, sources) if sources else None
         self.journal: Journal | None = None
+        self.kept: KeptSessions | None = None
         self.router = Router(self, self.tree, self.retained, self.sessions.get)
         self._arrived_at = -math.inf
 
@@ -304,6 +306,18 @@ class Core(CoreContext):
         self.sinks = tuple(other for other in self.sinks if other is not sink)
         self.run_sinks.discard(sink)
         self.tree.remove_sink(sink)
+
+    @property
+    def n_subscriptions(self) -> int:
+        """Subscriptions of all sessions."""
+        return self.tree.n_subscriptions + (
+            0 if self.kept is None else self.kept.tree.n_subscriptions
+        )
+
+    @property
+    def subscription_bytes(self) -> int:
+        """About what they take of the memory."""
+        return self.tree.n_bytes + (0 if self.kept is None else self.kept.tree.n_bytes)
 
     def ledger(self) -> Ledger:
         """Return the sum of the ledgers of all sessions, ended ones included."""

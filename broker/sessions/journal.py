@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from penstock.broker.message import Message
 from penstock.broker.outbox.delivery import Delivery, DeliveryWatcher
-from penstock.broker.routing.topic_tree import Plan
+from penstock.broker.routing.topic_tree import Plan, Subscription, TopicTree
 from penstock.broker.sending.core_context import Commits
 
 
@@ -15,9 +16,11 @@ class SessionWatcher(DeliveryWatcher, Protocol):
 
     Attributes:
         lost_at: monotonic seconds at which its connection ended; None while it has one.
+        row: the number of its row.
     """
 
     lost_at: float | None
+    row: int
 
     def subscription_changed(self, topic_filter: str) -> None:
         """Note that a subscription was made, replaced or removed, or got what was due."""
@@ -30,6 +33,43 @@ class SessionWatcher(DeliveryWatcher, Protocol):
 
     def connection_lost(self, now: float) -> None:
         """Note that the session has no connection from now on."""
+
+    def unloaded(self) -> None:
+        """Note that the session is gone from memory, and that nothing of it is to be written."""
+
+
+class KeptSessions(Protocol):
+    """The sessions that a `SessionOwner` keeps, as far as they are here.
+
+    Attributes:
+        tree: their subscriptions that the owner routes messages to, but for shared ones.
+    """
+
+    tree: TopicTree
+
+    def has(self, session: Any) -> bool:
+        """Say whether a session is one of them."""
+
+    def routes(self, session: Any, topic_filter: str) -> bool:
+        """Say whether the owner routes messages to a subscription of a session."""
+
+    def add(self, subscription: Subscription) -> None:
+        """Add or replace a subscription that the owner routes messages to."""
+
+    def subscribed(self, session: Any, topic_filters: Sequence[str]) -> None:
+        """Tell the owner of filters that a session did not have; they may be none."""
+
+    def unsubscribed(self, session: Any, topic_filter: str) -> None:
+        """Remove a subscription that the owner routes messages to."""
+
+    def drained(self, session: Any) -> None:
+        """Tell the owner that a connected session can be given more."""
+
+    def left(self, session: Any) -> None:
+        """Unload a session without a connection once what has changed of it is safe."""
+
+    def unloaded(self, session: Any) -> None:
+        """Tell the owner that a session is gone."""
 
 
 class Journal(Commits, Protocol):

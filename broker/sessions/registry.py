@@ -135,7 +135,7 @@ class SessionRegistry:
         return leaving[0] if leaving is not None else session.client
 
     def release(self, client_id: str, reason_code: ReasonCode, now: float) -> None:
-        """Close the connection of a client that another broker has, and end its session.
+        """Close the connection of a client that another broker has, and end or unload its session.
 
         A will that is delayed is not published: the client is back [MQTT-3.1.3-9].
         """
@@ -149,7 +149,57 @@ class SessionRegistry:
             session.will_timer.cancel()
             session.will_timer = None
         self.set_will(session, None)
-        self.end(session, now)
+        if self._is_kept(session):
+            self._leave(session)
+        else:
+            self.end(session, now)
+
+    def drop(self, client_id: str, reason_code: ReasonCode, now: float) -> None:
+        """Close the connection of a client whose kept session is another broker's, and forget it.
+
+        Nothing more of it is written, and its will is not published.
+        """
+        session = self._sessions.get(client_id)
+        if session is None or not self._is_kept(session):
+            return
+        self.set_will(session, None)
+        client = self._client_of(session)
+        if client is not None:
+            client.close(reason_code, now)
+        self._unload(session)
+
+    def look(self, client_id: str) -> None:
+        """See that a kept session is unloaded whose client has gone before it could open it."""
+        session = self._sessions.get(client_id)
+        if session is not None and session.client is None and self._is_kept(session):
+            self._leave(session)
+
+    def unload(self, session: Session) -> None:
+        """Forget a kept session that still has no connection, and no will to be published."""
+        if self._client_of(session) is None and session.will_timer is None:
+            self._unload(session)
+
+    def _is_kept(self, session: Session) -> bool:
+        kept = self._core.kept
+        return kept is not None and kept.has(session)
+
+    def _leave(self, session: Session) -> None:
+        if self._core.kept is not None:
+            self._core.kept.left(session)
+
+    def _unload(self, session: Session) -> None:
+        """Forget a kept session, which does not end."""
+        if self._sessions.get(session.client_id) is not session or session.journal is None:
+            return
+        core = self._core
+        self.set_will(session, None)
+        self._take_out(session)
+        session.journal.unloaded()
+        core.room.session_ended(session.client_id)
+        self._drop_messages(session, "")
+        core.lanes.ended(session)
+        if core.kept is not None:
+            core.kept.unloaded(session)
 
     def take_over(self, session: Session, now: float) -> bool:
         """Close the connection that a session has, or that is leaving it, for another client's.
@@ -200,7 +250,10 @@ class SessionRegistry:
         del session.subscriptions[topic_filter]
         if core.consuming is not None:
             core.consuming.remove(session, topic_filter)
-        core.tree.remove(session, topic_filter)
+        if core.kept is not None and core.kept.routes(session, topic_filter):
+            core.kept.unsubscribed(session, topic_filter)
+        else:
+            core.tree.remove(session, topic_filter)
         redelivery.unsubscribed(session, topic_filter, now)
         retained_delivery.unsubscribed(session, topic_filter)
         if session.journal is not None:
@@ -291,7 +344,7 @@ class SessionRegistry:
             will_at = since + will_delay(session)
             if will_at > now and (interval is None or interval > 0):
                 session.will_timer = core.timers.at(
-                    will_at, lambda at: send_will(core, session, at)
+                    will_at, lambda at: self._will_is_due(session, at)
                 )
             else:
                 send_will(core, session, now)
@@ -304,6 +357,13 @@ class SessionRegistry:
             session.expiry_timer = core.timers.at(
                 since + interval, lambda at: self.end(session, at, has_expired=True)
             )
+        if self._is_kept(session):
+            self._leave(session)
+
+    def _will_is_due(self, session: Session, now: float) -> None:
+        send_will(self._core, session, now)
+        if self._is_kept(session):
+            self._leave(session)
 
     def end(self, session: Session, now: float, *, has_expired: bool = False) -> None:
         """End a session: its will is due, its subscriptions and messages go.
@@ -317,48 +377,59 @@ class SessionRegistry:
         """
         if self._sessions.get(session.client_id) is not session:
             return
-        del self._sessions[session.client_id]
-        self.quota.forget(session)
         core = self._core
         core.counters.sessions_expired += has_expired
-        for timer in (session.expiry_timer, session.look_timer, session.overflow_timer):
-            if timer is not None:
-                timer.cancel()
-        if core.consuming is not None and (session.subscriptions or not session.is_unused):
-            core.consuming.forget(session)
-        topic_filters: Sequence[str] = ()
-        if session.subscriptions:
-            topic_filters = list(session.subscriptions)
-            for topic_filter in topic_filters:
-                core.tree.remove(session, topic_filter)
-            session.subscriptions.clear()
+        topic_filters = self._take_out(session)
         if session.is_unused:
             names = session.client_id, session.username, session.listener
             core.last_clients.add_unused(
                 *names[:2], partial(_last_unused, *names, core.outbox_rules, now)
             )
         else:
-            self._drop_messages(session, now, has_expired=has_expired)
+            core.room.session_ended(session.client_id)
+            if core.tree.shares:
+                redelivery.session_ended(session, now)
+            core.lanes.ended(session)
+            if session.outbox.journal is not None:
+                session.outbox.journal.ended(has_expired=has_expired)
+            self._drop_messages(session, "session_ended")
             core.last_clients.add(_last_client(session, now))
         if session.will is not None:
             send_will(core, session, now)
         if core.callbacks.session_ended:
             core.guard.tell(core.callbacks.session_ended, SessionEnded(session, topic_filters))
 
-    def _drop_messages(self, session: Session, now: float, *, has_expired: bool) -> None:
-        """End all that a session has been sent, or was to be."""
+    def _take_out(self, session: Session) -> Sequence[str]:
+        """Remove a session and its subscriptions; return their topic filters."""
         core = self._core
-        core.room.session_ended(session.client_id)
-        if core.tree.shares:
-            redelivery.session_ended(session, now)
-        core.lanes.ended(session)
-        if session.outbox.journal is not None:
-            session.outbox.journal.ended(has_expired=has_expired)
-        session.outbox.drop_all("session_ended")
+        del self._sessions[session.client_id]
+        self.quota.forget(session)
+        for timer in (session.expiry_timer, session.look_timer, session.overflow_timer):
+            if timer is not None:
+                timer.cancel()
+        if core.consuming is not None and (session.subscriptions or not session.is_unused):
+            core.consuming.forget(session)
+        if not session.subscriptions:
+            return ()
+        topic_filters = list(session.subscriptions)
+        for topic_filter in topic_filters:
+            core.tree.remove(session, topic_filter)
+            if self._is_kept(session) and core.kept is not None:
+                core.kept.tree.remove(session, topic_filter)
+        session.subscriptions.clear()
+        return topic_filters
+
+    def _drop_messages(self, session: Session, reason: str) -> None:
+        """End all that a session has been sent, or was to be; "" counts it as moved."""
+        core = self._core
+        session.outbox.drop_all(reason)
         session.resend.clear()
         session.retained_due.clear()
-        if session.inflight.n_messages:
-            session.ledger.drop("session_ended", session.inflight.clear())
+        n_inflight = session.inflight.clear()
+        if reason:
+            session.ledger.drop(reason, n_inflight)
+        else:
+            session.ledger.moved += n_inflight
         if session.settle_direct().matched:
             core.ended.add(session.ledger)
         core.forget(session.link)

@@ -327,17 +327,21 @@ class KeptSessions(SessionStore):
             row += 1
         if mail:
             kept.is_drained = False
-            gone: Sequence[int] | None = await self._clients.deliver(kept.client_id, mail)
-            if gone is None:
+            taken = await self._clients.deliver(kept.client_id, mail)
+            if not taken:  # the client is not connected
                 for one in mail:
                     self._rows.pop(one.message.row, None)
                     kept.entries.pop(one.message.row, None)
                 kept.has_more = True
                 return
             self.n_fetched += len(mail)
-            for row in gone:
-                self._rows.pop(row, None)
-                done.append(kept.entries.pop(row)[:2])
+            for one, delivery in zip(mail, taken, strict=True):
+                row = one.message.row
+                if delivery is None:
+                    self._rows.pop(row, None)
+                    done.append(kept.entries.pop(row)[:2])
+                elif (known := kept.entries.get(row)) is not None:
+                    kept.entries[row] = known._replace(sent=Sent.of(delivery))
         if entries:
             kept.after = entries[-1][0]
         if done:

@@ -61,6 +61,7 @@ CONTRACT_FOLDERS: Final = ("mqtt", "config")
 DOES_IO: Final = (
     "amqtt_host",
     "config.loopback_only",
+    "durable.commits",
     "durable.database",
     "durable.database_file",
     "durable.persistence",

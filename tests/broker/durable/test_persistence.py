@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from penstock.broker.durable import commits
 from penstock.broker.durable import persistence as persistence_module
 from penstock.broker.durable.database import DatabaseError
 from penstock.broker.mqtt.packets import PubAck, PubComp, Publish, PubRec, PubRel
@@ -126,7 +127,7 @@ async def test_what_no_client_waits_for_goes_with_what_one_waits_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The end of a connection has no commit of its own where a message comes soon."""
-    monkeypatch.setattr(persistence_module, "UNAWAITED_SECONDS", 3600.0)
+    monkeypatch.setattr(commits, "UNAWAITED_SECONDS", 3600.0)
     async with serving(persistence=persistence(tmp_path)) as server:
         async with await kept_client(port_of(server)) as client:
             await client.subscribe("t/#", 1)
@@ -172,7 +173,7 @@ async def test_a_disk_without_room_is_said_and_looked_at_again(
         session = server.core.sessions.get("s")
         assert session is not None
         await until(lambda: not session.is_connected and journal.is_settled)
-        monkeypatch.setattr(persistence_module, "UNAWAITED_SECONDS", 3600.0)
+        monkeypatch.setattr(commits, "UNAWAITED_SECONDS", 3600.0)
         database.room_bytes = 0
         journal.measured(0)
         assert (await publisher.publish("t/1", b"refused")).reason_code == 0x97

@@ -61,9 +61,9 @@ COUNTED: Final = 100
 _SITE: Final = '''"""Has lone messages, and tells of them; see `tests.campaigns.faults.kills`."""
 import os
 os.environ["PENSTOCK_FAST_PATHS"] = {fast_paths!r}
-from penstock.broker.durable import persistence
+from penstock.broker.durable import commits
 from penstock.broker.durable.session_journal import SessionJournal
-persistence.BUSY_RATIO = 0.0
+commits.BUSY_RATIO = 0.0
 _finished = SessionJournal.lone_finished
 _file = os.open({file!r}, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 _n_finished = 0
