@@ -720,10 +720,6 @@ PUBLISHER_PROPERTY: Final = "penstock-publisher"
 """The User Property with the Client Identifier of a message's publisher, for clients that get it.
 """
 
-SHARE_PROPERTY: Final = "penstock-share"
-"""The last User Property of a message from a client that names shares (`LocalClients.connect`): the
-shared subscription whose member gets it, ``$share/{ShareName}/{filter}``."""
-
 UPLINK_PROPERTIES: Final = 16
 """Uplinks may add so many User Properties to a message, beyond those of its publisher: publisher,
 first site, hops, and the name of each other site where it was."""
@@ -734,7 +730,8 @@ class LocalClients(Protocol):
 
     Such a client speaks MQTT on a transport in memory, and is a client as any other: it has a
     session, limits of its outbox, a report. But it is not authenticated, access control judges only
-    relays (`RELAY_CLIENT_PREFIX`), its session never expires, and it counts for no limit of
+    relays (`RELAY_CLIENT_PREFIX`), its session never expires unless it forwards what another broker
+    has routed (then it ends with its connection), and it counts for no limit of
     connections or sessions. A plugin that connects any sets `Plugin.has_local_clients`.
 
     Attributes:
@@ -763,7 +760,7 @@ class LocalClients(Protocol):
         tells_publisher: bool = False,
         is_patient: bool = False,
         is_forwarded: bool = False,
-        names_shares: bool = False,
+        share: str = "",
         extra: Mapping[str, Any] | None = None,
     ) -> asyncio.Transport:
         """Connect a client; `protocol.connection_made` is called before this returns.
@@ -781,10 +778,10 @@ class LocalClients(Protocol):
             is_patient: what it publishes at QoS 1 and 2 waits for room and for the disk, and is
                 never refused: for a client that forwards what others were told is safe.
             is_forwarded: what it publishes was routed by another broker; see above.
-            names_shares: with `is_forwarded`, and in MQTT 5: each message has `SHARE_PROPERTY` as
-                its last User Property, which is removed, and goes to one member of that shared
-                subscription and to nobody else. Where none can take it now, a message of QoS 1 or 2
-                is refused with 0x97, also with `is_patient`.
+            share: with `is_forwarded`: ``$share/{ShareName}/{filter}``, a shared subscription. Each
+                message goes to one member of it and to nobody else. Where none can take it now, a
+                message of QoS 1 or 2 is refused with 0x97, also with `is_patient`; in MQTT 3.1.1
+                the connection ends, and neither it nor those behind it are acknowledged.
             extra: what `get_extra_info` returns on the broker's side; with ``socket``, samplers
                 look at that socket for the path to the subscriber.
         """

@@ -172,11 +172,9 @@ class FastCore(Core):
 
     def plans_of(self, client: FastClient) -> dict[bytes, FastPlan]:
         """Return the table of plans for a publisher: topic bytes to plan."""
-        if client.names_shares:
-            return {}  # there never is one
-        if client.is_forwarded:
+        if client.is_forwarded and not client.share:
             return self.forwarded_plans[client.version]
-        return {} if self._asks_publishers else self.fast_plans[client.version]
+        return {} if client.share or self._asks_publishers else self.fast_plans[client.version]
 
     def fast_plan(self, topic_bytes: bytes, client: FastClient) -> FastPlan:
         """Return the plan of a topic that a client's table has none for, and keep it there.
@@ -188,7 +186,7 @@ class FastCore(Core):
             client: the publisher's.
         """
         if client.is_forwarded:
-            return NOT_FAST if client.names_shares else self._new_fast_plan(topic_bytes, client)
+            return self._new_fast_plan(topic_bytes, client)
         plans = self.fast_plans[client.version]
         plan = plans.get(topic_bytes) or self._new_fast_plan(topic_bytes, client)
         topic, topic_bytes = plan.topic  # the bytes of the plan, not a copy for each publisher
@@ -277,13 +275,23 @@ class FastCore(Core):
             plan = self.tree.plan(topic, topic_bytes)
         n_drops = self._n_drops
         is_forwarded, version = client.is_forwarded, client.version
-        fast = self._fast_plan_of(plan.of_sessions() if is_forwarded else plan, version)
+        if client.share:
+            plan = plan.of_share(client.share)
+            if not plan.shares:
+                return NOT_FAST
+        elif is_forwarded:
+            plan = plan.of_sessions()
+        fast = self._fast_plan_of(plan, version)
         if n_drops != self._n_drops:  # the rules changed while access control was asked
             return NOT_FAST
         if is_forwarded:
             fast.takes_retained = False
-        plans = self.forwarded_plans if is_forwarded else self.fast_plans
-        plans[version][plan.topic_bytes] = fast
+        if client.share:
+            self._remember(client.fast_plans, plan.topic_bytes, fast)
+        else:
+            (self.forwarded_plans if is_forwarded else self.fast_plans)[version][
+                plan.topic_bytes
+            ] = fast
         return fast
 
     def _fast_plan_of(self, plan: Plan, version: int) -> FastPlan:

@@ -227,7 +227,7 @@ class _LocalConnection(AcceptedConnection):
 class _LocalProtocol(MqttProtocol):
     """The broker's side of a client in its own process."""
 
-    __slots__ = ("_is_forwarded", "_is_patient", "_names_shares", "_tells_publisher")
+    __slots__ = ("_is_forwarded", "_is_patient", "_share", "_tells_publisher")
 
     def __init__(
         self,
@@ -237,13 +237,13 @@ class _LocalProtocol(MqttProtocol):
         tells_publisher: bool,
         is_patient: bool,
         is_forwarded: bool,
-        names_shares: bool,
+        share: str,
     ) -> None:
         super().__init__(driver, arrival)
         self._tells_publisher = tells_publisher
         self._is_patient = is_patient
         self._is_forwarded = is_forwarded
-        self._names_shares = names_shares
+        self._share = share
 
     def _begin(self, since: float) -> None:
         super()._begin(since)
@@ -255,7 +255,7 @@ class _LocalProtocol(MqttProtocol):
             client.is_forwarded = True
             client.throttle = ManyThrottle(client.core, client.outgoing)
             self.connection.limits_changed(since)
-        client.names_shares = self._names_shares
+        client.share = self._share
         if self._tells_publisher:
             client.sender = TellingSender(client.outgoing)
 
@@ -297,7 +297,7 @@ class InProcessClients:
         tells_publisher: bool = False,
         is_patient: bool = False,
         is_forwarded: bool = False,
-        names_shares: bool = False,
+        share: str = "",
         extra: Mapping[str, Any] | None = None,
     ) -> asyncio.Transport:
         """Connect a client; see `penstock.broker.extensions.LocalClients.connect`."""
@@ -312,7 +312,7 @@ class InProcessClients:
             tells_publisher=tells_publisher,
             is_patient=is_patient,
             is_forwarded=is_forwarded,
-            names_shares=names_shares,
+            share=share,
         )
         theirs.protocol = protocol
         ours.protocol.connection_made(ours)

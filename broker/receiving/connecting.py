@@ -304,7 +304,7 @@ def let_in(
     if core.bans.entries and _refuse_banned(client, client_id, username, now):
         return None
     keep_alive = packet.keep_alive
-    expiry_interval = None
+    expiry_interval = 0.0 if client.is_forwarded else None
     if not client.is_local:
         if client_id.startswith(LOCAL_CLIENT_PREFIX):
             raise ProtocolError(

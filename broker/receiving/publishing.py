@@ -25,7 +25,6 @@ from penstock.broker.events import MessageReceived, MessageRouted
 from penstock.broker.extensions import (
     NEVER_FITS,
     QOS_PROPERTY,
-    SHARE_PROPERTY,
     UPLINK_PROPERTIES,
 )
 from penstock.broker.message import OF_MQTT_3, Message, Properties
@@ -200,9 +199,8 @@ def _receive(
         plan = plan.of(message)
     if client.is_forwarded:
         plan = plan.of_sessions()
-        if client.names_shares:
-            share = _asked_share(properties)
-            return client.run(_take_shared(client, plan, message, packet_id, share, now))
+        if client.share:
+            return client.run(_take_shared(client, plan, message, packet_id, now))
     if core.take_unchecked is not None and not client.is_relay:
         return core.take_unchecked(client, plan, message, packet_id, first_byte, now)
     if core.callbacks.message_received and not client.is_forwarded:
@@ -223,21 +221,6 @@ def _asked_byte(first_byte: int, properties: dict[str, Any] | None) -> int:
     if not pairs:
         del properties["user_property"]
     return first_byte & ~_QOS_BITS | int(qos) << 1
-
-
-def _asked_share(properties: dict[str, Any] | None) -> str:
-    """Return the shared subscription that a message names; the User Property is removed.
-
-    Raises:
-        ProtocolError: it names none.
-    """
-    pairs = [] if properties is None else properties.get("user_property", [])
-    if properties is None or not pairs or pairs[-1][0] != SHARE_PROPERTY:
-        raise ProtocolError(f"PUBLISH: the last User Property is not {SHARE_PROPERTY}")
-    share = str(pairs.pop()[1])
-    if not pairs:
-        del properties["user_property"]
-    return share
 
 
 def _topic(topic_bytes: bytes) -> str:
@@ -354,9 +337,9 @@ async def take_publish(
 
 
 async def _take_shared(
-    client: Client, plan: Plan, message: Message, packet_id: int, name: str, now: float
+    client: Client, plan: Plan, message: Message, packet_id: int, now: float
 ) -> None:
-    """Give a message to one member of the shared subscription that it names, or refuse it.
+    """Give a message to one member of the shared subscription that it is for, or refuse it.
 
     It does not wait for room: whoever has sent it knows members elsewhere.
 
@@ -365,18 +348,17 @@ async def _take_shared(
         plan: of its topic, with the sessions of which one may get it.
         message: to be routed.
         packet_id: of its PUBLISH; 0 with QoS 0.
-        name: ``$share/{ShareName}/{filter}``.
         now: monotonic seconds.
     """
     core = client.core
     receipt = book_receipt(client, packet_id, message.qos, 1) if message.qos else None
     try:
         member = None
-        share = core.tree.shares.get(name)
+        share = core.tree.shares.get(client.share)
         if share is not None:
             member = await core.router.choose_allowed(share, message, now)
         if share is None or member is None or not _can_take(core, message, share, member, now):
-            why = f"no member of {name} can take it"
+            why = f"no member of {client.share} can take it"
             return _refuse_booked(client, receipt, plan.topic, why, counted_as="no_member")
     except BaseException:  # as in `take_publish`
         if receipt is not None:

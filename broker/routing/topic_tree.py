@@ -214,6 +214,11 @@ class Plan:
             return self
         return replace(self, shares=(), sinks=(), retaining=(), split=None)
 
+    def of_share(self, topic_filter: str) -> Plan:
+        """Return the plan of what was forwarded for one member of a shared subscription."""
+        shares = tuple(share for share in self.shares if share.topic_filter == topic_filter)
+        return replace(self, targets=[], shares=shares, sinks=(), retaining=(), split=None)
+
     def size_bytes(self) -> int:
         """Return about what the plan takes of the memory."""
         n_topic_bytes = 2 * len(self.topic_bytes)

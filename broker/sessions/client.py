@@ -262,7 +262,7 @@ class Client:
         is_patient: what it publishes waits for room and for the disk, and is refused for neither:
             it forwards what others were told is safe.
         is_forwarded: what it publishes was routed by another broker; see the same.
-        names_shares: each of these messages names the shared subscription that it is for.
+        share: the shared subscription that each of these messages is for; "" for none.
         is_relay: it publishes for a user; see `penstock.broker.extensions.RELAY_CLIENT_PREFIX`.
         maximum_packet_size: bytes of the largest packet that is taken from an accepted client.
         n_filters_refused: how many of its subscriptions were refused.
@@ -311,7 +311,6 @@ class Client:
         "maximum_packet_size",
         "n_filters_refused",
         "n_owed",
-        "names_shares",
         "outgoing",
         "receipts",
         "receive_maximum",
@@ -320,6 +319,7 @@ class Client:
         "remote_port",
         "sender",
         "session",
+        "share",
         "ssl_object",
         "suspended",
         "throttle",
@@ -365,7 +365,7 @@ class Client:
         self.is_patient = False
         self.is_relay = False
         self.is_forwarded = False
-        self.names_shares = False
+        self.share = ""
         self.is_closing = False
         self.is_heard_out = False
         self.suspended: Coroutine[Any, Any, None] | None = None

@@ -12,13 +12,12 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import Any, Final
 
 from penstock.broker.counters import count
 from penstock.broker.errors import PenstockError
 from penstock.broker.extensions import LOCAL_CLIENT_PREFIX, LocalClients
-from penstock.broker.mqtt.enums import MAX_PACKET_ID, MQTT_5, PacketType
+from penstock.broker.mqtt.enums import MAX_PACKET_ID, PacketType
 from penstock.broker.mqtt.packets import Connect
 from penstock.broker.mqtt.reader import read_packet
 from penstock.broker.mqtt.reason_codes import describe_reason_code
@@ -34,8 +33,8 @@ from penstock.broker.mqtt.short_packets import (
 )
 from penstock.broker.mqtt.writer import write_packet
 from penstock.broker.network.local_protocol import LocalProtocol
-from penstock.plugins.cluster.frames import LANE_4, LANE_SHARED, packets_of, renumbered
-from penstock.plugins.cluster.node_sink import Give
+from penstock.plugins.cluster.frames import Lane, packets_of, renumbered
+from penstock.plugins.cluster.node_sink import Give, Shared
 
 MOST_UNACKNOWLEDGED: Final = 32_000
 """Messages of QoS 1 and 2: fewer than half of all Packet Identifiers, so that none is in use."""
@@ -104,8 +103,8 @@ class Forwarder:
     Args:
         clients: connects local clients.
         origin: name of the node that the messages come from.
-        lane: one of `frames`.
-        give: takes each packet that no member of its shared subscription can take.
+        lane: of the messages.
+        give: takes messages of a shared subscription that no member here can take.
         is_forwarded: see `LocalClients.connect`.
 
     Attributes:
@@ -118,7 +117,7 @@ class Forwarder:
         self,
         clients: LocalClients,
         origin: str,
-        lane: int,
+        lane: Lane,
         give: Give,
         *,
         is_forwarded: bool = True,
@@ -126,10 +125,10 @@ class Forwarder:
         self.n_unacknowledged = 0
         self.refused: dict[str, int] = {}
         self.n_losses = 0
-        self.version = 4 if lane == LANE_4 else MQTT_5
-        self.is_shared = lane == LANE_SHARED
+        self.lane = lane
         self.is_forwarded = is_forwarded
-        self.client_id = f"{LOCAL_CLIENT_PREFIX}$cluster/{origin}/{lane}"
+        share = f"/{lane.share}" if lane.share else ""
+        self.client_id = f"{LOCAL_CLIENT_PREFIX}$cluster/{origin}/{lane.version}{share}"
         self._clients = clients
         self._give = give
         self._client: _Connection | None = None
@@ -233,11 +232,11 @@ class Forwarder:
         if code < 0x80 or first_byte == _PUBCOMP:
             self._take(first_byte, due, 1)
             return
-        packet = due[0].first() if self.is_shared else b""
+        packet = due[0].first() if self.lane.share else b""
         sent = self._advance(due, 1)
         self._free(1)
-        if self.is_shared:
-            self._give(packet, partial(sent.done, 1))
+        if self.lane.share:
+            self._give_back(packet, sent, 1)
         else:
             count(self.refused, describe_reason_code(code))
             sent.done(1)
@@ -263,6 +262,14 @@ class Forwarder:
             due.popleft()
         return sent
 
+    def _give_back(self, packets: bytes, sent: _Sent, n_messages: int) -> None:
+        """Have messages sent to members of other nodes; they are done once they are there."""
+
+        def done(_reason_code: int) -> None:
+            sent.done(n_messages)
+
+        self._give(Shared(self.lane, sent.qos, n_messages, packets, done))
+
     def _free(self, n_messages: int) -> None:
         self.n_unacknowledged -= n_messages
         self._has_room.set()
@@ -281,7 +288,10 @@ class Forwarder:
         self._unreleased.clear()
         self.n_unacknowledged = 0
         for sent in again:
-            self._write(sent.rest(), sent.qos, sent.n_left, sent.done)
+            if self.lane.share:  # in MQTT 3.1.1 this is how a message is refused
+                self._give_back(sent.rest(), sent, sent.n_left)
+            else:
+                self._write(sent.rest(), sent.qos, sent.n_left, sent.done)
         self._is_ready.set()
         self._has_room.set()
 
@@ -308,15 +318,15 @@ class _Connection(LocalProtocol):
             self,
             is_patient=True,
             is_forwarded=forwarder.is_forwarded,
-            names_shares=forwarder.is_shared,
+            share=forwarder.lane.share,
         )
         connect = Connect(
             forwarder.client_id,
-            protocol_version=forwarder.version,
+            protocol_version=forwarder.lane.version,
             clean_start=True,
             keep_alive=0,
         )
-        self.transport.write(write_packet(connect, forwarder.version))
+        self.transport.write(write_packet(connect, forwarder.lane.version))
 
     def data_received(self, data: Any) -> None:
         """Take acknowledgements."""
@@ -346,7 +356,7 @@ class _Connection(LocalProtocol):
             code = body[2] if len(body) > 2 else 0
             self._forwarder.answered(first_byte, int.from_bytes(body[:2]), code)
         else:
-            self.take(first_byte, read_packet(first_byte, body, self._forwarder.version))
+            self.take(first_byte, read_packet(first_byte, body, self._forwarder.lane.version))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Let the forwarder connect again."""

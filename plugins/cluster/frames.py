@@ -2,8 +2,8 @@
 
 Theory of operation. A frame holds PUBLISH packets as they came from clients, of one QoS and for one
 *lane* of the other node: a client in its process, by which it gives them to its sessions. MQTT
-3.1.1 and MQTT 5 have a lane each, as their packets differ, and so have messages for one member of a
-shared subscription. What follows in a lane stays in order, and all messages of a client's
+3.1.1 and MQTT 5 have a lane each, as their packets differ. So has each shared subscription of which
+one member is to get them. What follows in a lane stays in order, and all messages of a client's
 connection that go to subscribers of their own take one lane.
 """
 
@@ -14,25 +14,30 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from penstock.broker.errors import PenstockError
-from penstock.broker.extensions import SHARE_PROPERTY
-from penstock.broker.message import Message
+from penstock.broker.message import OF_MQTT_3, Message
 from penstock.broker.mqtt.data_types import read_variable_byte_integer
 from penstock.broker.mqtt.enums import MAX_PACKET_ID, MQTT_5, PUBLISH
 from penstock.broker.mqtt.expiry import EXPIRY, interval_left
-from penstock.broker.mqtt.properties import read_publish_properties, write_properties
+from penstock.broker.mqtt.properties import write_properties
 from penstock.broker.mqtt.publish_head import read_publish_head
 from penstock.broker.mqtt.short_packets import end_of_equal_heads, number_packets
 from penstock.broker.mqtt.writer import publish_header
 
-LANE_4: Final = 4
-"""A lane: packets in the form of MQTT 3.1.1."""
 
-LANE_5: Final = 5
-"""A lane: packets in the form of MQTT 5."""
+class Lane(NamedTuple):
+    """What packets are in one order for.
 
-LANE_SHARED: Final = 6
-"""A lane: packets in the form of MQTT 5 whose last User Property is `SHARE_PROPERTY`."""
+    Attributes:
+        version: the protocol version in whose form they are, 4 or 5.
+        share: the shared subscription of which one member gets each; "" for all subscribers.
+    """
 
+    version: int
+    share: str = ""
+
+
+LANE_4: Final = Lane(4)
+LANE_5: Final = Lane(5)
 
 MOST_MESSAGES: Final = 4096
 """The most messages of a frame, so that those of one frame never fill a window."""
@@ -40,8 +45,8 @@ MOST_MESSAGES: Final = 4096
 MOST_FRAME_BYTES: Final = 131_072
 """A frame to which packets are added is begun anew beyond so many bytes."""
 
-_HEAD: Final = Struct(">BBxxII")
-"""Lane, QoS, messages, bytes of the body."""
+_HEAD: Final = Struct(">BBHII")
+"""Version, QoS, bytes of the share's name, messages, bytes of the body; name and body follow."""
 
 
 class FrameError(PenstockError):
@@ -52,13 +57,13 @@ class Frame(NamedTuple):
     """A part of an entry.
 
     Attributes:
-        lane: one of the constants of this module.
+        lane: of all packets.
         qos: of all packets.
         n_messages: how many packets the body has.
         body: the packets.
     """
 
-    lane: int
+    lane: Lane
     qos: int
     n_messages: int
     body: bytes
@@ -68,22 +73,25 @@ def read_frames(data: bytes) -> Iterator[Frame]:
     """Yield the frames of an entry.
 
     Raises:
-        FrameError: it ends within one, or a lane is unknown.
+        FrameError: it ends within one, or a version is unknown.
     """
     position, end = 0, len(data)
     while position < end:
         if position + _HEAD.size > end:
             raise FrameError(f"frame at byte {position} of {end}: ends within its head")
-        lane, qos, n_messages, n_bytes = _HEAD.unpack_from(data, position)
-        if not LANE_4 <= lane <= LANE_SHARED:
-            raise FrameError(
-                f"frame at byte {position}: read lane {lane}; allowed: {LANE_4} to {LANE_SHARED}"
-            )
+        version, qos, n_name, n_messages, n_bytes = _HEAD.unpack_from(data, position)
+        if version not in (4, 5):
+            raise FrameError(f"frame at byte {position}: read version {version}; allowed: 4, 5")
         position += _HEAD.size
-        if position + n_bytes > end:
-            raise FrameError(f"frame at byte {position}: of {n_bytes} bytes; there are {end}")
-        yield Frame(lane, qos, n_messages, data[position : position + n_bytes])
-        position += n_bytes
+        start, stop = position + n_name, position + n_name + n_bytes
+        if stop > end:
+            raise FrameError(f"frame at byte {position}: ends at {stop}; there are {end}")
+        lane = Lane(version, data[position:start].decode()) if n_name else _LANES[version]
+        yield Frame(lane, qos, n_messages, data[start:stop])
+        position = stop
+
+
+_LANES: Final = {4: LANE_4, 5: LANE_5}
 
 
 class _OpenFrame:
@@ -107,9 +115,9 @@ class FrameBuffer:
 
     def __init__(self) -> None:
         self.n_bytes = 0
-        self._lanes: dict[int, list[_OpenFrame]] = {}
+        self._lanes: dict[Lane, list[_OpenFrame]] = {}
 
-    def add(self, lane: int, qos: int, n_messages: int, *pieces: bytes) -> None:
+    def add(self, lane: Lane, qos: int, n_messages: int, *pieces: bytes) -> None:
         """Add packets, given in pieces, behind all others of a lane."""
         frames = self._lanes.get(lane)
         if frames is None:
@@ -133,9 +141,11 @@ class FrameBuffer:
     def take(self) -> bytes:
         """Return the frames as the data of an entry, and begin anew."""
         parts: list[bytes] = []
-        for lane in sorted(self._lanes):
-            for frame in self._lanes[lane]:
-                parts.append(_HEAD.pack(lane, frame.qos, frame.n_messages, frame.n_bytes))
+        for lane, frames in self._lanes.items():
+            for frame in frames:
+                name, n = lane.share.encode(), frame.n_messages
+                parts.append(_HEAD.pack(lane.version, frame.qos, len(name), n, frame.n_bytes))
+                parts.append(name)
                 parts += frame.pieces
         self._lanes.clear()
         self.n_bytes = 0
@@ -145,21 +155,17 @@ class FrameBuffer:
 # -- packets ---------------------------------------------------------------------------------------
 
 
-def packet_head(message: Message, payload_bytes: int, now: float, share: str = "") -> bytes:
+def packet_head(message: Message, payload_bytes: int, now: float) -> bytes:
     """Return what stands before the payload of a message in the form of MQTT 5.
 
     Args:
         message: the message.
         payload_bytes: of its payload.
         now: monotonic seconds.
-        share: the shared subscription that `SHARE_PROPERTY` is to name; "" for none.
     """
     properties = dict(message.properties)
     if message.expires_at is not None:
         properties[EXPIRY] = interval_left(message.expires_at, now)
-    if share:
-        pairs = properties.get("user_property", ())
-        properties["user_property"] = [*pairs, (SHARE_PROPERTY, share)]
     encoded = write_properties(properties, PUBLISH) if properties else b"\0"
     return publish_header(
         message.topic_bytes,
@@ -179,16 +185,28 @@ def old_packet_head(message: Message, payload_bytes: int) -> bytes:
     )
 
 
-def share_of(packet: bytes) -> str:
-    """Return the shared subscription that a packet of `LANE_SHARED` names; "" for none.
+def packet(message: Message, now: float) -> tuple[int, bytes, bytes]:
+    """Return the version of a message's publisher, and its packet in that form: head and payload.
 
     Raises:
-        PeerError: it is no PUBLISH of MQTT 5.
+        OSError: the payload cannot be read back from its store.
     """
+    payload = message.read_payload()
+    if message.properties is OF_MQTT_3:
+        return 4, old_packet_head(message, len(payload)), payload
+    return MQTT_5, packet_head(message, len(payload), now), payload
+
+
+def in_mqtt_5(packet: bytes, version: int) -> bytes:
+    """Return a packet of a version in the form of MQTT 5."""
+    if version == MQTT_5:
+        return packet
     _, start = read_variable_byte_integer(packet, 1)
-    _, _, at, _ = read_publish_head(packet, packet[0], start, len(packet), MQTT_5)
-    pairs = read_publish_properties(packet, at)[0].get("user_property", ())
-    return str(pairs[-1][1]) if pairs and pairs[-1][0] == SHARE_PROPERTY else ""
+    stop = len(packet)
+    topic_end, packet_id, _, at = read_publish_head(packet, packet[0], start, stop, version)
+    qos, retain = packet[0] >> 1 & 3, bool(packet[0] & 1)
+    topic = packet[start + 2 : topic_end]
+    return publish_header(topic, stop - at, qos, retain, packet_id=packet_id) + packet[at:]
 
 
 def packets_of(body: bytes) -> Iterator[bytes]:

@@ -19,7 +19,7 @@ from penstock.broker.extensions import LocalClients
 from penstock.broker.plugin_guard import is_logged
 from penstock.plugins.cluster.engine import origin_of
 from penstock.plugins.cluster.forwarder import Forwarder
-from penstock.plugins.cluster.frames import Frame, FrameError, read_frames
+from penstock.plugins.cluster.frames import Frame, FrameError, Lane, read_frames
 from penstock.plugins.cluster.node_sink import Give
 from penstock.plugins.redis.stream_reader import StreamReader
 
@@ -30,6 +30,9 @@ FROM_START: Final = b"0-0"
 
 MOST_READ: Final = 64
 """Entries that are read at once."""
+
+MOST_FORWARDERS: Final = 256
+"""Of one origin; beyond, those that are idle end: there may be many shared subscriptions."""
 
 MOST_DELETED: Final = 1000
 """Entries that are deleted by one call."""
@@ -69,7 +72,7 @@ class _Origin:
 
     def __init__(self, inbox: Inbox, name: str) -> None:
         self.last = (0, 0)
-        self.forwarders: dict[int, Forwarder] = {}
+        self.forwarders: dict[Lane, Forwarder] = {}
         self._inbox = inbox
         self._name = name
         self._frames: deque[tuple[_Entry, Sequence[Frame]]] = deque()
@@ -91,7 +94,11 @@ class _Origin:
             self._wake.clear()
             await self._wake.wait()
 
-    def _forwarder(self, lane: int) -> Forwarder:
+    def _forwarder(self, lane: Lane) -> Forwarder:
+        if len(self.forwarders) >= MOST_FORWARDERS:
+            idle = [one for one, each in self.forwarders.items() if not each.n_unacknowledged]
+            for one in idle:
+                self.forwarders.pop(one).close()
         forwarder = Forwarder(self._inbox.clients, self._name, lane, self._inbox.give)
         self.forwarders[lane] = forwarder
         return forwarder
@@ -110,7 +117,7 @@ class Inbox:
     Args:
         clients: connects local clients.
         delete: deletes entries, given by their IDs, whose frames have so many bytes.
-        give: takes each packet that no member of its shared subscription can take.
+        give: takes messages of a shared subscription that no member here can take.
         logger: gets faults.
 
     Attributes:

@@ -15,7 +15,8 @@ from penstock.broker.extensions import LocalClients
 from penstock.plugins.cluster import node_wills
 from penstock.plugins.cluster.engine import ClusterEngine
 from penstock.plugins.cluster.forwarder import Forwarder
-from penstock.plugins.cluster.frames import LANE_5, LANE_SHARED, FrameError, packets_of, read_frames
+from penstock.plugins.cluster.frames import LANE_5, FrameError, read_frames
+from penstock.plugins.cluster.node_sink import Shared
 from penstock.plugins.cluster.shared import Groups
 
 
@@ -53,11 +54,11 @@ class Inheritance:
                 count(self.dropped, "unreadable")
                 continue
             for frame in frames:
-                if frame.lane != LANE_SHARED:
+                if frame.lane.share:
+                    done = partial(_finish, _future(waiting))
+                    self._groups.give_back(Shared(*frame, done))
+                else:
                     count(self.dropped, "node_left", frame.n_messages)
-                    continue
-                for packet in packets_of(frame.body):
-                    self._groups.give_back(packet, partial(_finish, _future(waiting)))
         wills = await self._engine.wills_of(node, epoch)
         now = 0
         for delay, packet in sorted(map(node_wills.read, wills.values())):
@@ -78,6 +79,6 @@ def _future(waiting: list[asyncio.Future[None]]) -> asyncio.Future[None]:
     return waiting[-1]
 
 
-def _finish(future: asyncio.Future[None], _n_messages: int = 1) -> None:
+def _finish(future: asyncio.Future[None], _n: int) -> None:
     if not future.done():
         future.set_result(None)

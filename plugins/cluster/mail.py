@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from logging import Logger
 from typing import Final
 
-from penstock.broker.extensions import LocalClients, Receipt, SinkRoutes
+from penstock.broker.extensions import LocalClients, SinkRoutes
 from penstock.plugins.cluster.announcer import Announcer
 from penstock.plugins.cluster.engine import ClusterEngine
 from penstock.plugins.cluster.mail_engine import MailEngine, Posted
@@ -20,6 +20,7 @@ from penstock.plugins.cluster.mail_expiry import MailExpiry
 from penstock.plugins.cluster.mail_routes import MARK, Mailbox, MailRoutes
 from penstock.plugins.cluster.mail_sessions import KeptSessions
 from penstock.plugins.cluster.mail_sink import MailSink
+from penstock.plugins.cluster.node_sink import Shared
 from penstock.plugins.cluster.notes import Notes
 from penstock.plugins.cluster.routes import is_routed
 from penstock.plugins.cluster.shared import AWAY, MemberSink
@@ -34,18 +35,17 @@ ChangeGroup = Callable[[str, str, int], None]
 class _Member:
     """A mailbox as the member of a shared subscription."""
 
-    def __init__(self, sink: MailSink, box: Mailbox, share: str) -> None:
+    def __init__(self, sink: MailSink, box: Mailbox) -> None:
         self._sink = sink
         self._box = box
-        self._share = share
 
     def lacks(self) -> str:
         """Return why there is no room; "" where there is some."""
         return self._sink.lacks() or (AWAY if self._box.is_away else "")
 
-    def accept_shared(self, packet: bytes, receipt: Receipt | None) -> None:
-        """Take a packet that names the share."""
-        self._sink.accept_shared(self._box, packet, self._share, receipt)
+    def accept_shared(self, shared: Shared) -> None:
+        """Take messages of the shared subscription."""
+        self._sink.accept_shared(self._box, shared)
 
 
 class MailRoom:
@@ -112,7 +112,7 @@ class MailRoom:
     def _share_changed(self, share: str, box: Mailbox, is_there: bool) -> None:  # noqa: FBT001
         name = f"{MARK}{box.client_id}{MARK}{share}"
         if is_there:
-            self.members[name] = _Member(self.sink, box, share)
+            self.members[name] = _Member(self.sink, box)
         self._change_group(share, name, int(is_there))
         if not is_there:
             del self.members[name]

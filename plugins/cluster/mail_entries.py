@@ -11,7 +11,6 @@ import json
 from struct import Struct
 from typing import Any, Final, NamedTuple
 
-from penstock.broker.extensions import SHARE_PROPERTY
 from penstock.broker.message import Message
 from penstock.broker.mqtt.data_types import read_variable_byte_integer
 from penstock.broker.mqtt.enums import MQTT_5, PUBLISH
@@ -42,7 +41,7 @@ def entry_of(message: Message, payload: bytes, now: float) -> bytes:
 
 
 def shared_entry(packet: bytes, share: str) -> bytes:
-    """Return the value of an entry of a packet whose last User Property names the share."""
+    """Return the value of an entry of a packet, in the form of MQTT 5, of a shared subscription."""
     return _entry("", share, packet)
 
 
@@ -60,9 +59,6 @@ def entry_of_row(row: MessageRow, share: str, now: float) -> bytes:
         properties, _ = read_properties(row.properties, 0, PUBLISH)
     if row.expires_at is not None:
         properties[EXPIRY] = interval_left(row.expires_at, now)
-    if share:
-        pairs = properties.get("user_property", ())
-        properties["user_property"] = [*pairs, (SHARE_PROPERTY, share)]
     head = publish_header(
         row.topic.encode(),
         len(payload),
@@ -100,10 +96,6 @@ def read_entry(value: bytes, row: int, arrived_at: float) -> tuple[MessageRow, s
     topic_end, _, at, _ = read_publish_head(packet, packet[0], start, len(packet), MQTT_5)
     properties, at = read_publish_properties(packet, at)
     interval = properties.pop(EXPIRY, None)
-    if share:
-        properties["user_property"] = properties["user_property"][:-1]
-        if not properties["user_property"]:
-            del properties["user_property"]
     message = MessageRow(
         row,
         packet[start + 2 : topic_end].decode(),

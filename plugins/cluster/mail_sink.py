@@ -23,9 +23,11 @@ from penstock.broker.errors import PenstockError
 from penstock.broker.extensions import MessageSink, Receipt, SinkCounts
 from penstock.broker.message import Message
 from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.plugins.cluster.frames import in_mqtt_5, packets_of
 from penstock.plugins.cluster.mail_engine import MailEngine, Posted
 from penstock.plugins.cluster.mail_entries import entry_of, shared_entry
 from penstock.plugins.cluster.mail_routes import Mailbox, MailRoutes
+from penstock.plugins.cluster.node_sink import Shared
 
 MOST_BYTES: Final = 16 * 1024 * 1024
 """Bytes that may wait for the engine's answers, and one message of any size."""
@@ -60,6 +62,25 @@ class _Letter:
         self.n_bytes = n_bytes
         self.n_left = n_left
         self.reason_code = 0
+
+
+class _Several:
+    """The receipt of each of several messages that are settled together; the worst outcome counts."""
+
+    deduplication_id = b""
+    is_repeat = False
+
+    def __init__(self, n_left: int, done: Callable[[int], None]) -> None:
+        self._n_left = n_left
+        self._reason_code = 0
+        self._done = done
+
+    def settle(self, reason_code: int) -> None:
+        """Take the outcome of one."""
+        self._n_left -= 1
+        self._reason_code = max(self._reason_code, reason_code)
+        if not self._n_left:
+            self._done(self._reason_code)
 
 
 class _Bucket:
@@ -201,15 +222,16 @@ class MailSink(MessageSink):
             return
         self._put(value, message.qos, self.routes.of(message.topic), receipt, n_bytes)
 
-    def accept_shared(
-        self, box: Mailbox, packet: bytes, share: str, receipt: Receipt | None
-    ) -> None:
-        """Take a packet for one mailbox, whose last User Property names the share."""
-        n_bytes = len(packet) + _MESSAGE_BYTES
-        self.bytes_on_way += n_bytes
-        self.counts.matched += 1
-        self.counts.queued += 1
-        self._put(shared_entry(packet, share), packet[0] >> 1 & 3, (box,), receipt, n_bytes)
+    def accept_shared(self, box: Mailbox, shared: Shared) -> None:
+        """Take messages of a shared subscription for one mailbox."""
+        self.counts.matched += shared.n_messages
+        self.counts.queued += shared.n_messages
+        receipt = _Several(shared.n_messages, shared.done)
+        for packet in packets_of(shared.packets):
+            n_bytes = len(packet) + _MESSAGE_BYTES
+            self.bytes_on_way += n_bytes
+            value = shared_entry(in_mqtt_5(packet, shared.lane.version), shared.lane.share)
+            self._put(value, shared.qos, (box,), receipt, n_bytes)
 
     def _put(
         self,

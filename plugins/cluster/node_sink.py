@@ -12,21 +12,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.broker.counters import count
 from penstock.broker.errors import PenstockError
 from penstock.broker.extensions import MessageSink, Receipt, SinkCounts, SinkRun
-from penstock.broker.message import OF_MQTT_3, Message
+from penstock.broker.message import Message
 from penstock.broker.mqtt.enums import MQTT_5
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.plugins.cluster.frames import (
     LANE_4,
     LANE_5,
-    LANE_SHARED,
     FrameBuffer,
-    old_packet_head,
-    packet_head,
+    Lane,
+    packet,
 )
 
 if TYPE_CHECKING:
@@ -58,8 +57,26 @@ Put = Callable[[bytes], "asyncio.Future[int]"]
 asks for that alone."""
 
 
-Give = Callable[[bytes, Callable[[], None]], None]
-"""Takes a packet of `LANE_SHARED` that must go elsewhere, and what is called once it is there."""
+class Shared(NamedTuple):
+    """Messages for one member each of a shared subscription.
+
+    Attributes:
+        lane: it, and the version.
+        qos: of all.
+        n_messages: how many.
+        packets: their PUBLISH packets.
+        done: is called once they are stored for a node, or refused, with the reason code.
+    """
+
+    lane: Lane
+    qos: int
+    n_messages: int
+    packets: bytes
+    done: Callable[[int], None]
+
+
+Give = Callable[[Shared], None]
+"""Takes messages that the node which was to get them has not taken."""
 
 
 class _Batch:
@@ -69,7 +86,7 @@ class _Batch:
         n_messages: how many.
         n_bytes: counted against `MOST_BYTES`.
         receipts: of those for all subscribers of the node.
-        shared: those for one member of a shared subscription, with their receipts.
+        shared: those for one member each of a shared subscription.
     """
 
     __slots__ = ("n_bytes", "n_messages", "receipts", "shared")
@@ -78,7 +95,7 @@ class _Batch:
         self.n_messages = 0
         self.n_bytes = 0
         self.receipts: list[Receipt] = []
-        self.shared: list[tuple[bytes, Receipt | None]] = []
+        self.shared: list[Shared] = []
 
 
 class NodeSink(MessageSink):
@@ -181,7 +198,7 @@ class NodeSink(MessageSink):
         """Take a message for which room is held; see `MessageSink`."""
         n_bytes = _charge(message)
         try:
-            payload = message.read_payload()
+            version, head, payload = packet(message, self._clock())
         except OSError:
             self._free(n_bytes)
             self.counts.matched += 1
@@ -189,22 +206,19 @@ class NodeSink(MessageSink):
             if receipt is not None:
                 receipt.settle(ReasonCode.UNSPECIFIED_ERROR)
             return
-        if message.properties is OF_MQTT_3:
-            lane, head = LANE_4, old_packet_head(message, len(payload))
-        else:
-            lane, head = LANE_5, packet_head(message, len(payload), self._clock())
+        lane = LANE_5 if version == MQTT_5 else LANE_4
         self._buffer.add(lane, message.qos, 1, head, payload)
         if receipt is not None:
             self._batch.receipts.append(receipt)
         self._added(1, n_bytes)
 
-    def accept_shared(self, packet: bytes, receipt: Receipt | None) -> None:
-        """Take a packet of `LANE_SHARED`; no room is held for it."""
-        n_bytes = len(packet) + _MESSAGE_BYTES
+    def accept_shared(self, shared: Shared) -> None:
+        """Take messages for one member each of a shared subscription; no room is held for them."""
+        n_bytes = len(shared.packets) + shared.n_messages * _MESSAGE_BYTES
         self.bytes_on_way += n_bytes
-        self._buffer.add(LANE_SHARED, packet[0] >> 1 & 3, 1, packet)
-        self._batch.shared.append((packet, receipt))
-        self._added(1, n_bytes)
+        self._buffer.add(shared.lane, shared.qos, shared.n_messages, shared.packets)
+        self._batch.shared.append(shared)
+        self._added(shared.n_messages, n_bytes)
 
     def accept_run(self, run: SinkRun, receipt: Receipt | None) -> None:
         """Take messages that came together; see `MessageSink`."""
@@ -288,11 +302,11 @@ class NodeSink(MessageSink):
             count(counts.dropped, "not_stored", batch.n_messages)
         for receipt in batch.receipts:
             receipt.settle(reason_code)
-        for packet, one in batch.shared:
+        for shared in batch.shared:
             if inbox_bytes is None and not reason_code:
-                self._give(packet, partial(one.settle, 0) if one is not None else _nothing)
-            elif one is not None:
-                one.settle(reason_code)
+                self._give(shared)
+            else:
+                shared.done(reason_code)
         self._flush()
         self._free(batch.n_bytes)
 
@@ -340,7 +354,3 @@ class NodeSink(MessageSink):
 def _charge(message: Message) -> int:
     """Return the bytes that count towards `MOST_BYTES`."""
     return message.size_bytes + len(message.topic_bytes) + _MESSAGE_BYTES
-
-
-def _nothing() -> None:
-    """Nobody waits for it."""

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
 from penstock.broker.counters import count
-from penstock.broker.errors import PenstockError
-from penstock.broker.extensions import MessageSink, Receipt, SinkCounts, SinkRoutes
+from penstock.broker.extensions import MessageSink, Receipt, SinkCounts, SinkRoutes, SinkRun
 from penstock.broker.message import Message
-from penstock.plugins.cluster.frames import packet_head, share_of
+from penstock.plugins.cluster.frames import Lane, packet
+from penstock.plugins.cluster.node_sink import Shared
 
 if TYPE_CHECKING:
     import asyncio
@@ -27,7 +28,7 @@ RETRY_SECONDS: Final = 0.2
 """The interval at which messages that were returned are sent on."""
 
 MOST_RETURNED: Final = 10_000
-"""Returned messages that wait; further ones are dropped and counted."""
+"""Runs of returned messages that wait; further ones are dropped and counted."""
 
 
 AWAY: Final = "away"
@@ -41,8 +42,8 @@ class MemberSink(Protocol):
     def lacks(self) -> str:
         """Return why there is no room; "" where there is some."""
 
-    def accept_shared(self, packet: bytes, receipt: Receipt | None) -> None:
-        """Take a packet of `LANE_SHARED`."""
+    def accept_shared(self, shared: Shared) -> None:
+        """Take messages, each for one member."""
 
 
 class GroupSink(MessageSink):
@@ -74,6 +75,10 @@ class GroupSink(MessageSink):
 
     def reserve(self, message: Message) -> str:  # noqa: ARG002 (MessageSink's form)
         """Say whether any node has room; none is held, as messages are taken at once."""
+        return self._lacks()
+
+    def _lacks(self) -> str:
+        """Return why no node has room; "" where one has."""
         reason = "no_member"
         for node in self.members:
             reason = self._sinks[node].lacks() if node in self._sinks else reason
@@ -83,20 +88,39 @@ class GroupSink(MessageSink):
 
     def accept(self, message: Message, receipt: Receipt | None) -> None:
         """Send a message to a node; see `MessageSink`."""
-        self.counts.matched += 1
-        node = self.choose()
+        version, head, payload = packet(message, self._clock())
+        self._send(version, message.qos, 1, head + payload, receipt)
+
+    def reserve_run(self, n_messages: int, n_bytes: int) -> bool:  # noqa: ARG002
+        """Say whether any node has room, as `reserve`."""
+        return not self._lacks()
+
+    def accept_run(self, run: SinkRun, receipt: Receipt | None) -> None:
+        """Send messages that came together to one node; see `MessageSink`."""
+        reason = "" if run.qos else self._lacks()
+        if reason:
+            self.counts.matched += run.n_messages
+            count(self.counts.dropped, reason, run.n_messages)
+            return
+        self._send(run.version, run.qos, run.n_messages, run.packets, receipt)
+
+    def _send(
+        self, version: int, qos: int, n_messages: int, packets: bytes, receipt: Receipt | None
+    ) -> None:
+        self.counts.matched += n_messages
+        node = self.choose(n_messages)
         if node is None:
-            count(self.counts.dropped, "no_member")
+            count(self.counts.dropped, "no_member", n_messages)
             if receipt is not None:
                 receipt.settle(0)
             return
-        payload = message.read_payload()
-        packet = packet_head(message, len(payload), self._clock(), self._share) + payload
-        self.counts.stored += 1
-        self._sinks[node].accept_shared(packet, receipt)
+        self.counts.stored += n_messages
+        done = _nothing if receipt is None else receipt.settle
+        shared = Shared(Lane(version, self._share), qos, n_messages, packets, done)
+        self._sinks[node].accept_shared(shared)
 
-    def choose(self) -> str | None:
-        """Return the node whose turn it is; those with room come first, None without members.
+    def choose(self, n_messages: int = 1) -> str | None:
+        """Return the node that gets some messages; those with room come first, None without any.
 
         Each has turns in proportion to its number of members, spread evenly.
         """
@@ -107,29 +131,14 @@ class GroupSink(MessageSink):
             return None
         turns = self._turns
         for node in nodes:
-            turns[node] = turns.get(node, 0) + self.members[node]
+            turns[node] = turns.get(node, 0) + n_messages * self.members[node]
         best = max(nodes, key=turns.__getitem__)
-        turns[best] -= sum(self.members[node] for node in nodes)
+        turns[best] -= n_messages * sum(self.members[node] for node in nodes)
         return best
 
 
-class _Return:
-    """What is settled when a returned message is stored elsewhere."""
-
-    deduplication_id = b""
-    is_repeat = False
-
-    def __init__(self, groups: Groups, packet: bytes, done: Callable[[], None]) -> None:
-        self._groups = groups
-        self._packet = packet
-        self._done = done
-
-    def settle(self, reason_code: int) -> None:
-        """Note that it is stored, or send it on again."""
-        if reason_code < 0x80:
-            self._done()
-        else:
-            self._groups.give_back(self._packet, self._done)
+def _nothing(_reason_code: int) -> None:
+    """Nobody waits for it."""
 
 
 class Groups:
@@ -162,7 +171,7 @@ class Groups:
         self._loop = loop
         self._groups: dict[str, GroupSink] = {}
         self._is_routed: set[str] = set()
-        self._returned: deque[tuple[bytes, Callable[[], None]]] = deque()
+        self._returned: deque[Shared] = deque()
         self._timer: asyncio.TimerHandle | None = None
 
     def change(self, share: str, node: str, n_members: int) -> None:
@@ -189,39 +198,36 @@ class Groups:
         for share in [s for s, group in self._groups.items() if node in group.members]:
             self.change(share, node, 0)
 
-    def give_back(self, packet: bytes, done: Callable[[], None]) -> None:
-        """Send a message to another member, soon.
-
-        Args:
-            packet: a PUBLISH packet that names its shared subscription.
-            done: is called once it is stored for one, or dropped.
-        """
-        self.n_returned += 1
+    def give_back(self, shared: Shared) -> None:
+        """Send messages to other members, soon."""
+        self.n_returned += shared.n_messages
         if len(self._returned) >= MOST_RETURNED:
-            count(self.dropped, "too_many")
-            done()
+            count(self.dropped, "too_many", shared.n_messages)
+            shared.done(0)
             return
-        self._returned.append((packet, done))
+        self._returned.append(shared)
         if self._timer is None:
             self._timer = self._loop.call_later(RETRY_SECONDS, self._pass_on)
 
     def _pass_on(self) -> None:
         self._timer = None
         returned, self._returned = self._returned, deque()
-        for packet, done in returned:
-            try:
-                group = self._groups.get(share_of(packet))
-            except PenstockError:
-                count(self.dropped, "unreadable")
-                done()
-                continue
-            node = None if group is None else group.choose()
+        for shared in returned:
+            group = self._groups.get(shared.lane.share)
+            node = None if group is None else group.choose(shared.n_messages)
             if node is None:  # as for a shared subscription that nobody has
-                count(self.dropped, "no_member")
-                done()
+                count(self.dropped, "no_member", shared.n_messages)
+                shared.done(0)
             else:
-                receipt = _Return(self, packet, done)
-                self._sinks[node].accept_shared(packet, receipt)
+                done = partial(self._passed_on, shared)
+                self._sinks[node].accept_shared(shared._replace(done=done))
+
+    def _passed_on(self, shared: Shared, reason_code: int) -> None:
+        """Take note that messages are stored for a node, or try again."""
+        if reason_code < 0x80:
+            shared.done(0)
+        else:
+            self.give_back(shared)
 
     def close(self) -> None:
         """Send nothing more."""

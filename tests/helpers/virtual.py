@@ -138,7 +138,7 @@ class VirtualBroker:
         version: int = 5,
         *,
         is_forwarded: bool = False,
-        names_shares: bool = False,
+        share: str = "",
         **options: Any,
     ) -> VirtualClient:
         """Connect a client, without keep-alive unless asked for, and take its CONNACK.
@@ -148,7 +148,7 @@ class VirtualBroker:
         options.setdefault("keep_alive", 0)
         client = VirtualClient(self, version)
         client.connection.client.is_local = client.connection.client.is_forwarded = is_forwarded
-        client.connection.client.names_shares = names_shares
+        client.connection.client.share = share
         client.send(Connect(client_id=client_id, protocol_version=version, **options))
         client.connack = client.take(ConnAck)
         return client

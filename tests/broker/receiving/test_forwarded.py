@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from penstock.broker.events import Callbacks
-from penstock.broker.extensions import SHARE_PROPERTY
 from penstock.broker.fast_paths.fast_core import FastCore
 from penstock.broker.mqtt.packets import PubAck, Publish
 from penstock.broker.sessions.broker_state import Core
@@ -71,30 +70,42 @@ def test_what_was_forwarded_needs_no_right_to_publish(core_class: type[Core]) ->
     assert (one.payloads(), other.payloads()) == ([b"x"], [])
 
 
-def to_share(client: VirtualClient, share: str, payload: bytes, qos: int = 1) -> int | None:
-    """Publish for a member of a shared subscription, and return the reason code if there is one."""
-    properties = {"user_property": [("a", "b"), (SHARE_PROPERTY, share)]}
-    client.publish("t/1", payload, qos=qos, properties=properties)
-    acknowledgements = client.take_all(PubAck)
-    return acknowledgements[0].reason_code if acknowledgements else None
+SHARE = "$share/g/t/#"
+
+
+def codes(client: VirtualClient, *payloads: bytes, qos: int = 1) -> list[int]:
+    """Publish messages together, and return the reason codes of their acknowledgements."""
+    packets = [
+        Publish("t/1", payload, qos=qos, packet_id=n if qos else 0)
+        for n, payload in enumerate(payloads, 1)
+    ]
+    client.send(*packets)
+    return [packet.reason_code for packet in client.take_all(PubAck)]
 
 
 @BOTH
-def test_a_message_for_a_share_goes_to_one_member_of_it_alone(core_class: type[Core]) -> None:
+@pytest.mark.parametrize("qos", [0, 1])
+@pytest.mark.parametrize("version", [4, 5])
+def test_messages_for_a_share_go_to_one_member_of_it_alone(
+    core_class: type[Core], version: int, qos: int
+) -> None:
     """Neither to subscribers of the topic nor to members of other shares."""
     broker = VirtualBroker(core_class=core_class)
-    clients = {name: broker.connect(name) for name in ("one", "two", "other", "plain")}
-    clients["one"].subscribe("$share/g/t/#", 1)
-    clients["two"].subscribe("$share/g/t/#", 1)
+    names = ("one", "two", "other", "plain")
+    clients = {name: broker.connect(name, version) for name in names}
     clients["other"].subscribe("$share/h/t/#", 1)
     clients["plain"].subscribe("t/#", 1)
-    client = forwarder(broker, names_shares=True)
-    for number in range(4):
-        assert to_share(client, "$share/g/t/#", b"%d" % number) == 0
-    assert to_share(client, "$share/g/t/#", b"4", qos=0) is None
-    got = {name: each.take_all(Publish) for name, each in clients.items()}
-    assert [len(got[name]) for name in ("one", "two", "other", "plain")] == [3, 2, 0, 0]
-    assert got["one"][0].properties == {"user_property": [("a", "b")]}
+    clients["one"].subscribe(SHARE, 1)
+    client = forwarder(broker, version, share=SHARE)
+    assert codes(client, b"0", qos=qos) == [0] * qos
+    clients["two"].subscribe(SHARE, 1)
+    payloads = [b"%d" % number for number in range(1, 10)]
+    assert codes(client, *payloads, qos=qos) == [0] * 9 * qos
+    got = {name: each.payloads() for name, each in clients.items()}
+    assert sorted(got["one"] + got["two"]) == [b"0", *payloads]
+    assert len(got["two"]) in (4, 5)
+    assert not got["other"]
+    assert not got["plain"]
 
 
 @BOTH
@@ -102,32 +113,41 @@ def test_a_share_without_a_member_that_can_take_it_refuses(core_class: type[Core
     """So that whoever has sent it can give it to a member elsewhere; also if it is patient."""
     access = Access()
     broker = VirtualBroker(core_class=core_class, access=access)
-    client = forwarder(broker, names_shares=True)
+    client = forwarder(broker, share=SHARE)
     client.connection.client.is_patient = True
-    assert to_share(client, "$share/g/t/#", b"nobody") == 0x97
+    assert codes(client, b"nobody") == [0x97]
     member = broker.connect("m", properties={"session_expiry_interval": 60})
-    member.subscribe("$share/g/t/#", 0)
+    member.subscribe(SHARE, 0)
     access.refused = {("receive", "t/1", "m")}
-    assert to_share(client, "$share/g/t/#", b"may not") == 0x97
+    assert codes(client, b"may not") == [0x97]
     access.refused = set()
-    assert to_share(client, "$share/g/t/#", b"can") == 0
-    assert member.payloads() == [b"can"]
+    assert codes(client, b"can", b"too") == [0, 0]
+    assert member.payloads() == [b"can", b"too"]
     member.lose()
-    assert to_share(client, "$share/g/t/#", b"away at QoS 0") == 0x97
+    assert codes(client, b"away at QoS 0") == [0x97]
     assert broker.core.counters.publish_refused == {"no_member": 3}
 
 
-def test_a_message_that_names_no_share_is_refused() -> None:
-    """A User Property of its publisher must not be taken for the name."""
-    broker = VirtualBroker()
-    client = forwarder(broker, names_shares=True)
+@BOTH
+def test_a_client_of_mqtt_3_1_1_is_closed_behind_what_a_share_has_taken(
+    core_class: type[Core],
+) -> None:
+    """No acknowledgement of it can say that a message is refused."""
+    broker = VirtualBroker(core_class=core_class)
+    client = forwarder(broker, 4, share=SHARE)
     client.connection.client.is_patient = True
-    client.publish(
-        "t", b"x", qos=1, properties={"user_property": [(SHARE_PROPERTY, "s"), ("a", "")]}
-    )
-    assert client.take_all(PubAck)[0].reason_code >= 0x80
-    publisher = broker.connect("p")
-    subscriber = broker.connect("s")
-    subscriber.subscribe("t")
-    publisher.publish("t", b"y", properties={"user_property": [(SHARE_PROPERTY, "s")]})
-    assert subscriber.payloads() == [b"y"]
+    member = broker.connect("m", 4)
+    member.subscribe(SHARE, 1)
+    assert codes(client, b"1", b"2") == [0, 0]
+    member.lose()
+    assert codes(client, b"3", b"4") == []
+    assert client.is_lost
+
+
+@pytest.mark.parametrize("version", [4, 5])
+def test_the_session_of_a_client_that_forwards_ends_with_its_connection(version: int) -> None:
+    """Nothing of it is stored: there may be one for each shared subscription of each broker."""
+    broker = VirtualBroker()
+    client = forwarder(broker, version, clean_start=True)
+    client.lose()
+    assert broker.core.sessions.get("$uplink/$cluster/b") is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.broker.message import Message
+from penstock.broker.message import OF_MQTT_3, Message
 from penstock.broker.mqtt.enums import MAX_PACKET_ID
 from penstock.broker.mqtt.properties import read_publish_properties
 from penstock.broker.mqtt.publish_head import read_publish_head
@@ -12,19 +12,20 @@ from penstock.broker.mqtt.writer import publish_header
 from penstock.plugins.cluster.frames import (
     LANE_4,
     LANE_5,
-    LANE_SHARED,
     MOST_MESSAGES,
     FrameBuffer,
     FrameError,
+    Lane,
+    in_mqtt_5,
+    packet,
     packet_head,
     packets_of,
     read_frames,
     renumbered,
-    share_of,
 )
 
 
-def packet(topic: str, payload: bytes, qos: int, packet_id: int, version: int = 5) -> bytes:
+def published(topic: str, payload: bytes, qos: int, packet_id: int, version: int = 5) -> bytes:
     """Return a PUBLISH."""
     head = publish_header(
         topic.encode(), len(payload), qos, packet_id=packet_id, properties=b"\0", version=version
@@ -50,9 +51,9 @@ def test_neighbours_of_one_lane_and_qos_share_a_frame_in_their_order() -> None:
     buffer.add(LANE_5, 1, 1, b"three")
     assert buffer.n_bytes > 0
     assert list(read_frames(buffer.take())) == [
-        (LANE_4, 0, 2, b"fourfive"),
         (LANE_5, 0, 2, b"onetwo"),
         (LANE_5, 1, 1, b"three"),
+        (LANE_4, 0, 2, b"fourfive"),
     ]
     assert buffer.n_bytes == 0
     assert not buffer.take()
@@ -77,15 +78,15 @@ def test_an_entry_cut_anywhere_is_an_error_that_says_where() -> None:
     for end in range(1, len(data)):
         with pytest.raises(FrameError, match="frame at byte"):
             list(read_frames(data[:end]))
-    with pytest.raises(FrameError, match="read lane 99"):
+    with pytest.raises(FrameError, match="read version 99"):
         list(read_frames(b"\x63" + data[1:]))
 
 
 @pytest.mark.parametrize("version", [4, 5])
 def test_packets_get_successive_identifiers_over_the_end_of_their_range(version: int) -> None:
     """The identifiers of a run are its publisher's; its receiver has others."""
-    packets = [packet("a/b", b"x" * n, 1, 5, version) for n in (3, 3, 3, 200, 0, 3)]
-    packets += [packet(f"t/{n}", b"yy", 1, 9, version) for n in range(20)]
+    packets = [published("a/b", b"x" * n, 1, 5, version) for n in (3, 3, 3, 200, 0, 3)]
+    packets += [published(f"t/{n}", b"yy", 1, 9, version) for n in range(20)]
     data = b"".join(packets)
     numbered = renumbered(data, MAX_PACKET_ID - 1)
     expected = [MAX_PACKET_ID - 1, MAX_PACKET_ID, *range(1, len(packets) - 1)]
@@ -96,7 +97,7 @@ def test_packets_get_successive_identifiers_over_the_end_of_their_range(version:
 
 def test_a_long_run_is_numbered_as_one_by_one() -> None:
     """A run is numbered at once, however long it is."""
-    data = b"".join(packet("topic", b"payload", 2, 1) for _ in range(1000))
+    data = b"".join(published("topic", b"payload", 2, 1) for _ in range(1000))
     assert packet_ids(renumbered(data, 77)) == list(range(77, 1077))
 
 
@@ -121,12 +122,29 @@ def test_a_message_keeps_its_properties_and_what_is_left_of_its_expiry() -> None
     }
 
 
-def test_a_message_for_a_shared_subscription_names_it_last() -> None:
-    """The publisher's own properties may have the same name."""
-    message = Message("t", b"data", qos=1, properties={"user_property": [("penstock-share", "x")]})
-    data = packet_head(message, 4, 0.0, share="$share/g/t") + b"data"
-    assert share_of(data) == "$share/g/t"
+def test_each_shared_subscription_has_frames_of_its_own() -> None:
+    """One member gets each of its messages, in the form of their publisher's version."""
     buffer = FrameBuffer()
-    buffer.add(LANE_SHARED, 1, 1, data)
-    (frame,) = read_frames(buffer.take())
-    assert [share_of(one) for one in packets_of(frame.body)] == ["$share/g/t"]
+    for lane in (Lane(5, "$share/g/t"), Lane(4, "$share/g/ä"), Lane(5, "$share/g/t")):
+        buffer.add(lane, 1, 1, b"packet")
+    assert list(read_frames(buffer.take())) == [
+        (Lane(5, "$share/g/t"), 1, 2, b"packetpacket"),
+        (Lane(4, "$share/g/ä"), 1, 1, b"packet"),
+    ]
+
+
+def test_a_message_is_sent_in_the_form_of_its_publisher_s_version() -> None:
+    """So it stays in the order of the publisher's runs."""
+    message = Message("t", b"data", qos=1)
+    assert packet(message, 0.0) == (5, b"\x32\x0a\x00\x01t\x00\x01\x00", b"data")
+    message.properties = OF_MQTT_3
+    assert packet(message, 0.0) == (4, b"\x32\x09\x00\x01t\x00\x01", b"data")
+
+
+@pytest.mark.parametrize("qos", [0, 1])
+def test_a_packet_of_mqtt_3_1_1_gets_the_form_of_mqtt_5(qos: int) -> None:
+    """Mailboxes have one form."""
+    payload = b"x" * 200
+    old, new = published("t/1", payload, qos, 7, 4), published("t/1", payload, qos, 7, 5)
+    assert in_mqtt_5(old, 4) == new
+    assert in_mqtt_5(new, 5) == new

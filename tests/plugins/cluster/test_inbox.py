@@ -18,11 +18,12 @@ from penstock.plugins.cluster import forwarder, inbox
 from penstock.plugins.cluster.frames import (
     LANE_4,
     LANE_5,
-    LANE_SHARED,
     FrameBuffer,
-    share_of,
+    Lane,
+    packets_of,
 )
 from penstock.plugins.cluster.inbox import Inbox
+from penstock.plugins.cluster.node_sink import Shared
 from penstock.plugins.redis.stream_reader import StreamReader
 from tests.broker.network.test_in_process import local_clients
 from tests.broker.serving import port_of, serving, until
@@ -35,17 +36,17 @@ class Reader:
     Attributes:
         inbox: the inbox.
         deleted: IDs of the entries that were deleted.
-        refused: packets that were refused, and what is called once they are elsewhere.
+        refused: messages of shared subscriptions that were refused.
     """
 
     def __init__(self, server: Server) -> None:
         self.deleted: list[bytes] = []
-        self.refused: list[tuple[bytes, Callable[[], None]]] = []
+        self.refused: list[Shared] = []
         self._n_entries = 0
         self.inbox = Inbox(
             local_clients(server),
             self._delete,
-            lambda packet, done: self.refused.append((packet, done)),
+            self.refused.append,
             logging.getLogger("test"),
         )
 
@@ -71,15 +72,12 @@ async def reading() -> AsyncIterator[tuple[Reader, Server]]:
             await reader.inbox.close()
 
 
-def entry(lane: int, qos: int, *payloads: bytes, topic: str = "t") -> bytes:
+def entry(lane: Lane, qos: int, *payloads: bytes) -> bytes:
     """Return the data of an entry with one frame."""
     buffer = FrameBuffer()
-    version = 4 if lane == LANE_4 else 5
     for payload in payloads:
-        share = {"user_property": [("penstock-share", "$share/g/t")]}
-        properties = share if lane == LANE_SHARED else {}
-        packet = Publish(topic, payload, qos, packet_id=9 if qos else 0, properties=properties)
-        buffer.add(lane, qos, 1, write_packet(packet, version))
+        packet = Publish("t", payload, qos, packet_id=9 if qos else 0)
+        buffer.add(lane, qos, 1, write_packet(packet, lane.version))
     return buffer.take()
 
 
@@ -101,7 +99,7 @@ async def received(client: WireClient, n_messages: int) -> list[tuple[bytes, int
 
 @pytest.mark.parametrize("lane", [LANE_4, LANE_5])
 @pytest.mark.parametrize("qos", [0, 1, 2])
-async def test_an_entry_reaches_subscribers_in_order_and_is_deleted(lane: int, qos: int) -> None:
+async def test_an_entry_reaches_subscribers_in_order_and_is_deleted(lane: Lane, qos: int) -> None:
     """Subscribers of both versions get it at its QoS."""
     payloads = [b"%d" % n for n in range(300)]
     async with (
@@ -167,36 +165,58 @@ async def test_a_forwarder_that_loses_its_connection_sends_the_rest_again(
 
 
 @pytest.mark.parametrize("qos", [0, 1, 2])
-async def test_a_message_for_a_shared_subscription_goes_to_one_member_without_its_name(
-    qos: int,
-) -> None:
+@pytest.mark.parametrize("version", [4, 5])
+async def test_messages_for_a_shared_subscription_go_to_one_member(version: int, qos: int) -> None:
     """And to nobody who has the filter for itself: those get it by another lane."""
+    shared, plain = Lane(version, "$share/g/t"), Lane(version)
     async with (
         reading() as (reader, server),
-        await connected(port_of(server), "member") as member,
-        await connected(port_of(server), "other") as other,
+        await connected(port_of(server), "member", version) as member,
+        await connected(port_of(server), "other", version) as other,
     ):
         await member.subscribe("$share/g/t", 2)
         await other.subscribe("t", 2)
-        ids = [reader.take(entry(LANE_SHARED, qos, b"1"), 1)]
-        assert await received(member, 1) == [(b"1", qos)]
-        ids.append(reader.take(entry(LANE_5, qos, b"2"), 2))
-        assert await received(other, 1) == [(b"2", qos)]
+        ids = [reader.take(entry(shared, qos, b"1", b"2"), 1)]
+        assert await received(member, 2) == [(b"1", qos), (b"2", qos)]
+        ids.append(reader.take(entry(plain, qos, b"3"), 2))
+        assert await received(other, 1) == [(b"3", qos)]
         await until(lambda: sorted(reader.deleted) == ids)
 
 
 @pytest.mark.parametrize("qos", [1, 2])
-async def test_a_message_that_no_member_can_take_is_given_back_before_it_is_done(qos: int) -> None:
-    """The last member may have left just now; its entry is deleted once it is elsewhere."""
+@pytest.mark.parametrize("version", [4, 5])
+async def test_messages_that_no_member_can_take_are_given_back_before_they_are_done(
+    monkeypatch: pytest.MonkeyPatch, version: int, qos: int
+) -> None:
+    """The last member may have left just now; the entry is deleted once they are elsewhere."""
+    monkeypatch.setattr(forwarder, "_RETRY_SECONDS", 0.0)
     async with reading() as (reader, _):
-        only = reader.take(entry(LANE_SHARED, qos, b"1", b"2"), 1)
-        await until(lambda: len(reader.refused) == 2)
-        assert [share_of(packet) for packet, _ in reader.refused] == ["$share/g/t"] * 2
-        assert [packet[-1:] for packet, _ in reader.refused] == [b"1", b"2"]
-        reader.refused[1][1]()
-        assert not reader.deleted
-        reader.refused[0][1]()
+        only = reader.take(entry(Lane(version, "$share/g/t"), qos, b"1", b"2"), 1)
+        await until(lambda: sum(one.n_messages for one in reader.refused) == 2)
+        packets = b"".join(one.packets for one in reader.refused)
+        assert [packet[-1:] for packet in packets_of(packets)] == [b"1", b"2"]
+        assert {one.lane for one in reader.refused} == {Lane(version, "$share/g/t")}
+        for one in reader.refused:
+            assert not reader.deleted
+            one.done(0)
         await until(lambda: reader.deleted == [only])
+
+
+async def test_forwarders_of_many_shared_subscriptions_end_when_they_are_idle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each is a client with a session."""
+    monkeypatch.setattr(inbox, "MOST_FORWARDERS", 3)
+    async with (
+        reading() as (reader, server),
+        await connected(port_of(server), "member") as member,
+    ):
+        for number in range(1, 11):
+            await member.subscribe(f"$share/g{number}/t", 1)
+            reader.take(entry(Lane(5, f"$share/g{number}/t"), 1, b"x"), number)
+            assert await received(member, 1) == [(b"x", 1)]
+            await until(lambda number=number: len(reader.deleted) == number)  # type: ignore[misc]
+        await until(lambda: len(list(server.core.sessions)) <= 1 + 3)
 
 
 class Stream:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 import pytest
 
@@ -11,9 +10,17 @@ from penstock.broker.errors import PenstockError
 from penstock.broker.extensions import SinkRun
 from penstock.broker.message import OF_MQTT_3, Message
 from penstock.plugins.cluster import node_sink
-from penstock.plugins.cluster.frames import LANE_4, LANE_5, LANE_SHARED, read_frames
-from penstock.plugins.cluster.node_sink import MOST_BYTES, MOST_INBOX_BYTES, MOST_PUTS, NodeSink
+from penstock.plugins.cluster.frames import LANE_4, LANE_5, Lane, read_frames
+from penstock.plugins.cluster.node_sink import (
+    MOST_BYTES,
+    MOST_INBOX_BYTES,
+    MOST_PUTS,
+    NodeSink,
+    Shared,
+)
 from tests.broker.serving import until
+
+SHARED = Lane(5, "$share/g/t")
 
 
 class Engine:
@@ -22,17 +29,17 @@ class Engine:
     Attributes:
         entries: what was put, and what is done with the answer.
         error: the exception that is raised for each entry; None for no fault.
-        given: packets that must go elsewhere.
+        given: messages that must go elsewhere.
     """
 
     def __init__(self) -> None:
         self.entries: list[tuple[bytes, asyncio.Future[int]]] = []
         self.error: PenstockError | None = None
-        self.given: list[tuple[bytes, Callable[[], None]]] = []
+        self.given: list[Shared] = []
 
-    def give(self, packet: bytes, done: Callable[[], None]) -> None:
-        """Keep a packet."""
-        self.given.append((packet, done))
+    def give(self, shared: Shared) -> None:
+        """Keep messages."""
+        self.given.append(shared)
 
     def put(self, data: bytes) -> asyncio.Future[int]:
         """Keep an entry."""
@@ -112,9 +119,9 @@ async def test_what_comes_in_one_turn_is_one_entry_and_acknowledged_with_it() ->
     assert not finishing.done()
     frames = list(read_frames(await engine.answer()))
     assert [(frame.lane, frame.qos, frame.n_messages) for frame in frames] == [
+        (LANE_5, 1, 1),
         (LANE_4, 1, 2),
         (LANE_4, 0, 1),
-        (LANE_5, 1, 1),
     ]
     assert [answer.codes for answer in answers] == [[0], [0]]
     assert (sink.counts.stored, sink.counts.queued, sink.bytes_on_way) == (4, 0, 0)
@@ -129,10 +136,10 @@ async def test_what_comes_one_by_one_stays_with_the_runs_of_its_publisher() -> N
     old.properties = OF_MQTT_3
     take(sink, old)
     sink.accept_run(SinkRun(b"\x32\x06\x00\x01t\x00\x09x", 1, 4, 1), Answer())
-    sink.accept_shared(b"\x32\x06\x00\x01t\x00\x09\x00", None)
+    sink.accept_shared(Shared(SHARED, 1, 1, b"packet", lambda _: None))
     await turns()
     frames = list(read_frames(await engine.answer()))
-    assert [(frame.lane, frame.n_messages) for frame in frames] == [(LANE_4, 2), (LANE_SHARED, 1)]
+    assert [(frame.lane, frame.n_messages) for frame in frames] == [(LANE_4, 2), (SHARED, 1)]
     assert frames[0].body.startswith(b"\x33\x06\x00\x01t\x00\x011")
 
 
@@ -241,15 +248,13 @@ async def test_a_message_for_one_member_goes_elsewhere_when_its_node_has_left(
     engine = Engine()
     sink = sink_of(engine)
     answers = [Answer(), take(sink, Message("t", b"1", qos=1))]
-    sink.accept_shared(b"packet", answers[0])
+    shared = Shared(SHARED, 1, 3, b"packets", answers[0].settle)
+    sink.accept_shared(shared)
     await turns()
     if told_first == "plugin":
         sink.close()
     engine.entries.pop()[1].set_exception(PenstockError("PENSTOCK gone"))
     await turns()
-    ((packet, done),) = engine.given
-    assert packet == b"packet"
+    assert engine.given == [shared]
     assert [answer.codes for answer in answers] == [[], [0]]
-    done()
-    assert answers[0].codes == [0]
     check(sink)

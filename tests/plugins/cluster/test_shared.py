@@ -8,11 +8,12 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock.broker.extensions import MessageSink
+from penstock.broker.errors import PenstockError
+from penstock.broker.extensions import MessageSink, SinkRun
 from penstock.broker.message import Message
 from penstock.plugins.cluster import shared
-from penstock.plugins.cluster.frames import LANE_SHARED, packets_of, read_frames
-from penstock.plugins.cluster.node_sink import MOST_INBOX_BYTES, NodeSink
+from penstock.plugins.cluster.frames import Lane, read_frames
+from penstock.plugins.cluster.node_sink import MOST_INBOX_BYTES, NodeSink, Shared
 from penstock.plugins.cluster.shared import Groups
 from tests.broker.serving import until
 from tests.plugins.cluster.test_node_sink import Answer, Engine, turns
@@ -67,7 +68,7 @@ class Cluster:
         for node, engine in self.engines.items():
             while engine.entries:
                 for frame in read_frames(await engine.answer()):
-                    assert frame.lane == LANE_SHARED
+                    assert frame.lane == Lane(5, SHARE)
                     found[node] += frame.n_messages
         return found
 
@@ -123,12 +124,29 @@ async def test_a_node_without_room_is_passed_over_while_another_has_some() -> No
     assert group.reserve(Message("t/1", b"x", qos=1)) == "inbox_full"
 
 
-def packet(cluster: Cluster) -> bytes:
-    """Return a packet as another node gets it."""
-    for frame in read_frames(cluster.engines["b"].entries[0][0]):
-        for one in packets_of(frame.body):
-            return one
-    raise AssertionError
+async def test_a_run_goes_to_one_node_and_counts_as_so_many_turns() -> None:
+    """It stays a run for that node's members."""
+    cluster = Cluster()
+    cluster.groups.change(SHARE, "b", 1)
+    cluster.groups.change(SHARE, "c", 1)
+    (sink,) = cluster.sinks.added
+    answer = Answer()
+    for n_messages in (10, 4, 4, 4):
+        assert sink.reserve_run(n_messages, 5)
+        sink.accept_run(SinkRun(b"packets", n_messages, 5, 1), answer)
+    assert await cluster.got() == {"b": 10, "c": 12}
+    assert answer.codes == [0] * 4
+    assert (sink.counts.matched, sink.counts.stored) == (22, 22)
+    for node in "bc":
+        cluster.nodes[node].inbox_bytes = MOST_INBOX_BYTES + 1
+    assert not sink.reserve_run(1, 5)
+    sink.accept_run(SinkRun(b"packets", 7, 5, 0), None)
+    assert sink.counts.dropped == {"inbox_full": 7}
+
+
+def returned(done: Callable[[int], None]) -> Shared:
+    """Return messages that a node could not deliver."""
+    return Shared(Lane(5, SHARE), 1, 2, b"packets", done)
 
 
 @pytest.mark.parametrize("n_own", [0, 2])
@@ -138,21 +156,18 @@ async def test_a_returned_message_goes_to_another_member(
     """The own ones among them; it is done when it is stored."""
     monkeypatch.setattr(shared, "RETRY_SECONDS", 0.0)
     cluster = Cluster()
-    cluster.groups.change(SHARE, "b", 1)
-    publish(cluster, 1)
-    await turns()
-    returned = packet(cluster)
-    await cluster.got()
-    cluster.groups.left("b")
     cluster.groups.change(SHARE, "a" if n_own else "c", 1)
-    done: list[str] = []
-    finished: Callable[[], None] = lambda: done.append("done")  # noqa: E731
-    cluster.groups.give_back(returned, finished)
+    done: list[int] = []
+    cluster.groups.give_back(returned(done.append))
     engine = cluster.engines["a" if n_own else "c"]
     await until(lambda: engine.entries)
     assert not done
-    await cluster.got()
-    assert done == ["done"]
+    engine.entries.pop()[1].set_exception(PenstockError("OOM"))
+    await until(lambda: engine.entries)
+    assert not done
+    assert await cluster.got() == {"a" if n_own else "c": 2}
+    assert done == [0]
+    assert cluster.groups.n_returned == 4
 
 
 async def test_a_returned_message_that_nobody_subscribes_to_any_more_is_dropped(
@@ -161,12 +176,8 @@ async def test_a_returned_message_that_nobody_subscribes_to_any_more_is_dropped(
     """And counted."""
     monkeypatch.setattr(shared, "RETRY_SECONDS", 0.0)
     cluster = Cluster()
-    cluster.groups.change(SHARE, "b", 1)
-    publish(cluster, 1)
-    await turns()
-    returned = packet(cluster)
-    cluster.groups.left("b")
-    done: list[str] = []
-    cluster.groups.give_back(returned, lambda: done.append("done"))
+    done: list[int] = []
+    cluster.groups.give_back(returned(done.append))
     await until(lambda: done)
-    assert cluster.groups.dropped == {"no_member": 1}
+    assert done == [0]
+    assert cluster.groups.dropped == {"no_member": 2}
