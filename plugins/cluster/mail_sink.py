@@ -65,7 +65,7 @@ class _Letter:
 
 
 class _Several:
-    """The receipt of each of several messages that are settled together; the worst outcome counts."""
+    """The receipt of messages that are settled together: the worst outcome counts."""
 
     deduplication_id = b""
     is_repeat = False
