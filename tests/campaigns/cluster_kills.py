@@ -128,6 +128,8 @@ async def play(
         ]
         for what in faults:
             await asyncio.sleep(rng.uniform(0.0, LONGEST_LIFE_SECONDS))
+            if taking.done():
+                break
             if what == "master":
                 await engine.kill_master()
             else:
@@ -141,6 +143,8 @@ async def play(
                 break
             await asyncio.sleep(LONGEST_AWAY_SECONDS)
         has_stayed = not taking.done()
+        if not has_stayed:
+            typer.echo(cluster["c"].log, err=True)
         taking.cancel()
     return judge(streams, reading, has_stayed=has_stayed)
 

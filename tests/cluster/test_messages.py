@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 
-from penstock.broker.mqtt.packets import Publish, SubAck, Subscribe, SubscriptionRequest
+from penstock.broker.mqtt.packets import (
+    Publish,
+    PubRec,
+    PubRel,
+    SubAck,
+    Subscribe,
+    SubscriptionRequest,
+)
 from tests.helpers.cluster import Cluster, running_brokers
 from tests.helpers.paho_client import MQTT_3_1_1, MQTT_5, publish_properties
 
@@ -100,6 +107,31 @@ async def test_a_client_that_wants_none_of_its_own_gets_those_of_other_brokers(
         await one.publish(topic, b"mine")
         await two.publish(topic, b"of another")
         assert (await one.take(Publish)).payload == b"of another"
+
+
+async def test_what_a_subscription_asks_for_counts_at_its_own_broker(cluster: Cluster) -> None:
+    """Subscription Identifier, Retain As Published, the least of both QoS; no Topic Alias."""
+    async with (
+        await cluster.connected("a", "aliases") as publisher,
+        await cluster.connected("b", "options") as subscriber,
+    ):
+        wanted = SubscriptionRequest("options/#", 1, retain_as_published=True)
+        given = {"subscription_identifier": [7]}
+        await subscriber.send(Subscribe(1, (wanted,), properties=given))
+        await subscriber.take(SubAck)
+        alias = {"topic_alias": 3}
+        await publisher.send(
+            Publish("options/x", b"1", 2, packet_id=1, retain=True, properties=alias),
+            Publish("", b"2", 0, properties=alias),
+        )
+        await publisher.take(PubRec)
+        await publisher.send(PubRel(1))
+        came = [await subscriber.take(Publish) for _ in range(2)]
+        assert [(m.topic, m.payload, m.qos, m.retain) for m in came] == [
+            ("options/x", b"1", 1, True),
+            ("options/x", b"2", 0, False),
+        ]
+        assert all(message.properties["subscription_identifier"] == [7] for message in came)
 
 
 @pytest.mark.parametrize("qos", [0, 1, 2])
