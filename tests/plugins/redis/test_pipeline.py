@@ -141,6 +141,24 @@ async def test_a_call_that_was_never_sent_fails_without_a_doubt(tmp_path: Path) 
         await calls.close()
 
 
+async def test_a_call_that_is_kept_outlasts_the_others_while_there_is_no_server(
+    tmp_path: Path,
+) -> None:
+    """What others were told is safe by then, or wait for, must not fail as time goes by."""
+    with reserved_port() as port:
+        with running_redis(tmp_path, port=port):
+            calls = routes(port, Patience(retry_seconds=0.2))
+            await calls.open()
+        await until(lambda: calls.failure is not None)
+        kept = calls.call("k", "ECHO", "kept", is_kept=True)
+        with pytest.raises(StorageError):
+            await calls.call("k", "PING")
+        assert not kept.done()
+        with running_redis(tmp_path, port=port):
+            assert await kept == b"kept"
+            await calls.close()
+
+
 async def test_what_is_stored_waits_for_replicas(tmp_path: Path) -> None:
     """Without one it fails by name, with its outcome; other calls are answered."""
     with running_redis(tmp_path / "master") as master:
