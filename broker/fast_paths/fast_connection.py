@@ -47,6 +47,13 @@ class FastClient(Client):
         if sender.takes_copies and sender.aliases is None:
             self.outgoing.copy_maximum = min(sender.send_maximum, core.copy_maximum)
 
+    def detach(self, now: float) -> None:
+        """Leave the session, once."""
+        plans = getattr(self, "fast_plans", None)  # there is none before it is accepted
+        if plans is not None:
+            self.core.forget_judged(plans)
+        super().detach(now)
+
     def limits_changed(self) -> None:
         """Take single packets only where their rate is not limited."""
         has_rate = self.core.limits.has_publish_rate

@@ -83,7 +83,7 @@ NOT_FAST: Final = FastPlan(-1, (), 0, ("", b""), None)
 
 MOST_JUDGED: Final = 65_536
 """So many topics of all publishers together are remembered as judged, of some 100 bytes each, or
-250 where each publisher has one. The tables of publishers that are gone are among them."""
+250 where each publisher has one."""
 
 
 def are_direct(sessions: Sequence[FastSession]) -> bool:
@@ -138,7 +138,7 @@ class FastCore(Core):
         self._run_sinks: dict[tuple[MessageSink, ...], RunSinks] = {}
         self._audiences: dict[tuple[FastSession, ...], tuple[FastSession, ...]] = {}
         self._groups: dict[tuple[SharedSubscription, int], Group] = {}
-        self._judged: list[dict[Any, Any]] = []
+        self._judged: dict[int, dict[Any, Any]] = {}  # by `id`
         self._n_judged = 0
         self._n_drops = 0
         self.tree.on_plans_void = self._drop_fast_plans
@@ -165,7 +165,7 @@ class FastCore(Core):
         self._drop_judged()
 
     def _drop_judged(self) -> None:
-        for plans in self._judged:
+        for plans in self._judged.values():
             plans.clear()
         self._judged.clear()
         self._n_judged = 0
@@ -205,9 +205,14 @@ class FastCore(Core):
         if self._n_judged >= MOST_JUDGED:
             self._drop_judged()
         if not judged:
-            self._judged.append(judged)
+            self._judged[id(judged)] = judged
         judged[topic] = answer
         self._n_judged += 1
+
+    def forget_judged(self, judged: dict[Any, Any]) -> None:
+        """Keep no longer what was found out for a client that has gone."""
+        if self._judged.pop(id(judged), None) is not None:
+            self._n_judged -= len(judged)
 
     def may_receive(self, member: Member, plan: Plan) -> bool | None:
         """Say whether a member of a shared subscription may receive a topic's messages.

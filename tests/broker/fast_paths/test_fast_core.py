@@ -140,3 +140,19 @@ def test_the_qos_that_a_relay_names_is_that_of_its_message(made_of: type[Core], 
     got = reader.take_all(Publish)
     assert [packet.qos for packet in got] == [1 - qos] * 2
     assert [packet.properties for packet in got] == [{"user_property": [("a", "b")]}] * 2
+
+
+def test_what_was_found_out_for_a_client_goes_with_it() -> None:
+    """Devices that come every few seconds leave nothing behind each time."""
+    access = Access()
+    access.answers_last = True
+    broker = VirtualBroker(core_class=FastCore, access=access)
+    assert isinstance(broker.core, FastCore)
+    for _ in range(3):
+        publisher = broker.connect("p")
+        publisher.publish("t", b"x")
+        (kept,) = broker.core._judged.values()
+        assert kept is publisher.connection.client.fast_plans  # type: ignore[attr-defined]
+        assert broker.core._n_judged == 1
+        publisher.lose()
+    assert not broker.core._judged
