@@ -28,6 +28,8 @@ MOST_HELD_BYTES: Final = 16 * 1024 * 1024
 
 FROM_START: Final = b"0-0"
 
+RETRY_SECONDS: Final = 1.0
+
 MOST_READ: Final = 64
 """Entries that are read at once."""
 
@@ -89,10 +91,17 @@ class _Origin:
             while self._frames:
                 entry, frames = self._frames.popleft()
                 for frame in frames:
-                    forwarder = self.forwarders.get(frame.lane) or self._forwarder(frame.lane)
-                    await forwarder.send(frame.body, frame.qos, frame.n_messages, entry.done)
+                    await self._give(entry, frame)
             self._wake.clear()
             await self._wake.wait()
+
+    async def _give(self, entry: _Entry, frame: Frame) -> None:
+        try:
+            forwarder = self.forwarders.get(frame.lane) or self._forwarder(frame.lane)
+            await forwarder.send(frame.body, frame.qos, frame.n_messages, entry.done)
+        except Exception as error:  # noqa: BLE001 (what comes behind it is not to wait for good)
+            self._inbox.failed(self._name, frame.n_messages, error)
+            entry.done(frame.n_messages)
 
     def _forwarder(self, lane: Lane) -> Forwarder:
         if len(self.forwarders) >= MOST_FORWARDERS:
@@ -164,21 +173,29 @@ class Inbox:
         """
         for source in self._origins.values():
             source.last = (0, 0)
-        after, n_connections = FROM_START, 0
         try:
             while True:
-                await self._has_room.wait()
-                entries = await reader.read(after, MOST_READ)
-                if reader.n_connections != n_connections:
-                    n_connections = reader.n_connections
-                    if after != FROM_START:
-                        after = FROM_START
-                        continue
-                for entry_id, fields in entries:
-                    self._take_fields(entry_id, fields)
-                    after = entry_id
+                try:
+                    await self._read(reader)
+                except Exception:
+                    self._logger.exception("the inbox is read from its start after a fault")
+                    await asyncio.sleep(RETRY_SECONDS)
         finally:
             await reader.close()
+
+    async def _read(self, reader: StreamReader) -> None:
+        after, n_connections = FROM_START, 0
+        while True:
+            await self._has_room.wait()
+            entries = await reader.read(after, MOST_READ)
+            if reader.n_connections != n_connections:
+                n_connections = reader.n_connections
+                if after != FROM_START:
+                    after = FROM_START
+                    continue
+            for entry_id, fields in entries:
+                self._take_fields(entry_id, fields)
+                after = entry_id
 
     def _take_fields(self, entry_id: bytes, fields: Sequence[bytes]) -> None:
         try:
@@ -187,6 +204,12 @@ class Inbox:
             self._unreadable(entry_id, len(fields[1]), "an unknown node", error)
         else:
             self.take(entry_id, *origin, fields[1])
+
+    def failed(self, node: str, n_messages: int, error: Exception) -> None:
+        """Count messages that could not be given to the broker."""
+        count(self.dropped, "failed", n_messages)
+        if is_logged(self.dropped["failed"]):
+            self._logger.error("messages of node %s are dropped", node, exc_info=error)
 
     def _unreadable(self, entry_id: bytes, n_bytes: int, node: str, error: Exception) -> None:
         """Drop an entry; it would stay in the way."""

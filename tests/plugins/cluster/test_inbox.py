@@ -226,17 +226,22 @@ class Stream:
         n_connections: how often it has connected.
         entries: identifiers of entries, with the fields of each.
         on_read: is called at each read.
+        fault: what the next read raises; None for nothing.
     """
 
     def __init__(self) -> None:
         self.n_connections = 1
         self.entries: dict[bytes, list[bytes]] = {}
         self.on_read: Callable[[], None] = lambda: None
+        self.fault: Exception | None = None
 
     async def read(self, after: bytes, most_entries: int) -> list[tuple[bytes, list[bytes]]]:
         """Return the entries behind one."""
         await asyncio.sleep(0)
         self.on_read()
+        if self.fault is not None:
+            fault, self.fault = self.fault, None
+            raise fault
         behind = [one for one in sorted(self.entries) if one > after]
         return [(one, self.entries[one]) for one in behind[:most_entries]]
 
@@ -286,4 +291,29 @@ async def test_entries_of_a_server_that_has_taken_over_are_found_whatever_their_
         }
         stream.n_connections = 2
         assert await received(client, 2) == [(b"2", 1), (b"3", 1)]
+        following.cancel()
+
+
+async def test_a_fault_is_no_end_of_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither where entries are read nor where they are given to the broker."""
+    monkeypatch.setattr(inbox, "RETRY_SECONDS", 0.0)
+    stream = Stream()
+    async with (
+        reading() as (reader, server),
+        await connected(port_of(server), "new") as client,
+    ):
+        await client.subscribe("t", 1)
+        stream.entries[b"1-0"] = [b"a 1 1", entry(LANE_5, 1, b"1")]
+        following = asyncio.create_task(reader.inbox.follow(cast("StreamReader", stream)))
+        assert await received(client, 1) == [(b"1", 1)]
+        stream.fault = ValueError("what nobody has thought of")
+        await until(lambda: stream.fault is None)
+        # No packet: it says that it is longer than the frame.
+        bad = FrameBuffer()
+        bad.add(LANE_5, 1, 1, b"\x32\xff")
+        stream.entries[b"2-0"] = [b"a 1 2", bad.take()]
+        stream.entries[b"3-0"] = [b"a 1 3", entry(LANE_5, 1, b"2")]
+        assert await received(client, 1) == [(b"2", 1)]
+        await until(lambda: set(reader.deleted) >= {b"1-0", b"2-0", b"3-0"})
+        assert reader.inbox.dropped == {"failed": 1}
         following.cancel()
