@@ -28,6 +28,8 @@
 --
 --   :o          hash: client to owner: node, epoch, and number of the claim that has made it so
 --   :last       hash: node to epoch and number of what it has posted last
+--   :d          sorted set: QoS 2 messages that are here and that their publisher may send again, by
+--               the time in ms at which they came
 --   :x          sorted set: origin and client of sessions that wait for their client, by the time in
 --               ms at which they expire; and of those that have ended, until all nodes know it
 --   :s:CLIENT   hash: the session that the client may come back to: origin, which no other one has;
@@ -45,6 +47,8 @@
 
 local MOST_CHANGES = 20000  -- that are kept; who is behind them reads everything anew
 local INLINE_BYTES = 4096   -- a larger retained message is looked up by who reads of it
+
+local MOST_KNOWN_MS = 7 * 86400 * 1000  -- for so long a QoS 2 message is told from its repeats
 
 local FENCED = 'PENSTOCK fenced'
 local GONE = 'PENSTOCK gone'
@@ -305,6 +309,19 @@ local function end_session(base, client, origin)
   call('ZADD', base .. ':x', text(now_ms()), origin .. ' ' .. client)
 end
 
+-- Returns the newest of some entries.
+local function newest(ids)
+  local found, most_time, most_number = '0-0', 0, 0
+  for i = 1, #ids do
+    local time, number = string.match(ids[i], '(%d+)-(%d+)')
+    time, number = tonumber(time), tonumber(number)
+    if time > most_time or (time == most_time and number > most_number) then
+      found, most_time, most_number = ids[i], time, number
+    end
+  end
+  return found
+end
+
 -- Notes that a session has no owner any more. Where that was no end of its own, what its owner has
 -- read may have been sent.
 local function leave_session(base, client, is_own)
@@ -313,7 +330,11 @@ local function leave_session(base, client, is_own)
   if not told[1] or told[3] then return end
   local now = now_ms()
   call('HSET', key, 'away', text(now))
-  if not is_own and told[4] then call('HSET', key, 'dup', told[4]) end
+  if is_own then
+    call('HSET', key, 'got', newest(call('HKEYS', base .. ':i:' .. client)))
+  elseif told[4] then
+    call('HSET', key, 'dup', told[4])
+  end
   if told[2] and told[2] ~= '' then
     call('ZADD', base .. ':x', text(now + math.floor(told[2] * 1000)), told[1] .. ' ' .. client)
   end
@@ -382,8 +403,25 @@ function functions.abandon(keys, args)
   return found[1]
 end
 
+-- Says whether a message has come before; where it has not, it has from now on.
+local function is_here(base, token)
+  if token == '' then return false end
+  local key, id = base .. ':d', string.sub(token, 2)
+  if string.sub(token, 1, 1) == '?' and call('ZSCORE', key, id) then return true end
+  local now = now_ms()
+  call('ZADD', key, text(now), id)
+  call('ZREMRANGEBYSCORE', key, '-inf', text(now - MOST_KNOWN_MS))
+  return false
+end
+
+-- Forgets messages that their publisher cannot send again.
+function functions.unsee(keys, args)
+  return call('ZREM', keys[1] .. ':d', unpack(args))
+end
+
 -- Puts messages into mailboxes, once. Behind the limits stand, for each message: its data, its QoS,
--- for how many clients it is, and these. Answers, for each client that has a mailbox, with messages
+-- what tells its repeats ('' for nothing; '?' before it where it may be one), for how many clients it
+-- is, and these. Answers, for each client that has a mailbox, with messages
 -- and bytes in it, how many were dropped, whether it is away, and the owner if that is to be told.
 -- Where publishers are held back they learn of it a little late: twice the limits are allowed.
 function functions.post(keys, args)
@@ -401,8 +439,9 @@ function functions.post(keys, args)
   local boxes, answer = {}, {}
   local at = 7
   while at <= #args do
-    local data, qos, n = args[at], args[at + 1], tonumber(args[at + 2])
-    for i = at + 3, at + 2 + n do
+    local data, qos, token, n = args[at], args[at + 1], args[at + 2], tonumber(args[at + 3])
+    local is_wanted = is_new and #data > 0 and not is_here(base, token)
+    for i = at + 4, at + 3 + n do
       local client = args[i]
       local box = boxes[client]
       if not box then
@@ -413,7 +452,7 @@ function functions.post(keys, args)
         boxes[client] = box
         answer[#answer + 1] = client
       end
-      if is_new and box.is_there and #data > 0 and not (qos == '0' and box.is_away) then
+      if is_wanted and box.is_there and not (qos == '0' and box.is_away) then
         local key = base .. ':q:' .. client
         local is_held_back = mode == 'reject' and qos ~= '0' and not box.is_away
         local most_n, most = most_messages, most_bytes
@@ -434,7 +473,7 @@ function functions.post(keys, args)
         end
       end
     end
-    at = at + 3 + n
+    at = at + 4 + n
   end
   local told = {}
   for i = 1, #answer do
@@ -570,7 +609,7 @@ end
 
 local NAMES = {
   'join', 'announce', 'beat', 'leave', 'evict', 'done', 'change', 'retain', 'clear', 'open', 'put',
-  'delete', 'fence', 'seal', 'drop', 'will', 'claim', 'release', 'abandon', 'post', 'load',
+  'delete', 'fence', 'seal', 'drop', 'will', 'claim', 'release', 'abandon', 'unsee', 'post', 'load',
   'fetch', 'commit', 'erase', 'finish', 'expire', 'forget'
 }
 

@@ -94,13 +94,17 @@ class MailEngine:
 
         Args:
             bucket: the common beginning of the keys of all of them.
-            words: for each message its data, its QoS, the number of clients, and these. Without
-                data it is asked how the mailboxes are.
+            words: for each message its data, its QoS, what tells its repeats, the number of
+                clients, and these. Without data it is asked how the mailboxes are.
         """
         engine = self.engine
         number = engine.next_number(f"post {bucket}")
         words = (engine.node, engine.epoch, number, *self.limits(), *words)
         return engine.calls.call("post", (bucket,), *words, is_stored=True, is_kept=True)
+
+    def unsee(self, bucket: str, deduplication_id: bytes) -> asyncio.Future[Any]:
+        """Forget a message that its publisher cannot send again."""
+        return self.engine.call("unsee", bucket, deduplication_id, is_stored=True)
 
     async def load(self, client_id: str, owner: Row) -> State:
         """Return a session that this node has.

@@ -108,6 +108,7 @@ class KeptSessions(SessionStore):
 
     Attributes:
         sessions: by client.
+        unreleased: deduplication identifiers of messages that clients have sent to other nodes.
         n_fetched: messages that came from mailboxes.
         n_unreadable: messages that could not be read, and were dropped.
     """
@@ -122,6 +123,7 @@ class KeptSessions(SessionStore):
         logger: Logger,
     ) -> None:
         self.sessions: dict[str, Kept] = {}
+        self.unreleased: set[bytes] = set()
         self.n_fetched = 0
         self.n_unreadable = 0
         self._engine = engine
@@ -164,7 +166,9 @@ class KeptSessions(SessionStore):
             subscription = SubscriptionRow(kept.row, *json.loads(data))
             stored.subscriptions.append(subscription)
             kept.filters[subscription.topic_filter] = None
-        stored.incoming += [IncomingRow(kept.row, packet_id) for packet_id in state.incoming]
+        for packet_id in state.incoming:
+            stored.incoming.append(IncomingRow(kept.row, packet_id))
+            self.unreleased.add(bytes.fromhex(origin) + packet_id.to_bytes(2, "big"))
         for row, (entry, value) in enumerate(found, kept.row + 1):
             message, share = read_entry(value, row, now)
             sent = Sent.read(state.sent[entry])

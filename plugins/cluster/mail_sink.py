@@ -39,6 +39,7 @@ LOOK_AGAIN_SECONDS: Final = 0.25
 """The interval at which full mailboxes are looked at while publishers are held back."""
 _MESSAGE_BYTES: Final = 64
 _HALF: Final = 0.5
+_EXACTLY_ONCE: Final = 2
 
 Patience = Callable[[], float | None]
 Tell = Callable[[Posted], None]
@@ -119,6 +120,7 @@ class MailSink(MessageSink):
         routes: whose mailboxes get what; set once it is made.
         bytes_on_way: counted against `MOST_BYTES`.
         lost: messages that mailboxes had no room for, or that had no session any more, by reason.
+        unreleased: deduplication identifiers of messages that another node has put into mailboxes.
         failure: why the last call failed; "" where it did not.
         n_posts: calls that were answered.
     """
@@ -140,6 +142,8 @@ class MailSink(MessageSink):
         self._clock = clock
         self._patience = patience
         self._full: dict[Mailbox, float] = {}
+        self._seen: dict[bytes, Sequence[str]] = {}
+        self.unreleased: set[bytes] = set()
         self._buckets: dict[str, _Bucket] = {}
         self._waiting: dict[str, None] = {}
         self._is_scheduled = False
@@ -220,7 +224,11 @@ class MailSink(MessageSink):
         except OSError:
             self._done(_Letter(receipt, n_bytes, 1), ReasonCode.UNSPECIFIED_ERROR, "payload_lost")
             return
-        self._put(value, message.qos, self.routes.of(message.topic), receipt, n_bytes)
+        token = b""
+        if receipt is not None and message.qos == _EXACTLY_ONCE:
+            token = (b"?" if receipt.is_repeat else b"+") + receipt.deduplication_id
+        boxes = self.routes.of(message.topic)
+        self._put(value, message.qos, boxes, receipt, n_bytes, token if len(token) > 1 else b"")
 
     def accept_shared(self, box: Mailbox, shared: Shared) -> None:
         """Take messages of a shared subscription for one mailbox."""
@@ -240,6 +248,7 @@ class MailSink(MessageSink):
         boxes: Sequence[Mailbox],
         receipt: Receipt | None,
         n_bytes: int,
+        token: bytes = b"",
     ) -> None:
         names: dict[str, list[str]] = {}
         for box in boxes:
@@ -249,16 +258,24 @@ class MailSink(MessageSink):
             letter.n_left = 1
             self._done(letter, 0, "")
             return
+        if token:
+            self._seen[token[1:]] = [*names]
         for bucket, clients in names.items():
-            self._add(bucket, letter, value, qos, clients)
+            self._add(bucket, letter, value, qos, clients, token)
 
     def _add(
-        self, name: str, letter: _Letter, value: bytes, qos: int, clients: Sequence[str]
+        self,
+        name: str,
+        letter: _Letter,
+        value: bytes,
+        qos: int,
+        clients: Sequence[str],
+        token: bytes = b"",
     ) -> None:
         bucket = self._buckets.get(name)
         if bucket is None:
             bucket = self._buckets[name] = _Bucket()
-        bucket.words += (value, qos, len(clients), *clients)
+        bucket.words += (value, qos, token, len(clients), *clients)
         bucket.letters.append(letter)
         bucket.n_bytes += len(value)
         bucket.n_names += len(clients)
@@ -344,6 +361,36 @@ class MailSink(MessageSink):
         if letter.receipt is not None:
             letter.receipt.settle(letter.reason_code)
         self._free(letter.n_bytes)
+
+    def forget(self, deduplication_id: bytes, done: Callable[[bool], None]) -> None:
+        """Forget a message that its publisher cannot send again; see `MessageSink`."""
+        buckets = self._seen.pop(deduplication_id, ())
+        if deduplication_id in self.unreleased:
+            self.unreleased.discard(deduplication_id)
+            buckets = list({box.bucket for box in self.routes.boxes.values()})
+        if not buckets:
+            done(True)
+            return
+        try:
+            calls = [self._engine.unsee(bucket, deduplication_id) for bucket in buckets]
+        except PenstockError:
+            self._seen[deduplication_id] = buckets
+            done(False)
+            return
+        waiting = asyncio.gather(*calls, return_exceptions=True)
+        waiting.add_done_callback(partial(self._forgot, deduplication_id, buckets, done))
+
+    def _forgot(
+        self,
+        deduplication_id: bytes,
+        buckets: Sequence[str],
+        done: Callable[[bool], None],
+        found: asyncio.Future[list[Any]],
+    ) -> None:
+        has_failed = any(isinstance(one, BaseException) for one in found.result())
+        if has_failed:
+            self._seen[deduplication_id] = buckets
+        done(not has_failed)
 
     # -- the end -----------------------------------------------------------------------------------
 

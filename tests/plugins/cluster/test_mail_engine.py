@@ -60,11 +60,13 @@ def bucket(mail: MailEngine) -> str:
     return mail.engine.bucket(X)
 
 
-async def posted(mail: MailEngine, *messages: bytes, qos: int = 1) -> Posted | None:
+async def posted(
+    mail: MailEngine, *messages: bytes, qos: int = 1, token: bytes = b""
+) -> Posted | None:
     """Put messages into the client's mailbox."""
     words: list[Any] = []
     for message in messages or (b"",):
-        words += [message, qos, 1, X]
+        words += [message, qos, token, 1, X]
     found = await plain(mail.post(bucket(mail), words))
     return Posted.read(found[0]) if found else None
 
@@ -97,10 +99,24 @@ async def test_repeated_post_changes_nothing() -> None:
     """A post is repeated where its answer was lost."""
     async with joined(server(), "a") as a:
         own = await kept(a)
-        words = (a.engine.node, a.engine.epoch, 1, *a.limits(), b"1", 1, 1, X)
+        words = (a.engine.node, a.engine.epoch, 1, *a.limits(), b"1", 1, "", 1, X)
         for _ in range(2):
             await plain(a.engine.calls.call("post", (bucket(a),), *words))
         assert await values(a, own) == [b"1"]
+
+
+async def test_message_that_its_publisher_repeats_is_there_once() -> None:
+    """Through whatever node it comes again; once it is forgotten, its identifier is another's."""
+    at = server()
+    async with joined(at, "a") as a, joined(at, "b") as b:
+        own = await kept(a)
+        await posted(a, b"1", token=b"+id")
+        await posted(b, b"1", token=b"?id")
+        await posted(b, b"2", token=b"?other")
+        assert await values(a, own) == [b"1", b"2"]
+        await plain(b.unsee(bucket(b), b"id"))
+        await posted(b, b"3", token=b"?id")
+        assert await values(a, own) == [b"1", b"2", b"3"]
 
 
 async def test_owner_is_named_once_until_it_has_fetched() -> None:
@@ -184,6 +200,18 @@ async def test_what_the_owner_has_read_is_not_dropped() -> None:
         await a.fetch(X, own, FROM_START, 1)
         await posted(a, b"33")
         assert await values(a, own) == [b"00", b"22", b"33"]
+
+
+async def test_what_was_read_and_not_sent_may_be_dropped_once_the_client_is_away() -> None:
+    """Messages with a Packet Identifier stay."""
+    async with joined(server(), "a", (3, 1000, "drop_oldest")) as a:
+        own = await kept(a)
+        await posted(a, b"0", b"1", b"2")
+        first, *_ = (await a.fetch(X, own, FROM_START, 3)).entries
+        await a.commit(X, own, 2, "o1", ["i", first[0], b"sent"])
+        await released(a, own)
+        await posted(a, b"3")
+        assert await values(a, await claimed(a, 2)) == [b"0", b"2", b"3"]
 
 
 async def test_too_many_for_a_client_that_is_away_are_dropped() -> None:

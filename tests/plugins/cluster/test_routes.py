@@ -166,7 +166,7 @@ def test_what_is_told_is_what_sessions_have(most: int) -> None:
         (own.subscribed if step > 0 else own.unsubscribed)(topic_filter)
         ops: list[tuple[str, int]] = []
         while some := own.take(most):
-            ops += some
+            ops += [(name, int(n)) for name, n in some]
         told.update(dict.fromkeys(told, 0))
         for name, n in ops:
             told[name] = n

@@ -1,0 +1,411 @@
+"""Sessions that outlive their connection go on at any broker, with all that waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis import Redis
+
+from penstock.broker.mqtt.packets import (
+    Disconnect,
+    PubAck,
+    PubComp,
+    Publish,
+    PubRec,
+    PubRel,
+    Subscribe,
+    SubscriptionRequest,
+)
+from penstock.broker.mqtt.reason_codes import ReasonCode
+from tests.helpers.cluster import Cluster, Stream, reached, running_brokers
+from tests.helpers.redis_server import shared_redis
+from tests.helpers.wire import WireClient, ending
+
+
+def lasting(seconds: int = 600) -> dict[str, Any]:
+    """Return what a CONNECT says to have its session."""
+    return {"clean_start": False, "properties": {"session_expiry_interval": seconds}}
+
+
+async def back(cluster: Cluster, name: str, client_id: str, *, version: int = 5) -> WireClient:
+    """Return a client that has found its session at a broker."""
+    client = await WireClient.dial(cluster[name].port, version)
+    options = lasting() if version == 5 else {"clean_start": False}
+    answer = await client.connect(client_id, **options)
+    assert (answer.reason_code, answer.session_present) == (0, True)
+    return client
+
+
+async def leave(client: WireClient) -> None:
+    """Disconnect."""
+    await client.send(Disconnect())
+    await client.rest()
+
+
+async def messages(client: WireClient, n: int) -> list[tuple[bytes, int]]:
+    """Return payload and QoS of the next messages, which are acknowledged."""
+    found: list[tuple[bytes, int]] = []
+    while len(found) < n:
+        packet = await client.receive()
+        if isinstance(packet, PubRel):
+            await client.send(PubComp(packet.packet_id))
+            continue
+        assert isinstance(packet, Publish), packet
+        found.append((bytes(packet.payload), packet.qos))
+        if packet.qos:
+            kind = PubAck if packet.qos == 1 else PubRec
+            await client.send(kind(packet.packet_id))
+    return found
+
+
+def prefix_of(cluster: Cluster) -> str:
+    """Return what the keys of a cluster begin with."""
+    return str(cluster.section["redis"]["prefix"])
+
+
+async def until_away(cluster: Cluster, client_id: str) -> None:
+    """Wait until no broker has a client's session."""
+    with Redis(port=shared_redis()) as redis:
+        (key,) = redis.scan_iter(f"{prefix_of(cluster)}:*:s:{client_id}")
+        await reached(lambda: redis.hexists(key, "away"), f"that {client_id} is away")
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Three brokers."""
+    with running_brokers(tmp_path_factory.mktemp("cluster"), "a", "b", "c") as brokers:
+        yield brokers
+
+
+@pytest.mark.parametrize("version", [4, 5])
+async def test_what_waits_for_a_client_is_read_at_another_broker(
+    cluster: Cluster, version: int
+) -> None:
+    """From whatever broker it came, in order; messages of QoS 0 do not wait."""
+    name = f"away-{version}"
+    options = lasting() if version == 5 else {"clean_start": False}
+    async with await cluster.connected("a", name, version=version, **options) as client:
+        await client.subscribe(f"{name}/#", 2)
+        await leave(client)
+    async with (
+        await cluster.connected("b", "from-b") as one,
+        await cluster.connected("a", "from-a") as other,
+    ):
+        await one.publish(f"{name}/1", b"1")
+        await other.send(Publish(f"{name}/1", b"0", 0))
+        await other.publish(f"{name}/1", b"2")
+        await one.publish(f"{name}/2", b"3")
+        async with await back(cluster, "c", name, version=version) as client:
+            assert await messages(client, 3) == [(b"1", 1), (b"2", 1), (b"3", 1)]
+            await one.publish(f"{name}/2", b"4")
+            await other.send(Publish(f"{name}/2", b"5", 0))
+            assert await messages(client, 2) == [(b"4", 1), (b"5", 0)]
+
+
+async def test_client_with_a_session_gets_messages_from_all_brokers(cluster: Cluster) -> None:
+    """While it is connected: by all of its subscriptions, with their identifiers, each once."""
+    async with (
+        await cluster.connected("a", "here", **lasting()) as client,
+        await cluster.connected("a", "at-a") as one,
+        await cluster.connected("b", "at-b") as other,
+    ):
+        for topic_filter, qos, number in (("here/+", 1, 5), ("here/#", 2, 6)):
+            options = {"properties": {"subscription_identifier": [number]}}
+            await client.send(Subscribe(1, (SubscriptionRequest(topic_filter, qos),), **options))
+            await client.receive()
+        for number in range(100):
+            await (one, other)[number % 2].publish("here/x", b"%d" % number)
+        for number in range(100):
+            packet = await client.take(Publish)
+            assert bytes(packet.payload) == b"%d" % number
+            assert sorted(packet.properties["subscription_identifier"]) == [5, 6]
+            await client.send(PubAck(packet.packet_id))
+
+
+async def test_client_that_goes_elsewhere_without_leaving_is_taken_over(cluster: Cluster) -> None:
+    """Its session goes along, and what it has not acknowledged is sent again."""
+    async with (
+        await cluster.connected("a", "taken", **lasting()) as first,
+        await cluster.connected("c", "gives-taken") as publisher,
+    ):
+        await first.subscribe("taken/#", 2)
+        await publisher.publish("taken/1", b"1")
+        sent = await first.take(Publish)
+        async with await back(cluster, "b", "taken") as second:
+            assert ending(await first.rest()) == ReasonCode.SESSION_TAKEN_OVER
+            again = await second.take(Publish)
+            assert (again.packet_id, again.dup, again.qos) == (sent.packet_id, True, 1)
+            await second.send(PubAck(again.packet_id))
+            await publisher.publish("taken/2", b"2")
+            assert await messages(second, 1) == [(b"2", 1)]
+
+
+async def test_client_with_qos_2_under_way_goes_on_elsewhere(cluster: Cluster) -> None:
+    """In both directions: no message comes twice."""
+    async with await cluster.connected("a", "twice", **lasting()) as client:
+        await client.subscribe("twice/#", 2)
+        await client.send(Publish("twice/1", b"1", 2, packet_id=9))
+        found = [await client.receive() for _ in range(2)]
+        (came,) = [one for one in found if isinstance(one, Publish)]
+        assert any(isinstance(one, PubRec) and one.packet_id == 9 for one in found)
+        await client.send(PubRec(came.packet_id))
+        assert (await client.take(PubRel)).packet_id == came.packet_id
+    async with await back(cluster, "b", "twice") as client:
+        assert (await client.take(PubRel)).packet_id == came.packet_id
+        await client.send(PubComp(came.packet_id))
+        await client.send(Publish("twice/1", b"1", 2, dup=True, packet_id=9))
+        assert (await client.take(PubRec)).packet_id == 9
+        await client.send(PubRel(9))
+        assert (await client.take(PubComp)).packet_id == 9
+        await client.send(Publish("twice/1", b"2", 2, packet_id=10))
+        while not isinstance(packet := await client.receive(), Publish):
+            assert isinstance(packet, PubRec)
+        assert bytes(packet.payload) == b"2"
+
+
+async def test_clean_start_ends_the_session_wherever_it_waits(cluster: Cluster) -> None:
+    """Nothing is left of it: neither messages nor subscriptions."""
+    async with await cluster.connected("a", "anew", **lasting()) as client:
+        await client.subscribe("anew/#", 1)
+        await leave(client)
+    async with await cluster.connected("b", "gives-anew") as publisher:
+        await publisher.publish("anew/1", b"1")
+        fresh = {**lasting(), "clean_start": True}
+        async with await cluster.connected("c", "anew", **fresh) as client:
+            await client.subscribe("anew/2", 1)
+            await publisher.publish("anew/1", b"2")
+            await publisher.publish("anew/2", b"3")
+            assert await messages(client, 1) == [(b"3", 1)]
+            await leave(client)
+        async with await back(cluster, "a", "anew") as client:
+            await publisher.publish("anew/2", b"4")
+            assert await messages(client, 1) == [(b"4", 1)]
+
+
+async def test_session_expires_though_no_broker_has_it(cluster: Cluster) -> None:
+    """By the engine's clock; its mailbox and its subscriptions go."""
+    async with await cluster.connected("a", "expires", **lasting(1)) as client:
+        await client.subscribe("expires/#", 1)
+        await leave(client)
+    prefix = prefix_of(cluster)
+    with Redis(port=shared_redis()) as redis:
+        sessions = f"{prefix}:{{cluster:test}}:sessions"
+        await reached(lambda: not redis.hexists(sessions, "expires\0expires/#"), "its end")
+        assert not [*redis.scan_iter(f"{prefix}:*:s:expires")]
+    async with await WireClient.dial(cluster["b"].port) as client:
+        assert not (await client.connect("expires", **lasting())).session_present
+
+
+async def test_session_that_its_client_ends_is_gone_everywhere(cluster: Cluster) -> None:
+    """It says so as it leaves."""
+    async with await cluster.connected("a", "ends", **lasting()) as client:
+        await client.subscribe("ends/#", 1)
+        await client.send(Disconnect(properties={"session_expiry_interval": 0}))
+        await client.rest()
+    async with await WireClient.dial(cluster["b"].port) as client:
+        assert not (await client.connect("ends", **lasting())).session_present
+
+
+async def test_retained_messages_that_were_not_read_go_along(cluster: Cluster) -> None:
+    """A new subscription has got them, and its connection has ended before a PUBACK."""
+    async with await cluster.connected("b", "retains") as publisher:
+        await publisher.send(Publish("kept/1", b"1", 1, retain=True, packet_id=1))
+        await publisher.take(PubAck)
+    async with await cluster.connected("b", "unread", **lasting()) as client:
+        await client.subscribe("kept/#", 1)
+        first = await client.take(Publish)
+    async with await back(cluster, "a", "unread") as client:
+        again = await client.take(Publish)
+        assert (again.packet_id, again.retain, bytes(again.payload)) == (
+            first.packet_id,
+            True,
+            b"1",
+        )
+
+
+async def test_away_member_of_a_shared_subscription_gets_what_no_other_can_take(
+    cluster: Cluster,
+) -> None:
+    """One that is connected comes first."""
+    share = "$share/crew/shared/#"
+    async with await cluster.connected("a", "member", **lasting()) as client:
+        await client.subscribe(share, 1)
+        await leave(client)
+    await until_away(cluster, "member")
+    async with await cluster.connected("b", "gives-shared") as publisher:
+        await publisher.publish("shared/1", b"1")
+        async with await cluster.connected("c", "other-member") as other:
+            await other.subscribe(share, 1)
+            await publisher.publish("shared/1", b"2")
+            assert await messages(other, 1) == [(b"2", 1)]
+        async with await back(cluster, "c", "member") as client:
+            assert await messages(client, 1) == [(b"1", 1)]
+            await publisher.publish("shared/1", b"3")
+            assert await messages(client, 1) == [(b"3", 1)]
+
+
+async def test_many_sessions_get_a_message_each(cluster: Cluster) -> None:
+    """They are connected to all brokers, or away."""
+    clients = []
+    for number in range(60):
+        client = await cluster.connected("abc"[number % 3], f"many-{number}", **lasting())
+        await client.subscribe("many/#", 1)
+        if number % 2:
+            await leave(client)
+        clients.append(client)
+    async with await cluster.connected("b", "gives-many") as publisher:
+        await publisher.publish("many/1", b"1")
+    for number, client in enumerate(clients):
+        if number % 2:
+            client = await back(cluster, "bca"[number % 3], f"many-{number}")  # noqa: PLW2901
+        assert await messages(client, 1) == [(b"1", 1)]
+        client.close()
+
+
+async def test_limits_of_what_waits_hold_for_mailboxes(tmp_path: Path) -> None:
+    """Those of the policy; the oldest messages go."""
+    limits = {"queued_messages": 5, "queue_full": "drop_oldest"}
+    with running_brokers(tmp_path, "a", "b", limits=limits) as brokers:
+        async with await brokers.connected("a", "limited", **lasting()) as client:
+            await client.subscribe("limited/#", 1)
+            await leave(client)
+        await until_away(brokers, "limited")
+        async with await brokers.connected("b", "gives-limited") as publisher:
+            for number in range(12):
+                await publisher.publish("limited/x", b"%d" % number)
+        async with await back(brokers, "b", "limited") as client:
+            assert [payload for payload, _ in await messages(client, 5)] == [
+                b"%d" % number for number in range(7, 12)
+            ]
+
+
+class Subscriber:
+    """A client that keeps its state, as a session does at the broker.
+
+    Attributes:
+        came: the numbers, in the order of their arrival; those of QoS 1 may have come before.
+    """
+
+    def __init__(self) -> None:
+        self.came: list[int] = []
+        self._unreleased: set[int] = set()
+
+    async def run(self, client: WireClient) -> None:
+        """Take messages until the connection ends."""
+        while (packet := await client.receive()) is not None:
+            if isinstance(packet, PubRel):
+                self._unreleased.discard(packet.packet_id)
+                await client.send(PubComp(packet.packet_id))
+                continue
+            assert isinstance(packet, Publish), packet
+            if packet.qos == 1:
+                self.came.append(int(packet.payload))
+                await client.send(PubAck(packet.packet_id))
+                continue
+            if packet.packet_id not in self._unreleased:
+                self._unreleased.add(packet.packet_id)
+                self.came.append(int(packet.payload))
+            await client.send(PubRec(packet.packet_id))
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+async def test_broker_with_a_session_is_killed_under_load(tmp_path: Path, qos: int) -> None:
+    """Its client finds the session elsewhere: all that was acknowledged comes, in order."""
+    with running_brokers(tmp_path, "a", "b", "c") as brokers:
+        subscriber = Subscriber()
+        client = await brokers.connected("b", "reads", **lasting())
+        await client.subscribe("load/#", qos)
+        taking = asyncio.create_task(subscriber.run(client))
+        stream = Stream("load/x", qos=qos)
+        publishing = asyncio.create_task(stream.run(lambda: brokers["a"].port))
+        await reached(lambda: len(subscriber.came) > 300, "300 messages")
+        brokers["b"].kill()
+        await asyncio.gather(taking, return_exceptions=True)
+        client.close()
+        client = await back(brokers, "c", "reads")
+        taking = asyncio.create_task(subscriber.run(client))
+        n_sent = stream.n_sent
+        await reached(lambda: stream.n_sent >= n_sent + 300, "300 messages after it")
+        stream.end()
+        await publishing
+        await reached(lambda: stream.acknowledged <= {*subscriber.came}, "all messages")
+        first = list(dict.fromkeys(subscriber.came))
+        assert first == sorted(first)
+        if qos == 2:
+            assert len(first) == len(subscriber.came)
+        taking.cancel()
+        client.close()
+
+
+class Publisher:
+    """A client with a session that publishes numbers at QoS 2, each once.
+
+    Attributes:
+        n_begun: how many were sent.
+        n_done: how many were acknowledged.
+    """
+
+    def __init__(self, topic: str) -> None:
+        self.n_begun = self.n_done = 0
+        self.is_ending = False
+        self._topic = topic
+        self._unreceived: dict[int, bytes] = {}
+        self._unreleased: dict[int, None] = {}
+
+    def has_done(self, n: int) -> bool:
+        """Say whether so many were acknowledged."""
+        return self.n_done >= n
+
+    async def run(self, client: WireClient) -> None:
+        """Publish until the connection ends, or until all is acknowledged at the end."""
+        for packet_id, payload in self._unreceived.items():
+            await client.send(Publish(self._topic, payload, 2, dup=True, packet_id=packet_id))
+        await client.send(*map(PubRel, self._unreleased))
+        while not self.is_ending or self._unreceived or self._unreleased:
+            while not self.is_ending and len(self._unreceived) + len(self._unreleased) < 20:
+                packet_id = self.n_begun % 0xFFFF + 1
+                self._unreceived[packet_id] = b"%d" % self.n_begun
+                self.n_begun += 1
+                payload = self._unreceived[packet_id]
+                await client.send(Publish(self._topic, payload, 2, packet_id=packet_id))
+            answer = await client.receive()
+            if isinstance(answer, PubRec):
+                self._unreceived.pop(answer.packet_id, None)
+                self._unreleased[answer.packet_id] = None
+                await client.send(PubRel(answer.packet_id))
+            elif isinstance(answer, PubComp):
+                del self._unreleased[answer.packet_id]
+                self.n_done += 1
+            else:
+                assert answer is None, answer
+                return
+
+
+async def test_broker_of_a_publisher_with_a_session_is_killed(tmp_path: Path) -> None:
+    """What it sends again at another broker comes to mailboxes once, and in order."""
+    with running_brokers(tmp_path, "a", "b", "c") as brokers:
+        subscriber, publisher = Subscriber(), Publisher("exact/x")
+        reader = await brokers.connected("b", "reads", **lasting())
+        await reader.subscribe("exact/#", 2)
+        taking = asyncio.create_task(subscriber.run(reader))
+        for name, other in (("a", "c"), ("c", "")):
+            client = await brokers.connected(name, "writes", **lasting())
+            publishing = asyncio.create_task(publisher.run(client))
+            wanted = publisher.n_done + 200
+            await reached(partial(publisher.has_done, wanted), "200 messages")
+            if other:
+                brokers[name].kill()
+            else:
+                publisher.is_ending = True
+            await asyncio.gather(publishing, return_exceptions=True)
+            client.close()
+        assert publisher.n_done == publisher.n_begun
+        await reached(lambda: len(subscriber.came) >= publisher.n_begun, "all messages")
+        assert subscriber.came == list(range(publisher.n_begun))
+        taking.cancel()
+        reader.close()
