@@ -73,7 +73,6 @@ class _Origin:
     """Gives the messages of one other node to the broker, in their order."""
 
     def __init__(self, inbox: Inbox, name: str) -> None:
-        self.last = (0, 0)
         self.forwarders: dict[Lane, Forwarder] = {}
         self._inbox = inbox
         self._name = name
@@ -155,6 +154,8 @@ class Inbox:
         self._logger = logger
         self._held: dict[bytes, _Entry] = {}
         self._origins: dict[str, _Origin] = {}
+        # Kept when a node has left: a failover may bring back entries that were deleted.
+        self._last: dict[str, tuple[int, int]] = {}
         self._done_ids: list[bytes] = []
         self._done_bytes = 0
         self._deleting: asyncio.TimerHandle | None = None
@@ -171,8 +172,7 @@ class Inbox:
             reader: of the inbox of an epoch of this node. In each epoch, origins number entries
                 from the first on.
         """
-        for source in self._origins.values():
-            source.last = (0, 0)
+        self._last.clear()
         try:
             while True:
                 try:
@@ -230,13 +230,10 @@ class Inbox:
         """
         if entry_id in self._held:
             return
-        source = self._origins.get(origin)
-        if source is None:
-            source = self._origins[origin] = _Origin(self, origin)
-        if (epoch, number) <= source.last:
+        if (epoch, number) <= self._last.get(origin, (0, 0)):
             self._free(entry_id, len(data))
             return
-        source.last = (epoch, number)
+        self._last[origin] = (epoch, number)
         self.n_entries += 1
         self.n_bytes += len(data)
         try:
@@ -254,6 +251,9 @@ class Inbox:
         self.held_bytes += len(data)
         if self.held_bytes > MOST_HELD_BYTES:
             self._has_room.clear()
+        source = self._origins.get(origin)
+        if source is None:
+            source = self._origins[origin] = _Origin(self, origin)
         source.add(entry, frames)
 
     def _done(self, entry: _Entry) -> None:
@@ -280,9 +280,8 @@ class Inbox:
 
     async def forget(self, origin: str) -> None:
         """End what belongs to a node that has left, once the broker has taken its messages."""
-        source = self._origins.get(origin)
-        last = None if source is None else source.last
-        while source is not None and source.last == last:
+        source, last = self._origins.get(origin), self._last.get(origin)
+        while source is not None and self._last.get(origin) == last:
             if not any(f.n_unacknowledged for f in source.forwarders.values()):
                 del self._origins[origin]
                 await source.close()

@@ -133,6 +133,23 @@ async def test_what_is_read_again_is_given_once_and_deleted() -> None:
         assert {first, twice} <= set(reader.deleted)
 
 
+async def test_entries_of_a_node_that_has_left_are_known_when_they_come_again() -> None:
+    """A failover may lose that they were deleted."""
+    async with (
+        reading() as (reader, server),
+        await connected(port_of(server), "new") as client,
+    ):
+        await client.subscribe("t", 1)
+        only = reader.take(entry(LANE_5, 1, b"1"), 5)
+        assert await received(client, 1) == [(b"1", 1)]
+        await until(lambda: reader.deleted == [only])
+        await reader.inbox.forget("a")
+        reader.take(entry(LANE_5, 1, b"1"), 5, entry_id=only)
+        await until(lambda: reader.deleted == [only, only])
+        reader.take(entry(LANE_5, 1, b"2"), 6)
+        assert await received(client, 1) == [(b"2", 1)]
+
+
 async def test_an_entry_that_cannot_be_read_is_dropped_and_counted() -> None:
     """It would stay in the way for good."""
     async with reading() as (reader, _):
