@@ -77,13 +77,21 @@ class _Origin:
         self._inbox = inbox
         self._name = name
         self._frames: deque[tuple[_Entry, Sequence[Frame]]] = deque()
+        self._is_giving = False
         self._wake = asyncio.Event()
         self._task = asyncio.create_task(self._run(), name=f"penstock-cluster {name}")
 
     def add(self, entry: _Entry, frames: Sequence[Frame]) -> None:
         """Give the messages of an entry to the broker, behind those of earlier ones."""
         self._frames.append((entry, frames))
+        self._is_giving = True
         self._wake.set()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the broker has taken all messages."""
+        unacknowledged = (one.n_unacknowledged for one in self.forwarders.values())
+        return not self._is_giving and not any(unacknowledged)
 
     async def _run(self) -> None:
         while True:
@@ -91,6 +99,7 @@ class _Origin:
                 entry, frames = self._frames.popleft()
                 for frame in frames:
                     await self._give(entry, frame)
+            self._is_giving = False
             self._wake.clear()
             await self._wake.wait()
 
@@ -282,11 +291,11 @@ class Inbox:
         """End what belongs to a node that has left, once the broker has taken its messages."""
         source, last = self._origins.get(origin), self._last.get(origin)
         while source is not None and self._last.get(origin) == last:
-            if not any(f.n_unacknowledged for f in source.forwarders.values()):
+            if source.is_idle:
                 del self._origins[origin]
                 await source.close()
                 return
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(RETRY_SECONDS)
 
     def refused(self) -> dict[str, int]:
         """Return the messages that the broker has refused for good, by reason."""

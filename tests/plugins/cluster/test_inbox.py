@@ -150,6 +150,23 @@ async def test_entries_of_a_node_that_has_left_are_known_when_they_come_again() 
         assert await received(client, 1) == [(b"2", 1)]
 
 
+async def test_what_was_just_read_of_a_node_that_leaves_is_given_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It would be held and lost: nobody reads it again."""
+    monkeypatch.setattr(inbox, "RETRY_SECONDS", 0.0)
+    async with (
+        reading() as (reader, server),
+        await connected(port_of(server), "new") as client,
+    ):
+        await client.subscribe("t", 1)
+        first = reader.take(entry(LANE_5, 1, b"1"), 1)
+        await until(lambda: reader.deleted == [first])
+        reader.take(entry(LANE_5, 1, b"2"), 2)
+        await reader.inbox.forget("a")
+        assert await received(client, 2) == [(b"1", 1), (b"2", 1)]
+
+
 async def test_an_entry_that_cannot_be_read_is_dropped_and_counted() -> None:
     """It would stay in the way for good."""
     async with reading() as (reader, _):
