@@ -102,19 +102,6 @@ async def test_a_client_comes_and_goes_between_brokers(cluster: Cluster) -> None
         client.close()
 
 
-async def test_a_durable_session_that_is_elsewhere_is_not_found(cluster: Cluster) -> None:
-    """The client is told (Session Present 0), and the former broker's session has ended."""
-    lasting = {"clean_start": False, "properties": {"session_expiry_interval": 3600}}
-    async with await cluster.connected("a", "lasts", **lasting) as first:
-        await first.subscribe("lasts/#", 1)
-        await first.send(Disconnect())
-    async with await WireClient.dial(cluster["b"].port) as second:
-        answer = await second.connect("lasts", **lasting)
-        assert (answer.reason_code, answer.session_present) == (0, False)
-    async with await WireClient.dial(cluster["a"].port) as third:
-        assert not (await third.connect("lasts", **lasting)).session_present
-
-
 async def test_a_durable_session_waits_for_its_client(cluster: Cluster) -> None:
     """Which comes back to the same broker, and has missed nothing that others published."""
     lasting = {"clean_start": False, "properties": {"session_expiry_interval": 3600}}
