@@ -175,12 +175,13 @@ def test_clients_come_through_the_load_balancer_and_go_on_when_a_broker_is_kille
             assert reader.payloads(1) == [b"again"]
 
 
-def test_the_load_balancer_sends_a_client_where_its_session_is(site: Site) -> None:
-    """Each time that it comes back, as long as that broker runs."""
+def test_clients_find_their_sessions_wherever_the_load_balancer_sends_them(site: Site) -> None:
+    """Each time that they come back, also after their broker was killed."""
     lasting = {"clean_start": False, "properties": connect_properties(SessionExpiryInterval=600)}
     for client_id in ("one", "two", "three"):
         with come(site, client_id, **lasting) as client:
             assert not client.connack[0]
+    site.brokers["machine1"].kill()
     for client_id in ("two", "one", "three", "one"):
         with come(site, client_id, **lasting) as client:
             assert client.connack[0]
