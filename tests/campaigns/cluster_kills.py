@@ -6,7 +6,8 @@ Three brokers are on a Redis server with two replicas and three sentinels. Clien
 the brokers at QoS 1 and 2; others receive at the third. The two brokers are killed (``kill -9``) at
 random moments, or stand still for a time, and come back; publishers go on at the other one. So are
 the masters of the engine. Then what was received is held against what was acknowledged. A message
-that a publisher has published anew, as its session was lost, may come twice.
+that a publisher has published anew, as its session was lost, may come twice, and be out of order:
+it was published at two brokers.
 """
 
 from __future__ import annotations
@@ -165,12 +166,14 @@ def judge(streams: Sequence[Stream], reading: Reading, *, has_stayed: bool) -> l
         n_twice = sum(
             len(set(reading.twice.get(stream.topic, ())) - stream.repeated) for stream in own
         )
-        n_displaced = sum(reading.n_displaced(stream.topic) for stream in own)
+        n_displaced = sum(len(reading.displaced(stream.topic) - stream.repeated) for stream in own)
+        n_moved = sum(len(reading.displaced(stream.topic) & stream.repeated) for stream in own)
         findings += [
             Finding(f"QoS {qos}: acknowledged", n_acknowledged, least=1),
             Finding(f"QoS {qos}: of these lost", n_lost, most=0),
             Finding(f"QoS {qos}: received twice", n_twice, most=0 if qos == 2 else None),
             Finding(f"QoS {qos}: out of order", n_displaced, most=0),
+            Finding(f"QoS {qos}: the same, published again at another broker", n_moved),
         ]
     return findings
 

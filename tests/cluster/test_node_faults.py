@@ -25,7 +25,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 async def test_what_a_killed_broker_has_acknowledged_arrives(cluster: Cluster) -> None:
-    """Its publisher goes on at another one, and no message is lost or out of order."""
+    """Its publisher goes on at another one, and no message is lost."""
     async with await cluster.connected("b", "reads") as reader:
         await reader.subscribe("load/#", 1)
         stream = Stream("load/x")
@@ -41,7 +41,7 @@ async def test_what_a_killed_broker_has_acknowledged_arrives(cluster: Cluster) -
         stream.end()
         await publishing
         await reading.until_all_of(stream)
-        assert not reading.n_displaced("load/x")
+        assert reading.displaced("load/x") <= stream.repeated
         taking.cancel()
 
 

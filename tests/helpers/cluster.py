@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -258,9 +257,14 @@ class Reading:
                 kind = PubAck if packet.qos == 1 else PubRec
                 await client.send(kind(packet.packet_id))
 
-    def n_displaced(self, topic: str) -> int:
-        """Return how many messages of a topic came after a later one, repeats left out."""
-        return sum(b < a for a, b in itertools.pairwise(self.came.get(topic, ())))
+    def displaced(self, topic: str) -> set[int]:
+        """Return the messages of a topic that first came behind a later one."""
+        newest, found = -1, set()
+        for number in self.came.get(topic, ()):
+            if number < newest:
+                found.add(number)
+            newest = max(newest, number)
+        return found
 
     def lost(self, stream: Stream) -> set[int]:
         """Return what was acknowledged to a stream and has not come."""
