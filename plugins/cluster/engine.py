@@ -228,6 +228,11 @@ class ClusterEngine:
         """Refuse what an ended member still puts into the own inbox."""
         await plain(self.call("fence", self.node_key(self.node, self.epoch), node, epoch))
 
+    async def has_forgotten(self) -> bool:
+        """Return whether the engine has lost its data: it has not given this node's epoch yet."""
+        newest = await plain(self._read(self.base, "HGET", ":m", "epoch"))
+        return int(newest or 0) < self.epoch
+
     async def is_member(self, node: str, epoch: int) -> bool:
         """Return whether an epoch of a node has not ended."""
         found = await plain(self.read(self.base, "HGET", ":epochs", node))

@@ -7,7 +7,8 @@ and then the stream of changes from where that began (see `routes`). Each entry 
 it: who has missed some, as the stream is cut, or a failover has lost its end, reads the state anew.
 
 A node that hears that its own epoch has ended was taken for dead. It ends its sessions, as others
-may have these clients by now, and joins anew.
+may have these clients by now, and joins anew. Where the engine has lost its data, all nodes hear
+so: they keep their sessions, and claim their clients again.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ class Listener:
         retained: topic, data (b"" for a clear), and whether this node has set it itself.
         all_retained: is given all retained messages, in place of what was there.
         duty: does what has to be done once for an ended member: node and epoch.
-        fenced: ends what this node has; its epoch has ended.
+        fenced: ends what belongs to the epoch that has ended; its sessions, too, unless it is
+            given True: the engine has lost its data.
         joined_anew: this node has another epoch, after `fenced`.
     """
 
@@ -65,7 +67,7 @@ class Listener:
     retained: Callable[[str, bytes, bool], None] = lambda *_: None
     all_retained: Callable[[AsyncIterator[list[tuple[str, bytes]]]], Awaitable[None]] | None = None
     duty: Callable[[str, int], Awaitable[None]] | None = None
-    fenced: Callable[[], Awaitable[None]] | None = None
+    fenced: Callable[[bool], Awaitable[None]] | None = None
     joined_anew: Callable[[], None] = lambda: None
 
 
@@ -226,13 +228,20 @@ class Members:
 
     async def _start_anew(self) -> None:
         """Join again after the epoch has ended."""
-        self._logger.error(
-            "this node was taken for dead: it ends the sessions of its clients, and joins anew"
-        )
         self.is_steady = False
         self._has_caught_up.clear()
+        try:
+            has_forgotten = await self._engine.has_forgotten()
+        except StorageError:
+            has_forgotten = False
+        if has_forgotten:
+            self._logger.error("the engine has lost its data: this node joins anew")
+        else:
+            self._logger.error(
+                "this node was taken for dead: it ends the sessions of its clients, and joins anew"
+            )
         if self._listener.fenced is not None:
-            await self._listener.fenced()
+            await self._listener.fenced(has_forgotten)
         while True:
             try:
                 await self.join()

@@ -102,6 +102,7 @@ class Node:
         self._logger = context.logger
         self._policy = policy_digests(context.policy_file)
         self._is_counting = False
+        self._is_founder = False
         self._tasks: set[asyncio.Task[None]] = set()
         self.groups: Groups | None = None
         self._inbox_reading: asyncio.Task[None] | None = None
@@ -206,13 +207,15 @@ class Node:
             self._count(client_id, topic_filter, self.own.subscribed)
             if not client_id.startswith(LOCAL_CLIENT_PREFIX):
                 clients.add(client_id)
+        self.owners.unclaimed = list(clients)
         self._begin_epoch()
         await self.members.announce()
-        self._in_background("sessions", self.owners.restored, clients)
 
     def _begin_epoch(self) -> None:
         """Begin what is for the epoch that the node has got."""
+        self._is_founder = self.engine.epoch == 1  # it brings the retained messages that it has
         self._notes.start()
+        self._in_background("sessions", self.owners.claim_again)
         self.announcer.start()
         self.wills.keep_again()
         self._stop_reading()
@@ -229,12 +232,12 @@ class Node:
             self._inbox_reading.cancel()
             self._inbox_reading = None
 
-    async def _fenced(self) -> None:
+    async def _fenced(self, has_forgotten: bool) -> None:  # noqa: FBT001 (Listener's form)
         """End what belongs to an epoch that has ended."""
         self.announcer.stop()
         self._notes.stop()
         self._stop_reading()
-        await self.owners.fenced()
+        await self.owners.fenced(keeps_sessions=has_forgotten)
 
     async def close(self) -> None:
         """Leave the cluster; may be called again."""
@@ -385,7 +388,8 @@ class Node:
                 topics.add(topic)
                 self.retained.follow(topic, data)
             await asyncio.sleep(0)
-        if not topics and not self.others.members:  # the first node brings what it has
+        if self._is_founder:
+            self._is_founder = False
             for message in list(self._clients.walk_retained()):
                 self.retained.accept(message, None)
             return

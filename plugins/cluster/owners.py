@@ -8,7 +8,7 @@ A client whose owner is this node costs the engine nothing when it connects.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,7 +16,7 @@ from penstock.broker.errors import PenstockError
 from penstock.broker.extensions import SessionOwner
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.session_rows import Stored
-from penstock.plugins.cluster.engine import ClusterEngine, Row
+from penstock.plugins.cluster.engine import ClusterEngine, FencedError, Row
 from penstock.plugins.redis.errors import StorageError
 
 if TYPE_CHECKING:
@@ -81,6 +81,7 @@ class Owners(SessionOwner):
 
     Attributes:
         owned: the clients that this node has, with the number of each claim.
+        unclaimed: clients whose sessions are here, and that `claim_again` is to claim.
         n_taken: clients that another node had.
         n_given: clients that another node has taken.
     """
@@ -96,6 +97,7 @@ class Owners(SessionOwner):
         release: Release,
     ) -> None:
         self.owned: dict[str, int] = {}
+        self.unclaimed: list[str] = []
         self.n_taken = 0
         self.n_given = 0
         self._announcer = announcer
@@ -316,13 +318,22 @@ class Owners(SessionOwner):
         for (node, claimant), row in answers.items():
             self._notes.tell(node, RELEASED, client_id, row, claimant)
 
-    async def restored(self, client_ids: Iterable[str]) -> None:
-        """Claim the sessions that this node had when it ended; end those that another node has."""
-        wanted = [client_id for client_id in client_ids if client_id not in self.owned]
-        for at in range(0, len(wanted), _MOST_AT_ONCE):
-            await asyncio.gather(*map(self._claim_again, wanted[at : at + _MOST_AT_ONCE]))
+    async def claim_again(self) -> None:
+        """Claim `unclaimed` sessions; end those that another node has."""
+        while self.unclaimed:
+            some = self.unclaimed[-_MOST_AT_ONCE:]
+            try:
+                await asyncio.gather(*map(self._claim_again, some))
+            except FencedError:
+                return
+            except StorageError:
+                await asyncio.sleep(ASK_SECONDS)
+            else:
+                del self.unclaimed[-_MOST_AT_ONCE:]
 
     async def _claim_again(self, client_id: str) -> None:
+        if client_id in self._claims or client_id in self.owned:
+            return
         row = self._next_row()
         found, _ = await self._engine.claim(client_id, row, None)
         if client_id in self._claims or client_id in self.owned:
@@ -332,10 +343,14 @@ class Owners(SessionOwner):
         else:
             self._release(client_id, ReasonCode.SESSION_TAKEN_OVER)
 
-    async def fenced(self) -> None:
-        """End all sessions: others may have these clients by now."""
+    async def fenced(self, *, keeps_sessions: bool) -> None:
+        """Own no client any more; end all sessions, or have clean ones claimed again."""
         clients = list(self.owned)
         self.owned.clear()
+        self.unclaimed = []
+        if keeps_sessions:
+            self.unclaimed = [one for one in clients if one not in self._mail.sessions]
+            clients = list(self._mail.sessions)
         for number, client_id in enumerate(clients, 1):
             if client_id in self._mail.sessions:
                 self._mail.lost(client_id)

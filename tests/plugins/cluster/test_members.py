@@ -42,7 +42,7 @@ class Node:
         self.heard: list[str] = []
         self.retained: dict[str, bytes] = {}
         self.duties: list[tuple[str, int]] = []
-        self.n_fenced = 0
+        self.n_fenced = self.n_lost = 0
         self.own = OwnRoutes()
         self.announcer = Announcer(self.engine, self.own)
         self.others = OtherRoutes(self._route)
@@ -80,8 +80,9 @@ class Node:
     async def _duty(self, node: str, epoch: int) -> None:
         self.duties.append((node, epoch))
 
-    async def _fenced(self) -> None:
+    async def _fenced(self, has_forgotten: bool) -> None:  # noqa: FBT001 (Listener's form)
         self.n_fenced += 1
+        self.n_lost += has_forgotten
         self.announcer.stop()
 
     def routes_of(self, node: str) -> dict[str, int]:
@@ -226,6 +227,20 @@ async def test_who_was_taken_for_dead_joins_anew(
         assert a.heard == ["+b", "-b", "+b"]
         b.announcer.subscribed("y")
         await until(lambda: a.routes_of("b") == {"x": 1, "y": 1})
+
+
+@pytest.mark.usefixtures("hasty")
+async def test_nodes_whose_engine_has_lost_its_data_go_on(single: RedisServer) -> None:
+    """They join anew, and tell their routes again; none of them was taken for dead."""
+    async with opened(single, "a", "b") as (a, b):
+        a.announcer.subscribed("x")
+        b.announcer.subscribed("y")
+        await until(lambda: a.routes_of("b") == {"y": 1} and b.routes_of("a") == {"x": 1})
+        with Redis(port=shared_redis()) as client:
+            client.delete(*client.keys(f"{single.prefix}:*"))
+        await until(lambda: (a.n_fenced, b.n_fenced) == (1, 1))
+        await until(lambda: a.routes_of("b") == {"y": 1} and b.routes_of("a") == {"x": 1})
+        assert (a.n_lost, b.n_lost) == (1, 1)
 
 
 async def test_who_misses_changes_reads_the_state(single: RedisServer) -> None:

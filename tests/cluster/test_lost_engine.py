@@ -1,0 +1,84 @@
+"""What brokers have when the engine has it not."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import ExitStack
+from pathlib import Path
+
+from penstock.broker.mqtt.packets import PubAck, Publish
+from penstock.netem.runs.broker_process import reserved_port
+from tests.helpers.cluster import Cluster, reached, running_brokers
+from tests.helpers.redis_server import running_redis
+from tests.helpers.wire import WireClient
+
+
+async def keep(client: WireClient) -> None:
+    """Publish a retained message."""
+    await client.send(Publish("kept", b"kept", 1, retain=True, packet_id=1))
+    await client.take(PubAck)
+
+
+async def test_an_engine_without_a_file_is_killed_and_comes_back_empty(tmp_path: Path) -> None:
+    """Nobody is disconnected, what is retained is there again, and one client has one owner."""
+    with ExitStack() as stack:
+        port = stack.enter_context(reserved_port())
+        redis = stack.enter_context(running_redis(tmp_path / "redis", port=port))
+        cluster = stack.enter_context(
+            running_brokers(tmp_path, "a", "b", redis={"server": f"127.0.0.1:{port}"})
+        )
+        async with (
+            await cluster.connected("a", "sends") as sender,
+            await cluster.connected("b", "reads") as reader,
+        ):
+            await keep(sender)
+            await reader.subscribe("x/#", 1)
+            redis.process.kill()
+            await asyncio.to_thread(redis.process.wait)
+            stack.enter_context(running_redis(tmp_path / "again", port=port))
+            got: list[bytes] = []
+
+            async def read() -> None:
+                while (packet := await reader.receive()) is not None:
+                    if isinstance(packet, Publish):
+                        got.append(packet.payload)
+
+            reading = asyncio.create_task(read())
+
+            async def arrives() -> None:
+                while not got:
+                    await sender.send(Publish("x/1", b"x"))
+                    await asyncio.sleep(0.05)
+
+            await asyncio.wait_for(arrives(), 60)
+            assert not reading.done()
+            cluster.start("c")
+            async with await cluster.connected("c", "late") as late:
+                await late.subscribe("kept")
+                assert (await late.take(Publish)).payload == b"kept"
+            async with await cluster.connected("a", "reads"):
+                await reached(reading.done, "the end of the first connection")
+
+
+async def test_a_broker_that_becomes_the_first_of_a_cluster_brings_what_it_has(
+    tmp_path: Path,
+) -> None:
+    """Its retained messages are in the cluster, and stay on its disk."""
+    with ExitStack() as stack:
+        persistence = {"path": str(tmp_path / "state.db")}
+        alone = Cluster(tmp_path, persistence=persistence)
+        stack.callback(alone.end)
+        section = alone.section
+        alone.start("a")
+        async with await alone.connected("a", "sends") as client:
+            await keep(client)
+        alone["a"].stop()
+        redis = stack.enter_context(running_redis(tmp_path / "redis"))
+        alone.section = section | {"redis": {"server": f"127.0.0.1:{redis.port}"}}
+        alone.start("a")
+        alone._keys = {}  # another disk
+        alone.start("b")
+        for name in "ab":
+            async with await alone.connected(name, "reads") as client:
+                await client.subscribe("kept")
+                assert (await client.take(Publish)).payload == b"kept"
