@@ -70,7 +70,8 @@ class Joined(NamedTuple):
     Attributes:
         state: ``joined``, or ``alive`` or ``dead`` where there is a member of its name.
         epoch: of the node, or of that member.
-        info: what that member tells of itself, as JSON; "" where it joins just now.
+        info: what that member tells of itself, as JSON; "" where it joins just now. Of a node that
+            has joined, what tells the engine's data from that of another time.
     """
 
     state: Literal["joined", "alive", "dead"]
@@ -105,6 +106,8 @@ class ClusterEngine:
         cluster: its name.
         node: name of this node.
         epoch: of this node; 0 while it is no member.
+        incarnation: tells the engine's data from that of another time.
+        is_founder: this node was the first to join, since the engine has any data.
         calls: to the servers.
         buckets: the common beginnings of the keys of clients, some of which share one each.
     """
@@ -113,6 +116,8 @@ class ClusterEngine:
         self.cluster = cluster
         self.node = node
         self.epoch = 0
+        self.incarnation = ""
+        self.is_founder = False
         self.calls = FunctionCalls(server, LIBRARY, logger)
         self._root = f"{server.prefix}:{{cluster:{cluster}"
         self.base = f"{self._root}}}"
@@ -165,6 +170,8 @@ class ClusterEngine:
         joined = Joined(state.decode(), int(epoch), info[0].decode() if info else "")
         if joined.state == "joined":
             self.epoch = joined.epoch
+            self.incarnation = joined.info
+            self.is_founder = joined.info == token
             self._numbers.clear()
             await plain(self.call("open", self.node_key(self.node, self.epoch), is_stored=True))
         return joined
@@ -229,9 +236,10 @@ class ClusterEngine:
         await plain(self.call("fence", self.node_key(self.node, self.epoch), node, epoch))
 
     async def has_forgotten(self) -> bool:
-        """Return whether the engine has lost its data: it has not given this node's epoch yet."""
-        newest = await plain(self._read(self.base, "HGET", ":m", "epoch"))
-        return int(newest or 0) < self.epoch
+        """Return whether the engine has lost its data, all of it or back to an earlier time."""
+        call = self.read(self.base, "HMGET", ":m", "epoch", "incarnation")
+        newest, incarnation = await plain(call)
+        return incarnation != self.incarnation.encode() or int(newest) < self.epoch
 
     async def is_member(self, node: str, epoch: int) -> bool:
         """Return whether an epoch of a node has not ended."""

@@ -12,7 +12,8 @@
 --               the client may come back to
 --   :changes    stream: what has changed of all these, in the order in which it did
 --   :duties     hash: what is to be done for a member that has died, to who has to do it
---   :m          hash: epoch, the newest that was given; last, the newest identifier of :changes;
+--   :m          hash: epoch, the newest that was given; incarnation, the token of the first node;
+--               last, the newest identifier of :changes;
 --               c NODE and r NODE, the numbers of a member's newest change and retained message
 --
 -- behind that of a node and its epoch:
@@ -80,7 +81,9 @@ function functions.join(keys, args)
   local epoch = call('HGET', base .. ':epochs', node)
   if epoch then
     local there = call('GET', alive)
-    if there == token then return {'joined', epoch} end
+    if there == token then
+      return {'joined', epoch, call('HGET', base .. ':m', 'incarnation') or ''}
+    end
     return {there and 'alive' or 'dead', epoch, call('HGET', base .. ':nodes', node) or ''}
   end
   epoch = string.format('%d', call('HINCRBY', base .. ':m', 'epoch', 1))
@@ -88,7 +91,8 @@ function functions.join(keys, args)
   call('HSET', base .. ':epochs', node, epoch)
   call('HSET', base .. ':nodes', node, '')
   call('SET', alive, token, 'PX', milliseconds)
-  return {'joined', epoch}
+  call('HSETNX', base .. ':m', 'incarnation', token)
+  return {'joined', epoch, call('HGET', base .. ':m', 'incarnation')}
 end
 
 -- Shows a member to the others.

@@ -213,7 +213,7 @@ class Node:
 
     def _begin_epoch(self) -> None:
         """Begin what is for the epoch that the node has got."""
-        self._is_founder = self.engine.epoch == 1  # it brings the retained messages that it has
+        self._is_founder = self.engine.is_founder  # it brings the retained messages that it has
         self._notes.start()
         self._in_background("sessions", self.owners.claim_again)
         self.announcer.start()
