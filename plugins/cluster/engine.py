@@ -156,16 +156,19 @@ class ClusterEngine:
 
     # -- members -----------------------------------------------------------------------------------
 
-    async def join(self, token: str) -> Joined:
+    async def join(self, token: str, least_epoch: int = 1) -> Joined:
         """Become a member, whom others do not see yet.
 
         Args:
             token: tells this attempt, and its repeats, from those of others.
+            least_epoch: beyond all that are known, as the engine may have lost its data.
 
         Raises:
             StorageError: the engine cannot be asked, or refuses.
         """
-        call = self._of_cluster("join", self.node, token, _milliseconds(), is_stored=True)
+        call = self._of_cluster(
+            "join", self.node, token, _milliseconds(), least_epoch, is_stored=True
+        )
         state, epoch, *info = await plain(call)
         joined = Joined(state.decode(), int(epoch), info[0].decode() if info else "")
         if joined.state == "joined":

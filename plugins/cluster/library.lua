@@ -74,7 +74,8 @@ end
 
 local functions = {}
 
--- Makes a node a member, which others do not see yet. The token tells its repeats.
+-- Makes a node a member, which others do not see yet. The token tells its repeats. Its epoch is not
+-- below one that nodes know of from before the server has lost its data.
 function functions.join(keys, args)
   local base, node, token, milliseconds = keys[1], args[1], args[2], args[3]
   local alive = base .. ':alive:' .. node
@@ -86,7 +87,9 @@ function functions.join(keys, args)
     end
     return {there and 'alive' or 'dead', epoch, call('HGET', base .. ':nodes', node) or ''}
   end
-  epoch = string.format('%d', call('HINCRBY', base .. ':m', 'epoch', 1))
+  epoch = math.max(call('HINCRBY', base .. ':m', 'epoch', 1), tonumber(args[4]))
+  epoch = string.format('%d', epoch)
+  call('HSET', base .. ':m', 'epoch', epoch)
   call('HDEL', base .. ':m', 'c ' .. node, 'r ' .. node)
   call('HSET', base .. ':epochs', node, epoch)
   call('HSET', base .. ':nodes', node, '')

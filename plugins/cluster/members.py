@@ -131,7 +131,8 @@ class Members:
         token = secrets.token_hex(8)
         while True:
             engine = self._engine
-            joined = await engine.join(token)
+            known = (there.epoch for there in self._routes.members.values())
+            joined = await engine.join(token, 1 + max(engine.epoch, *known, 0))
             if joined.state == "joined":
                 break
             if joined.state == "dead":
@@ -401,7 +402,7 @@ class Members:
         if epoch != engine.epoch:
             raise FencedError("this node is no member any more")
         for node, there in list(self._routes.members.items()):
-            if node not in members:
+            if node not in members or members[node][0] != there.epoch:
                 self._left(node, there.epoch)
         for node, (epoch, info) in members.items():
             if info:
