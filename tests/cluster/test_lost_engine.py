@@ -8,7 +8,7 @@ from pathlib import Path
 
 from penstock.broker.mqtt.packets import PubAck, Publish
 from penstock.netem.runs.broker_process import reserved_port
-from tests.helpers.cluster import Cluster, reached, running_brokers
+from tests.helpers.cluster import reached, running_brokers
 from tests.helpers.redis_server import running_redis
 from tests.helpers.wire import WireClient
 
@@ -58,27 +58,3 @@ async def test_an_engine_without_a_file_is_killed_and_comes_back_empty(tmp_path:
                 assert (await late.take(Publish)).payload == b"kept"
             async with await cluster.connected("a", "reads"):
                 await reached(reading.done, "the end of the first connection")
-
-
-async def test_a_broker_that_becomes_the_first_of_a_cluster_brings_what_it_has(
-    tmp_path: Path,
-) -> None:
-    """Its retained messages are in the cluster, and stay on its disk."""
-    with ExitStack() as stack:
-        persistence = {"path": str(tmp_path / "state.db")}
-        alone = Cluster(tmp_path, persistence=persistence)
-        stack.callback(alone.end)
-        section = alone.section
-        alone.start("a")
-        async with await alone.connected("a", "sends") as client:
-            await keep(client)
-        alone["a"].stop()
-        redis = stack.enter_context(running_redis(tmp_path / "redis"))
-        alone.section = section | {"redis": {"server": f"127.0.0.1:{redis.port}"}}
-        alone.start("a")
-        alone._keys = {}  # another disk
-        alone.start("b")
-        for name in "ab":
-            async with await alone.connected(name, "reads") as client:
-                await client.subscribe("kept")
-                assert (await client.take(Publish)).payload == b"kept"
