@@ -63,7 +63,8 @@ class Mailboxes(dict[str, Mailbox]):
         )
         box.entries[next(_NUMBERS)] = Mail(row, **mail)
         box.owner.wanting.add(client_id)
-        box.owner.settle()
+        if not box.owner.is_dead:
+            box.owner.settle()
 
 
 class _Store(SessionStore):
