@@ -10,6 +10,7 @@ from penstock.broker.counters import Metric, Sample, count
 if TYPE_CHECKING:
     from penstock.plugins.cluster.inbox import Inbox
     from penstock.plugins.cluster.inheritance import Inheritance
+    from penstock.plugins.cluster.mail import MailRoom
     from penstock.plugins.cluster.node import Node
     from penstock.plugins.cluster.shared import Groups
 
@@ -36,8 +37,28 @@ def figures(node: Node) -> Iterator[Metric]:
     yield _one("retained_taken_over_total", told, retained.n_taken_over)
     told = "Retained messages of other nodes that are not kept, for want of room."
     yield _one("retained_lacking_total", told, retained.n_lacking)
+    yield from _mail(node.mail)
     if node.inbox is not None and node.groups is not None and node.inheritance is not None:
         yield from _messages(node, node.inbox, node.groups, node.inheritance)
+
+
+def _mail(mail: MailRoom) -> Iterator[Metric]:
+    sink, sessions = mail.sink, mail.sessions
+    yield _one(
+        "kept_sessions", "Sessions here that outlive their connection.", len(sessions.sessions)
+    )
+    told = "Such sessions of all nodes with subscriptions, also of clients that are away."
+    yield _one("mailboxes", told, len(mail.routes.boxes))
+    told = "Bytes of messages for mailboxes that the engine has not stored yet."
+    yield _one("mailboxes_on_way_bytes", told, sink.bytes_on_way)
+    yield _one("mailbox_puts_total", "Calls that put messages into mailboxes.", sink.n_posts)
+    told = "Messages taken from mailboxes."
+    yield _one("mailbox_messages_total", told, sessions.n_fetched)
+    told = "Messages that mailboxes have dropped."
+    dropped = {**sink.lost, "unreadable": sessions.n_unreadable}
+    yield _by("mailbox_dropped_total", told, "reason", dropped)
+    told = "Sessions that had waited for too long, as this node has told the others."
+    yield _one("sessions_expired_total", told, mail.expiry.n_expired)
 
 
 def _messages(

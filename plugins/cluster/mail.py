@@ -8,7 +8,7 @@ Each such session has a mailbox in the engine, where every node puts what its su
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from logging import Logger
 from typing import Final
 
@@ -137,15 +137,6 @@ class MailRoom:
     def _heard(self, _node: str, clients: Iterable[str]) -> None:
         for client_id in clients:
             self.sessions.told(client_id)
-
-    def figures(self) -> Mapping[str, tuple[str, float]]:
-        """Return counters by name: what they tell, and their values."""
-        sink = self.sink
-        return {
-            "mail_posts": ("Calls that put messages into mailboxes.", sink.n_posts),
-            "mail_fetched": ("Messages taken from mailboxes.", self.sessions.n_fetched),
-            "sessions_expired": ("Sessions this node found expired.", self.expiry.n_expired),
-        }
 
     async def close(self) -> None:
         """Fetch and end nothing more; wait until what was accepted is in the engine."""

@@ -20,6 +20,7 @@ from tests.helpers.redis_server import (
 )
 from tests.helpers.wire import WireClient
 
+LASTING: Final = {"clean_start": False, "properties": {"session_expiry_interval": 600}}
 AWAY_SECONDS: Final = 5.0
 """How long the engine is away: longer than a node may be silent before it counts as dead."""
 
@@ -36,8 +37,8 @@ async def round_trips(client: WireClient, topic: str, n: int) -> None:
 async def through_an_outage(cluster: Cluster, outage: Any) -> None:
     """Hold what is promised while the engine is away.
 
-    Clients on one broker go on; what is acknowledged for another broker arrives, in order; nobody
-    is disconnected.
+    Clients on one broker go on; what is acknowledged for another broker, or for a session that
+    outlives its connection, arrives, in order; nobody is disconnected.
 
     Args:
         cluster: of the brokers `a` and `b`.
@@ -46,13 +47,18 @@ async def through_an_outage(cluster: Cluster, outage: Any) -> None:
     async with (
         await cluster.connected("a", "near") as near,
         await cluster.connected("b", "reads") as reader,
+        await cluster.connected("b", "keeps", **LASTING) as keeper,
     ):
         await near.subscribe("near/#")
         await reader.subscribe("far/#", 1)
+        await keeper.subscribe("far/#", 1)
         stream = Stream("far/x")
         publishing = asyncio.create_task(stream.run(lambda: cluster["a"].port))
-        reading = Reading()
-        taking = asyncio.create_task(reading.run(reader))
+        readings = Reading(), Reading()
+        takings = [
+            asyncio.create_task(reading.run(client))
+            for reading, client in zip(readings, (reader, keeper), strict=True)
+        ]
         await reached(lambda: len(stream.acknowledged) > 200, "200 acknowledgements")
         out = asyncio.create_task(outage())
         while not out.done():
@@ -62,9 +68,10 @@ async def through_an_outage(cluster: Cluster, outage: Any) -> None:
         await reached(lambda: stream.n_sent >= n_sent + 200, "200 messages after it")
         stream.end()
         await publishing
-        await reading.until_all_of(stream)
-        assert not reading.displaced("far/x")
-        taking.cancel()
+        for reading, taking in zip(readings, takings, strict=True):
+            await reading.until_all_of(stream)
+            assert not reading.displaced("far/x")
+            taking.cancel()
         assert await near.subscribe("still/#") == 0
         assert await reader.subscribe("there/#") == 0
 
