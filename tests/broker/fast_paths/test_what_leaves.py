@@ -25,7 +25,7 @@ from penstock.broker.sessions.broker_state import Core
 from tests.helpers.access import Access
 from tests.helpers.durable import DurableBroker
 from tests.helpers.process import ROOT
-from tests.helpers.sinks import HoldingSink
+from tests.helpers.sinks import HoldingSink, RunSink
 from tests.helpers.virtual import VirtualBroker
 
 PAGE: Final = ROOT / "docs" / "explanation" / "speed.md"
@@ -111,8 +111,15 @@ LEAVE: Final[dict[str, Case]] = {
         broker_with(callbacks=Callbacks(message_received=(lambda _: None,))),
         ALIKE,
     ),
-    "a queue bound to the topic": lambda: (broker_with(sinks=[HoldingSink("t")]), ALIKE),
-    "RETAIN at QoS 0, without a payload, or with a durable subscriber": lambda: (
+    "a queue bound to the topic, or another sink that takes no runs": lambda: (
+        broker_with(sinks=[HoldingSink("t")]),
+        ALIKE,
+    ),
+    "QoS 2 with a sink, in a broker with a database": lambda: (
+        DurableBroker(core_class=FastCore, sinks=[RunSink("t")]),
+        [Publish("t", b"x", qos=2, packet_id=number) for number in (1, 2)],
+    ),
+    "RETAIN at QoS 0, without a payload, with a durable subscriber or a sink": lambda: (
         broker_with(),
         [Publish("t", b"x", retain=True), Publish("t", b"", qos=1, packet_id=1, retain=True)],
     ),
@@ -143,6 +150,7 @@ STAY: Final[dict[str, Case]] = {
     "nothing": lambda: (broker_with(), ALIKE),
     "a session that outlives the process": lambda: (_durable(), ALIKE),
     "a shared subscription": lambda: (_shared(), ALIKE),
+    "a sink that takes runs": lambda: (broker_with(sinks=[RunSink("t")]), ALIKE),
     "a shared subscription at QoS 0": lambda: (_shared(), [Publish("t", b"x")] * 2),
     "a shared subscription and access control whose answers last": lambda: (
         _shared(access=_lasting()),
