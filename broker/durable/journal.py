@@ -588,7 +588,8 @@ class Journal:
         if not lacks_room and not self._is_pending(1):
             return False
         removes = not message.payload and not self.is_failing and not self._is_pending(1)
-        if (message.retain and not removes) or (message.qos == 2 and publisher.journal is not None):
+        is_retained = message.retain and self._keeps is None
+        if (is_retained and not removes) or (message.qos == 2 and publisher.journal is not None):
             return True
         members = chain.from_iterable(share.members for share in plan.shares)
         return any(m.qos and m.session.is_durable for m in members) or any(

@@ -155,7 +155,8 @@ class BrokerOperations(LogLevels):
             found["listeners"] = "not all of them are open"
         journal = core.journal
         if journal is not None and journal.is_failing:
-            found["persistence"] = "the database takes no commits"
+            store = "database" if core.kept is None else "session store"
+            found["persistence"] = f"the {store} takes no commits"
         elif journal is not None and journal.is_full:
             found["persistence"] = "the disk has no room for messages"
         for name, plugin in program.plugins.items():

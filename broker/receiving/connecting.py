@@ -369,7 +369,8 @@ async def _claim_first(
     core = client.core
     try:
         stored = await claimed
-        if stored is not None and not client.is_closing:
+        is_here = core.sessions.get(granted.client_id) is not None  # by another connection
+        if stored is not None and not (client.is_closing or is_here):
             cast("KeptSessions", core.kept).restore(stored, now)
     except Exception as error:  # noqa: BLE001 (a plugin's fault is not its caller's)
         if not client.is_closing:

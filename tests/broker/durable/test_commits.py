@@ -16,7 +16,8 @@ from penstock.broker.extensions import LocalClients, Mail, Plugin, SessionOwner,
 from penstock.broker.mqtt.packets import PubAck, Publish, SubAck, Subscribe, SubscriptionRequest
 from penstock.broker.server import Server
 from penstock.broker.session_rows import Changes, MessageRow
-from tests.broker.serving import make_server, port_of, serving, until
+from tests.broker.serving import make_server, operations_of, port_of, serving, until
+from tests.helpers.access import Access
 from tests.helpers.wire import WireClient, connected
 
 
@@ -139,6 +140,25 @@ async def test_the_store_has_what_a_session_has(plugins: dict[str, Any]) -> None
         assert not store.rows("messages")
 
 
+async def test_access_control_is_asked_who_may_receive_what_waits(plugins: dict[str, Any]) -> None:
+    """The owner may forget what the client may not receive."""
+    access = Access(publish=False, subscribe=False)
+    access.refused.add(("receive", "secret"))
+    async with serving(plugins=plugins) as server, await kept_client(server) as client:
+        keeper = keeper_of(server)
+        await client.subscribe("#", 1)
+        server.core.access = access
+        row = keeper.clients.take_rows(2)
+        found = [
+            Mail(MessageRow(row + n, topic, b"x", 1, False, 0.0, None, None, ""))
+            for n, topic in enumerate(("secret", "t"))
+        ]
+        refused, taken = await keeper.clients.deliver("s", found)
+        assert refused is None
+        assert taken is not None
+        assert (await client.take(Publish)).topic == "t"
+
+
 async def test_a_store_that_refuses_is_asked_again(
     plugins: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -150,6 +170,11 @@ async def test_a_store_that_refuses_is_asked_again(
         store.is_refusing = True
         await client.send(Subscribe(1, (SubscriptionRequest("t", 1),)))
         await until(lambda: journal.is_failing)
+        problems = await operations_of(server).problems()
+        assert problems["persistence"] == "the session store takes no commits"
+        async with await connected(port_of(server)) as publisher:  # nothing of it is to be stored
+            await publisher.send(Publish("t", b"x", qos=1, retain=True, packet_id=1))
+            assert (await publisher.take(PubAck)).reason_code < 0x80
         store.is_refusing = False
         assert (await client.take(SubAck)).reason_codes == (1,)
         assert store.rows("subscriptions")

@@ -255,6 +255,25 @@ def test_a_client_that_is_gone_when_its_session_comes_leaves_it_where_it_is() ->
     assert list(boxes["s"].subscriptions) == ["t"]
 
 
+def test_two_connections_that_wait_for_a_session_get_one() -> None:
+    """The second one takes the first one over."""
+    boxes, a, b = two_nodes()
+    client = connected(a)
+    client.subscribe("t", 1)
+    client.lose()
+    b.wait = Later(None)
+    one, two = VirtualClient(b), VirtualClient(b)
+    for client in (one, two):
+        client.send(Connect(client_id="s", keep_alive=0, **keep()))
+    for client in (one, two):
+        finish(client)
+        assert client.take(ConnAck).session_present
+    assert one.take(Disconnect).reason_code == ReasonCode.SESSION_TAKEN_OVER
+    boxes.put("s", "t", b"x")
+    assert two.payloads() == [b"x"]
+    b.session("s").check_invariants()
+
+
 def test_a_session_that_cannot_be_read_refuses_its_client() -> None:
     """Nothing of it is left in the broker."""
     boxes, a, b = two_nodes()
