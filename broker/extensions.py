@@ -1034,8 +1034,8 @@ class LocalClients(Protocol):
             For each message what the session has taken, as it is to be stored; the store is told of
             its packet identifier (`moved_deliveries`), and when it is done with. None where nothing
             of it is kept, so that the owner may forget it: the session has no subscription for it
-            (any more), may not receive it, or got it at QoS 0. Nothing at all where the client is
-            not connected: what waits goes on waiting.
+            (any more), may not receive it, or got it at QoS 0; or it has expired. Nothing at all
+            where the client is not connected: what waits goes on waiting.
         """
 
     def end_sessions(self, is_wanted: Callable[[str], bool]) -> Sequence[str]:

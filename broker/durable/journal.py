@@ -238,7 +238,7 @@ class Journal:
         if session.journal is not None:
             session.journal.opened()
         elif session.expiry_interval != 0 and (self._keeps is None or self._keeps(session)):
-            self.keep(session)
+            self._keep(session)
         self.will_changed(session)
 
     def connection_lost(self, session: Session, now: float) -> None:
@@ -248,7 +248,11 @@ class Journal:
         self.will_changed(session)
 
     def keep(self, session: Session) -> None:
-        """Make a session durable from now on."""
+        """Make a session durable from now on, unless an owner decides about that."""
+        if self._keeps is None:
+            self._keep(session)
+
+    def _keep(self, session: Session) -> None:
         own = session.journal = SessionJournal(self, session, self._next_row, is_stored=False)
         self._next_row += 1
         session.origin = self._new_origin()

@@ -144,29 +144,33 @@ class KeptSessions:
         """
         rows = self._kept_payloads([each.message for each in mail])
         messages = messages_of(self._core, self._journal, rows, self.store.epoch())
-        taken = [
-            None
-            if each.message.row in refused
-            else self._deliver(session, each, messages[each.message.row], now)
-            for each in mail
-        ]
+        matching: dict[str, Sequence[Subscription]] = {}
+        taken: list[DeliveryRow | None] = []
+        for each in mail:
+            message, row = messages[each.message.row], None
+            if each.message.row not in refused:
+                target = self._target(session, message, each.share, matching)
+                if target is not None:
+                    row = self._deliver(session, each, message, target, now)
+            taken.append(row)
         self._core.turn.congested.clear()  # there is no publisher to slow down
         if session.client is not None:
             session.outgoing.want_pump()
         return taken
 
     def _deliver(
-        self, session: Session, mail: Mail, message: Message, now: float
+        self, session: Session, mail: Mail, message: Message, target: Target, now: float
     ) -> DeliveryRow | None:
         """Give a session a message; return what is to be kept until it is acknowledged."""
         own = session.journal
-        target = self._target(session, message, mail.share)
-        if target is None or own is None:
+        if message.is_expired(now):
+            session.ledger.matched += 1
+            session.ledger.expired += 1
             return None
         qos = min(message.qos, target.qos)
         retain = message.retain and target.retain_as_published
         ids = target.subscription_ids
-        if not qos:
+        if not qos or own is None:
             session.deliver(message, 0, retain=retain, subscription_ids=ids, now=now)
             return None
         delivery = (Repeat if mail.is_repeat and qos == 1 else Delivery)(
@@ -190,15 +194,31 @@ class KeptSessions:
             own.changed(delivery)
         return row
 
-    def _target(self, session: Session, message: Message, share: str) -> Target | None:
-        """Return how a session has subscribed to a message; None where it gets none."""
+    def _target(
+        self,
+        session: Session,
+        message: Message,
+        share: str,
+        matching: dict[str, Sequence[Subscription]],
+    ) -> Target | None:
+        """Return how a session has subscribed to a message; None where it gets none.
+
+        Args:
+            session: a kept one.
+            message: that waits for it.
+            share: as of `Mail`.
+            matching: the session's subscriptions that match topics, which are found once.
+        """
+        topic = message.topic
         if share:
             member = session.subscriptions.get(share)
-            found = [] if member is None else [member]
+            all_found: Sequence[Subscription] = () if member is None else (member,)
+        elif topic in matching:
+            all_found = matching[topic]
         else:
-            found = self.tree.subscriptions_of(session, message.topic)
+            all_found = matching[topic] = self.tree.subscriptions_of(session, topic)
         takes = session.outbox.takes
-        found = [each for each in found if each.sizes is None or takes(each.sizes, message)]
+        found = [each for each in all_found if each.sizes is None or takes(each.sizes, message)]
         if not found:
             return None
         target = Target(session, found)

@@ -58,9 +58,9 @@ class Mailboxes(dict[str, Mailbox]):
     def put(self, client_id: str, topic: str, payload: bytes, qos: int = 1, **mail: Any) -> None:
         """Have a message wait for a client."""
         box = self[client_id]
-        row = MessageRow(
-            0, topic, payload, qos, mail.pop("retain", False), EPOCH, None, None, mail.pop("by", "")
-        )
+        retain, expires_at = mail.pop("retain", False), mail.pop("expires_at", None)
+        by = mail.pop("by", "")
+        row = MessageRow(0, topic, payload, qos, retain, EPOCH, expires_at, None, by)
         box.entries[next(_NUMBERS)] = Mail(row, **mail)
         box.owner.wanting.add(client_id)
         if not box.owner.is_dead:

@@ -21,7 +21,7 @@ from penstock.broker.mqtt.packets import (
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from tests.helpers.access import Access, Later, finish
 from tests.helpers.durable import keep
-from tests.helpers.kept import Mailboxes, Node
+from tests.helpers.kept import EPOCH, Mailboxes, Node
 from tests.helpers.virtual import VirtualClient
 
 
@@ -333,6 +333,18 @@ def test_mail_is_delivered_as_the_session_has_subscribed() -> None:
         if each.qos:
             client.send(PubAck(each.packet_id))
     assert not boxes["s"].entries
+
+
+def test_what_has_expired_in_the_mailbox_is_not_delivered() -> None:
+    """It is counted, and the owner may forget it [MQTT-3.3.2-5]."""
+    boxes, node, _ = two_nodes()
+    client = connected(node)
+    client.subscribe("t", 1)
+    boxes.put("s", "t", b"late", expires_at=EPOCH + node.now - 1)
+    boxes.put("s", "t", b"in time", expires_at=EPOCH + node.now + 5)
+    assert client.payloads() == [b"in time"]
+    assert node.session("s").ledger.expired == 1
+    assert [mail.message.payload for mail in boxes["s"].entries.values()] == [b"in time"]
 
 
 def test_a_client_without_room_is_given_no_more() -> None:
