@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import signal
 import sys
 import tempfile
@@ -82,10 +83,16 @@ class Engine:
 
     def _n_replicas(self) -> int:
         with Redis(port=self._master()) as master:
-            return int(master.info("replication")["connected_slaves"])
+            told = master.info("replication")
+        replicas = [one for name, one in told.items() if re.fullmatch(r"slave\d+", name)]
+        return sum(one["state"] == "online" for one in replicas)
 
     async def kill_master(self) -> None:
-        """Kill it; return once another one has taken over, and has two replicas."""
+        """Kill it; return once another one has taken over, and has two replicas.
+
+        Both have its data before: a sentinel takes whichever, while it has not asked them yet.
+        """
+        await reached(lambda: self._n_replicas() == 2, "two replicas")
         old = self._master()
         self._servers[old].process.kill()
         await reached(lambda: self._master() != old, "a new master")
