@@ -670,7 +670,8 @@ class SessionStore(ABC):
     * `gone_deliveries`: it is done with: acknowledged, expired or dropped.
     * `gone_messages` says nothing beyond that.
 
-    A change of a session that is not known any more, as it was dropped, is to be ignored.
+    A session may end and another of its client begin in one batch: `gone_sessions` come first. A
+    change of a session that is not known any more, as it was dropped, is to be ignored.
     """
 
     @abstractmethod

@@ -85,6 +85,10 @@ class _Store(SessionStore):
         """Do what a batch says, for sessions that are still this broker's."""
         node = self._node
         assert not any((batch.retained, batch.gone_retained, batch.wills, batch.gone_wills))
+        for (session_row,) in batch.gone_sessions:
+            for box in self._of(session_row):
+                del node.boxes[box.session.client_id]
+            node.clients.pop(session_row, None)
         for session in batch.sessions:
             client_id = session.client_id
             box = node.boxes.setdefault(client_id, Mailbox(node, session))
@@ -104,9 +108,6 @@ class _Store(SessionStore):
             for box in self._of(session_row):
                 box.incoming.discard(packet_id)
         self._apply_deliveries(batch)
-        for (session_row,) in batch.gone_sessions:
-            for box in self._of(session_row):
-                del node.boxes[box.session.client_id]
 
     def _of(self, row: int) -> Iterable[Mailbox]:
         """Yield the mailbox of a session, if it is known and still this broker's."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from typing import Any
 
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
@@ -17,11 +18,14 @@ from penstock.broker.mqtt.packets import (
     Publish,
     PubRec,
     PubRel,
+    UnsubAck,
+    Unsubscribe,
 )
+from penstock.broker.mqtt.topics import matches
 from tests.helpers.durable import keep
 from tests.helpers.effort import examples
 from tests.helpers.kept import Mailboxes, Node
-from tests.helpers.virtual import VirtualClient
+from tests.helpers.virtual import VirtualBroker, VirtualClient
 
 TOPICS = ("t/1", "t/2")
 N_NODES = 3
@@ -147,3 +151,113 @@ class Wandering(RuleBasedStateMachine):
 
 TestWandering = Wandering.TestCase
 TestWandering.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
+
+
+FILTERS = ("t/#", "t/+", "t/1", "$share/g/t/2")
+_STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("publish"), st.sampled_from(TOPICS), st.integers(0, 2), st.booleans()),
+        st.tuples(st.just("subscribe"), st.sampled_from(FILTERS), st.integers(0, 2), st.booleans()),
+        st.tuples(st.just("unsubscribe"), st.sampled_from(FILTERS)),
+        st.tuples(st.just("take"), st.integers(1, 5)),
+        st.tuples(st.just("lose")),
+        st.tuples(st.just("connect"), st.sampled_from((1, 2, 65_535))),
+    ),
+    max_size=40,
+)
+
+
+class Twin:
+    """A subscriber of one broker, which does what its twin at another broker does."""
+
+    def __init__(self, broker: VirtualBroker, boxes: Mailboxes | None) -> None:
+        self.broker = broker
+        self.boxes = boxes
+        self.publisher = broker.connect("p")
+        self.got: list[object] = []
+        self.client: VirtualClient | None = None
+        self.published: list[bytes] = []
+        self.filters: dict[str, int] = {}
+        self.connect(65_535)
+
+    def connect(self, receive_maximum: int) -> None:
+        """Come, or come back."""
+        properties = {"session_expiry_interval": 3600, "receive_maximum": receive_maximum}
+        self.client = self.broker.connect("s", clean_start=False, properties=properties)
+
+    def lose(self) -> None:
+        """Be gone."""
+        if self.client is not None:
+            self.client.lose()
+            self.client = None
+
+    def subscribe(self, topic_filter: str, qos: int, retain_as_published: bool) -> None:  # noqa: FBT001
+        """Subscribe, with an identifier of the filter's own."""
+        if self.client is not None:
+            properties = {"subscription_identifier": [FILTERS.index(topic_filter) + 1]}
+            options = {"retain_as_published": retain_as_published, "retain_handling": 2}
+            self.client.subscribe(topic_filter, qos, properties=properties, **options)
+            self.filters[topic_filter] = qos
+
+    def unsubscribe(self, topic_filter: str) -> None:
+        """Unsubscribe, with nothing on its way: it may be sent or not."""
+        if self.client is not None:
+            self.take(10_000)
+            self.client.send(Unsubscribe(2, (topic_filter,)))
+            self.client.take(UnsubAck)
+            self.filters.pop(topic_filter, None)
+
+    def publish(self, topic: str, qos: int, retain: bool) -> None:  # noqa: FBT001
+        """Have something published for it."""
+        payload = b"%d" % len(self.published)
+        self.published.append(payload)
+        if self.boxes is None:
+            self.publisher.publish(topic, payload, qos=qos, retain=retain)
+            if qos == 2:
+                self.publisher.send(PubRel(1))
+            self.publisher.inbox.clear()
+            return
+        share = FILTERS[3]
+        own = [one for one in self.filters if one != share and matches(one, topic)]
+        of_share = [share] if topic == "t/2" and share in self.filters else []
+        for found, name in ((own, ""), (of_share, share)):
+            granted = max((self.filters[one] for one in found), default=-1)
+            # Nothing of QoS 0 waits for a client that is away.
+            if granted >= 0 and (self.client is not None or min(qos, granted)):
+                self.boxes.put("s", topic, payload, qos, retain=retain, share=name)
+
+    def take(self, n_packets: int) -> None:
+        """Read and answer packets, oldest first."""
+        client = self.client
+        if client is None:
+            return
+        while n_packets and client.inbox:
+            n_packets -= 1
+            packet = client.inbox.pop(0)
+            if isinstance(packet, PubRel):
+                client.send(PubComp(packet.packet_id))
+            elif isinstance(packet, Publish):
+                ids = sorted(packet.properties.get("subscription_identifier", ()))
+                self.got.append((packet.payload, packet.qos, packet.retain, ids, packet.dup))
+                if packet.qos:
+                    answer = PubAck if packet.qos == 1 else PubRec
+                    client.send(answer(packet.packet_id))
+
+
+@given(steps=_STEPS)
+@settings(max_examples=examples(200), deadline=None)
+def test_a_kept_session_is_as_one_of_the_broker_s_own(steps: list[tuple[Any, ...]]) -> None:
+    """Its client gets the same, in the same order, with the same flags and identifiers."""
+    boxes = Mailboxes()
+    kept, own = Twin(Node(boxes), boxes), Twin(VirtualBroker(), None)
+    for name, *arguments in steps:
+        for twin in (kept, own):
+            if name == "connect" and twin.client is not None:
+                twin.lose()
+            getattr(twin, name)(*arguments)
+    for twin in (kept, own):
+        twin.lose()
+        twin.connect(65_535)
+        twin.take(10_000)
+    assert kept.got == own.got
+    assert not boxes["s"].entries

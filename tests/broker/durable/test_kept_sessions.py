@@ -225,6 +225,12 @@ def test_clean_start_begins_a_new_session() -> None:
     client = connected(b, clean_start=True)
     assert not client.connack.session_present
     assert not boxes["s"].subscriptions
+    client.subscribe("t", 1)
+    boxes.put("s", "t", b"x")
+    client = connected(b, clean_start=True)  # both are of one commit
+    assert not client.connack.session_present
+    assert not boxes["s"].subscriptions
+    assert not boxes["s"].entries
 
 
 def test_a_client_that_is_gone_when_its_session_comes_leaves_it_where_it_is() -> None:
