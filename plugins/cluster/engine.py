@@ -190,9 +190,10 @@ class ClusterEngine:
 
         Raises:
             FencedError: it is no member any more.
-            StorageError: the engine cannot be asked, or refuses.
+            StorageError: the engine cannot be asked, or refuses, or is a master without the
+                replicas that it should have: it may be one that others have left.
         """
-        call = self._of_cluster("beat", self.node, self.epoch, _milliseconds())
+        call = self._of_cluster("beat", self.node, self.epoch, _milliseconds(), is_stored=True)
         last_change, number, silent = await fenced(call)
         names = (one.decode() for one in silent[::2])
         return Beat(last_change, int(number), list(zip(names, map(int, silent[1::2]), strict=True)))

@@ -2,9 +2,10 @@
 
 Theory of operation. A member beats once a second. Whoever learns that another's beats have stopped
 evicts it, once its own beats have been answered for so long that the others had the time to beat,
-too: after the engine was away, all seem silent. The state of the engine is read while it changes,
-and then the stream of changes from where that began (see `routes`). Each entry names the one before
-it: who has missed some, as the stream is cut, or a failover has lost its end, reads the state anew.
+too: after the engine was away, or another server has taken over, all seem silent. The state of the
+engine is read while it changes, and then the stream of changes from where that began (see
+`routes`). Each entry names the one before it: who has missed some, as the stream is cut, or a
+failover has lost its end, reads the state anew.
 
 A node that hears that its own epoch has ended was taken for dead. It ends its sessions, as others
 may have these clients by now, and joins anew. Where the engine has lost its data, all nodes hear
@@ -27,6 +28,8 @@ from penstock.plugins.redis.errors import EngineStartError, StorageError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+
+    from penstock.plugins.redis.login import Address
 
 BEAT_SECONDS: Final = 1.0
 STEADY_SECONDS: Final = ALIVE_SECONDS + 2.0
@@ -115,6 +118,7 @@ class Members:
         self._has_taken: asyncio.Future[None] | None = None
         self._may_follow = asyncio.Event()
         self._steady_since = self._beaten_at = clock()
+        self._servers: list[Address] = []
         self._duties: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._task: asyncio.Task[None] | None = None
 
@@ -276,7 +280,8 @@ class Members:
         now = self._clock()
         self._beaten_at = sent_at
         self.is_steady = now - sent_at <= _LATE_SECONDS
-        if not self.is_steady:
+        servers, self._servers = self._servers, self._engine.calls.routes.addresses
+        if not self.is_steady or servers != self._servers:
             self._steady_since = now
         if order(beat.last_change) < order(self._after):
             self._is_behind = True

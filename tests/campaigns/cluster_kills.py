@@ -21,10 +21,11 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 from redis import Redis
+from redis.exceptions import RedisError
 
 from benchmarks.program import JsonFile, Program, Quick
 from penstock.netem.runs.broker_process import reserved_port
@@ -73,31 +74,46 @@ class Engine:
         }
 
     def _start(self, port: int, *lines: str) -> None:
+        lines = ("min-replicas-to-write 1", *lines)
         server = running_redis(self._folder / str(port), *lines, port=port)
         self._servers[port] = self._stack.enter_context(server)
 
-    def _master(self) -> int:
-        with Redis(port=self._sentinels[0]) as sentinel:
-            told = sentinel.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", "m")
-        return int(told[1])
+    def _known(self, port: int) -> dict[str, Any]:
+        """Return what a sentinel knows of the master."""
+        with Redis(port=port) as sentinel:
+            told: dict[str, Any] = sentinel.sentinel_master("m")
+        return told
 
-    def _n_replicas(self) -> int:
-        with Redis(port=self._master()) as master:
-            told = master.info("replication")
+    def _master(self) -> int:
+        return int(self._known(self._sentinels[0])["port"])
+
+    def _is_whole(self) -> bool:
+        """Say whether all sentinels know the same master, its replicas, and one another."""
+        known = [self._known(port) for port in self._sentinels]
+        try:
+            with Redis(port=self._master()) as master:
+                told = master.info("replication")
+        except RedisError:  # it was killed
+            return False
         replicas = [one for name, one in told.items() if re.fullmatch(r"slave\d+", name)]
-        return sum(one["state"] == "online" for one in replicas)
+        n_replicas = sum(one["state"] == "online" for one in replicas)
+        return n_replicas == 2 and all(
+            (one["port"], one["flags"], one["num-slaves"], one["num-other-sentinels"])
+            == (known[0]["port"], "master", 2, 2)
+            for one in known
+        )
 
     async def kill_master(self) -> None:
-        """Kill it; return once another one has taken over, and has two replicas.
+        """Kill it; return once another one has taken over, and all know it.
 
-        Both have its data before: a sentinel takes whichever, while it has not asked them yet.
+        Both replicas have its data before: a sentinel takes whichever, while it has not asked them.
         """
-        await reached(lambda: self._n_replicas() == 2, "two replicas")
+        await reached(self._is_whole, "two replicas that all sentinels know")
         old = self._master()
         self._servers[old].process.kill()
         await reached(lambda: self._master() != old, "a new master")
         await asyncio.to_thread(self._start, old, f"replicaof 127.0.0.1 {self._master()}")
-        await reached(lambda: self._n_replicas() == 2, "two replicas")
+        await reached(self._is_whole, "two replicas that all sentinels know")
 
 
 async def fault(cluster: Cluster, name: str, rng: random.Random) -> None:
