@@ -404,8 +404,14 @@ class ClusterEngine:
         return Row.read(owner.decode()), origin.decode()
 
     def release(self, client_id: str, own: Row) -> asyncio.Future[Any]:
-        """Note that a client's session has ended."""
-        return self.call("release", self.bucket(client_id), client_id, *own, is_stored=True)
+        """Let go of a client; it waits for a server however long that takes."""
+        words = (client_id, *own)
+        bucket = self.bucket(client_id)
+        return self.calls.call("release", (bucket,), *words, is_stored=True, is_kept=True)
+
+    async def has_owner(self, client_id: str) -> bool:
+        """Return whether some node has a client."""
+        return bool(await plain(self.read(self.bucket(client_id), "HEXISTS", ":o", client_id)))
 
     async def sweep_owners(self, node: str, epoch: int) -> None:
         """End that an ended member is the owner of clients; kept sessions wait for theirs."""

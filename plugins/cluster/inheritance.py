@@ -61,9 +61,13 @@ class Inheritance:
                     count(self.dropped, "node_left", frame.n_messages)
         wills = await self._engine.wills_of(node, epoch)
         now = 0
-        for delay, packet in sorted(map(node_wills.read, wills.values())):
+        for (delay, packet), client_id in sorted(
+            (node_wills.read(will), client_id.decode()) for client_id, will in wills.items()
+        ):
             await asyncio.sleep(delay - now)
             now = delay
+            if delay and await self._engine.has_owner(client_id):
+                continue  # the client is back in time [MQTT-3.1.3-9]
             self.n_wills += 1
             done = partial(_finish, _future(waiting))
             await self._forwarder.send(packet, packet[0] >> 1 & 3, 1, done)

@@ -44,8 +44,10 @@ FETCHED_MESSAGES: Final = 100
 """Messages that are fetched at once."""
 FETCHED_BYTES: Final = 1024 * 1024
 """Bytes of them, if all are of the usual size."""
-LOOK_SECONDS: Final = 5.0
-"""All sessions with a connection are looked at in this time: a note may have been lost."""
+LOOK_SECONDS: Final = 20.0
+"""All sessions with a connection are looked at in this time: a note may have been lost, as the
+engine failed over."""
+_LOOKS: Final = 100
 RETRY_SECONDS: Final = 1.0
 
 
@@ -133,7 +135,7 @@ class KeptSessions(SessionStore):
         self._clock = clock
         self._logger = logger
         self._rows: dict[int, Kept] = {}  # of sessions and messages
-        self._look: asyncio.TimerHandle | None = None
+        self._looking: asyncio.Task[None] | None = None
 
     # -- sessions that come and go -----------------------------------------------------------------
 
@@ -263,12 +265,16 @@ class KeptSessions(SessionStore):
 
     def start(self) -> None:
         """Look from time to time whether anything waits."""
-        self._look = asyncio.get_running_loop().call_later(LOOK_SECONDS, self._look_again)
+        self._looking = asyncio.create_task(self._look(), name="penstock-cluster look")
 
-    def _look_again(self) -> None:
-        for client_id in self.sessions:
-            self.told(client_id)
-        self.start()
+    async def _look(self) -> None:
+        while True:
+            clients = list(self.sessions)
+            n = 1 + len(clients) // _LOOKS
+            for at in range(_LOOKS):
+                await asyncio.sleep(LOOK_SECONDS / _LOOKS)
+                for client_id in clients[at * n : (at + 1) * n]:
+                    self.told(client_id)
 
     def told(self, client_id: str) -> None:
         """Take note that something may wait for a session."""
@@ -399,7 +405,7 @@ class KeptSessions(SessionStore):
         for row in batch.gone_deliveries:
             kept = self._rows.pop(row, None)
             if kept is not None:
-                kept.restored.discard(kept.entries.pop(row)[0])
+                del kept.entries[row]
 
     async def _commit(self, kept: Kept, number: int, changes: Sequence[Any]) -> list[bytes]:
         return await self._engine.commit(kept.client_id, kept.owner, number, kept.origin, changes)
@@ -435,9 +441,8 @@ class KeptSessions(SessionStore):
 
     async def close(self) -> None:
         """Fetch nothing more."""
-        if self._look is not None:
-            self._look.cancel()
-        tasks = [one.fetching for one in self.sessions.values() if one.fetching is not None]
+        tasks = [] if self._looking is None else [self._looking]
+        tasks += [one.fetching for one in self.sessions.values() if one.fetching is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -438,10 +438,10 @@ class Members:
     async def _do(self, node: str, epoch: int) -> None:
         try:
             await self._engine.seal(node, epoch)
+            await self._engine.sweep_owners(node, epoch)
             if self._listener.duty is not None:
                 await self._listener.duty(node, epoch)
             await self._engine.drop(node, epoch)
-            await self._engine.sweep_owners(node, epoch)
             await self._engine.done(node, epoch)
         except StorageError as error:
             self._logger.warning("what node %s has left is not done yet: %s", node, error)

@@ -202,12 +202,8 @@ class Node:
             StorageError: the servers refuse.
         """
         self._is_counting = True
-        clients: set[str] = set()
-        for client_id, topic_filter in self._clients.all_subscriptions():
+        for client_id, topic_filter in self._clients.all_subscriptions():  # of local clients
             self._count(client_id, topic_filter, self.own.subscribed)
-            if not client_id.startswith(LOCAL_CLIENT_PREFIX):
-                clients.add(client_id)
-        self.owners.unclaimed = list(clients)
         self._begin_epoch()
         await self.members.announce()
 

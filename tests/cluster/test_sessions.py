@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ from penstock.broker.mqtt.packets import (
     PubRel,
     Subscribe,
     SubscriptionRequest,
+    Will,
 )
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from tests.helpers.cluster import Cluster, Stream, reached, running_brokers
@@ -282,6 +284,71 @@ async def test_limits_of_what_waits_hold_for_mailboxes(tmp_path: Path) -> None:
             assert [payload for payload, _ in await messages(client, 5)] == [
                 b"%d" % number for number in range(7, 12)
             ]
+
+
+async def test_publishers_are_held_back_for_a_client_that_acknowledges_nothing(
+    tmp_path: Path,
+) -> None:
+    """At whatever broker they are; they go on once it has room again."""
+    limits = {"queued_messages": 5, "queue_full": "reject"}
+    with running_brokers(tmp_path, "a", "b", limits=limits) as brokers:
+        async with (
+            await brokers.connected("a", "stalls", **lasting()) as client,
+            await brokers.connected("b", "held-back") as publisher,
+        ):
+            await client.subscribe("stalls/#", 1)
+            codes = [
+                (await publisher.publish("stalls/x", b"%d" % number)).reason_code
+                for number in range(6)
+            ]
+            assert codes == [0, 0, 0, 0, 0, ReasonCode.QUOTA_EXCEEDED]
+            assert await messages(client, 5) == [(b"%d" % number, 1) for number in range(5)]
+            while (await publisher.publish("stalls/x", b"6")).reason_code:
+                pass
+            assert await messages(client, 1) == [(b"6", 1)]
+
+
+async def test_delayed_will_is_not_published_where_the_session_goes_on(tmp_path: Path) -> None:
+    """Its broker was killed, and the client came back elsewhere in time [MQTT-3.1.3-9]."""
+    with running_brokers(tmp_path, "a", "b", "c") as brokers:
+        async with await brokers.connected("a", "watches") as watcher:
+            await watcher.subscribe("wills/#", 1)
+            clients = []
+            for name, seconds in (("returns", 4), ("stays", 5)):
+                delay = {"will_delay_interval": seconds}
+                will = Will(f"wills/{name}", b"gone", qos=1, properties=delay)
+                clients.append(await brokers.connected("b", name, will=will, **lasting()))
+            brokers["b"].kill()
+            async with await back(brokers, "c", "returns"):
+                assert (await watcher.take(Publish)).topic == "wills/stays"
+            for client in clients:
+                client.close()
+
+
+async def test_session_of_a_broker_that_stood_still_is_at_one_broker(tmp_path: Path) -> None:
+    """What the former one still has of it counts for nothing."""
+    with running_brokers(tmp_path, "a", "b", "c") as brokers:
+        subscriber = Subscriber()
+        old = await brokers.connected("b", "frozen", **lasting())
+        await old.subscribe("frozen/#", 2)
+        stream = Stream("frozen/x", qos=2)
+        publishing = asyncio.create_task(stream.run(lambda: brokers["a"].port))
+        before = asyncio.create_task(subscriber.run(old))
+        await reached(lambda: len(subscriber.came) > 100, "100 messages")
+        brokers["b"].process.send_signal(signal.SIGSTOP)
+        before.cancel()
+        client = await back(brokers, "c", "frozen")
+        taking = asyncio.create_task(subscriber.run(client))
+        n_came = len(subscriber.came)
+        await reached(lambda: len(subscriber.came) > n_came + 50, "messages elsewhere")
+        brokers["b"].process.send_signal(signal.SIGCONT)
+        await old.rest()
+        stream.end()
+        await publishing
+        await reached(lambda: stream.acknowledged <= {*subscriber.came}, "all messages")
+        assert subscriber.came == sorted({*subscriber.came})
+        taking.cancel()
+        client.close()
 
 
 class Subscriber:
