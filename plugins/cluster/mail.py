@@ -102,6 +102,11 @@ class MailRoom:
         self.sessions.start()
         self.expiry.start()
 
+    async def take_all(self, found: Iterable[tuple[str, str]]) -> None:
+        """Take all subscriptions as the engine has them; see `MailRoutes.replaced`."""
+        for _ in self.routes.replaced(found):
+            await asyncio.sleep(0)
+
     def _filter_changed(self, topic_filter: str, is_there: bool) -> None:  # noqa: FBT001
         if not is_routed(topic_filter):
             return

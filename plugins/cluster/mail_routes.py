@@ -10,7 +10,7 @@ next one. The node that has a session knows best, and takes what others have tol
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 from penstock.broker.mqtt.topics import SHARE_PREFIX, matching_nodes
@@ -18,6 +18,7 @@ from penstock.broker.mqtt.topics import SHARE_PREFIX, matching_nodes
 MARK: Final = "\0"
 """Names of changes that are about sessions begin so."""
 
+_SLICE: Final = 200
 _MOST_TOPICS: Final = 10_000
 """Topics whose mailboxes are remembered."""
 
@@ -108,21 +109,27 @@ class MailRoutes:
                 del self.boxes[client_id]
             self._remove(box, topic_filter)
 
-    def replaced(self, found: Iterable[tuple[str, str]]) -> None:
-        """Take all subscriptions as the engine has them, by names and values."""
+    def replaced(self, found: Iterable[tuple[str, str]]) -> Iterator[None]:
+        """Take all subscriptions as the engine has them, by names and values; yield now and then.
+
+        What is yielded says that others may have their turn.
+        """
         known: dict[str, dict[str, str]] = {}
         for name, value in found:
             client_id, _, topic_filter = name.partition(MARK)
             known.setdefault(client_id, {})[topic_filter] = value
-        for client_id in [*self.boxes]:
-            if client_id not in self.own:
-                for topic_filter, value in [*self.boxes[client_id].filters.items()]:
-                    if topic_filter not in known.get(client_id, ()):
-                        self.set(client_id, topic_filter, f"-{value}")
-        for client_id, filters in known.items():
-            if client_id not in self.own:
-                for topic_filter, value in filters.items():
-                    self.set(client_id, topic_filter, value)
+        for n, client_id in enumerate({*self.boxes, *known}):
+            if n % _SLICE == _SLICE - 1:
+                yield
+            if client_id in self.own:
+                continue
+            filters = known.get(client_id, {})
+            box = self.boxes.get(client_id)
+            for topic_filter, value in [] if box is None else [*box.filters.items()]:
+                if topic_filter not in filters:
+                    self.set(client_id, topic_filter, f"-{value}")
+            for topic_filter, value in filters.items():
+                self.set(client_id, topic_filter, value)
 
     def _add(self, box: Mailbox, topic_filter: str) -> None:
         if topic_filter.startswith(SHARE_PREFIX):

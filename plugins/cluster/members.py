@@ -66,7 +66,7 @@ class Listener:
     left: Callable[[str, int], None] = lambda *_: None
     applied: Callable[[str, int, int], None] = lambda *_: None
     kept: Callable[[str, str], None] = lambda *_: None
-    all_kept: Callable[[Sequence[tuple[str, str]]], None] = lambda _: None
+    all_kept: Callable[[Sequence[tuple[str, str]]], Awaitable[None]] | None = None
     retained: Callable[[str, bytes, bool], None] = lambda *_: None
     all_retained: Callable[[AsyncIterator[list[tuple[str, bytes]]]], Awaitable[None]] | None = None
     duty: Callable[[str, int], Awaitable[None]] | None = None
@@ -416,7 +416,9 @@ class Members:
                     routes.update(some)
                 self._joined(node, epoch, info)
                 self._routes.replaced(node, epoch, routes)
-        self._listener.all_kept([one async for some in engine.sessions() for one in some])
+        if self._listener.all_kept is not None:
+            kept = [one async for some in engine.sessions() for one in some]
+            await self._listener.all_kept(kept)
         if self._listener.all_retained is not None:
             await self._listener.all_retained(engine.retained())
         self.own_number = numbers.get(own, 0)

@@ -143,7 +143,7 @@ class Node:
             left=self._left,
             applied=self._applied,
             kept=self.mail.routes.changed,
-            all_kept=self.mail.routes.replaced,
+            all_kept=self.mail.take_all,
             retained=self._retained,
             all_retained=self._all_retained,
             duty=self._do_duty,

@@ -65,7 +65,7 @@ def test_node_knows_best_about_sessions_that_it_has() -> None:
     told.routes.set("x", "a", "o")
     told.routes.changed("\0x\0a", "-o")
     told.routes.changed("\0y\0b/c", "o")
-    told.routes.replaced([("y\0d", "o"), ("x\0e", "o")])
+    list(told.routes.replaced([("y\0d", "o"), ("x\0e", "o")]))
     assert (told.of("a"), told.of("b/c"), told.of("d"), told.of("e")) == (["x"], [], ["y"], [])
 
 
@@ -77,3 +77,12 @@ def test_shared_subscriptions_have_members() -> None:
     assert told.of("a") == []
     told.routes.set("x", "$share/g/a", "-o")
     assert told.shares == set()
+
+
+def test_very_many_sessions_are_taken_in_slices() -> None:
+    """Others have their turn between them."""
+    told = Told()
+    told.routes.set("gone", "a", "o")
+    found = [(f"{number}\0a", "o") for number in range(1000)]
+    assert 4 <= len(list(told.routes.replaced(found))) <= 6
+    assert len(told.of("a")) == 1000
