@@ -213,8 +213,8 @@ class Journal:
         self._n_spared_messages = self._spared_bytes = self._sealed_retained_bytes = 0
         # New in the sealed batch; None where they are not noted, as no session was limited.
         self._unstored: dict[Delivery | RunPart, DeliveryJournal] | None = {}
-        self._calls: list[Callable[[], None]] = []
-        self._sealed_calls: list[Callable[[], None]] = []
+        self._calls: list[Callable[[], object]] = []
+        self._sealed_calls: list[Callable[[], object]] = []
         self._keeps = keeps
         core.journal = self
         if keeps is None:
@@ -466,7 +466,7 @@ class Journal:
         if self.lone.look():
             self._hurry()
 
-    def when_committed(self, call: Callable[[], None]) -> None:
+    def when_committed(self, call: Callable[[], object]) -> None:
         """Call something once all that has changed so far is committed."""
         self._calls.append(call)
         if not self.is_awake:

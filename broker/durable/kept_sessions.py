@@ -12,9 +12,9 @@ A session that has lost its connection is unloaded once all that has changed of 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from penstock.broker.durable.records import row_of_ids
@@ -231,8 +231,14 @@ class KeptSessions:
     # -- the end of a connection -----------------------------------------------------------------
 
     def left(self, session: Session) -> None:
-        """Unload a session without a connection once what has changed of it is committed."""
-        self._journal.when_committed(partial(self._core.sessions.unload, session))
+        """Unload a session without a connection once what has changed of it is committed.
+
+        Thousands may have lost their connections at once. The driver runs a number of timers before
+        others have their turn.
+        """
+        core = self._core
+        unload = core.sessions.unload
+        self._journal.when_committed(lambda: core.timers.at(-math.inf, lambda _: unload(session)))
 
     def unloaded(self, session: Session) -> None:
         """Tell the owner that a session is gone."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -243,8 +244,16 @@ class Node(VirtualBroker):
     def settle(self) -> None:
         """Serve every connection, commit, and give clients what waits, until nothing is left."""
         super().settle()
-        while not self.is_dead and (self.commit() or self._give_some()):
+        while not self.is_dead and (self.commit() or self._run_timers() or self._give_some()):
             super().settle()
+
+    def _run_timers(self) -> bool:
+        """Run what is due, such as the end of sessions; return whether there was anything."""
+        timers = self.core.timers
+        is_due = (timers.next_deadline() or math.inf) <= self.now
+        if is_due:
+            timers.run(self.now)
+        return is_due
 
     def commit(self) -> bool:
         """Commit what has changed; return whether there was anything."""

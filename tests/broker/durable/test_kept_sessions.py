@@ -152,12 +152,28 @@ def test_a_session_is_unloaded_once_what_has_changed_is_stored() -> None:
     assert client.payloads() == [b"x"]
     client.lose()
     node.is_refusing = False
-    node.commit()
+    node.settle()
     assert node.core.sessions.get("s") is None
+    assert node.core.n_subscriptions == 0
     assert node.owner.told[-1] == ("unloaded", "s")
     ledger = node.core.ledger()
     assert ledger.matched == ledger.moved == 1
     assert list(boxes["s"].entries)
+
+
+def test_sessions_that_are_unloaded_at_once_let_others_have_their_turn() -> None:
+    """The driver runs a number of timers at a time, of which each session is one."""
+    _, node, _ = two_nodes()
+    clients = [node.connect(f"s{number}", **keep()) for number in range(3)]
+    node.is_refusing = True
+    for client in clients:
+        client.lose()
+    node.is_refusing = False
+    node.commit()  # what was refused
+    node.commit()
+    for n_left in (2, 1, 0):
+        node.core.timers.run(node.now, 1)
+        assert len(node.core.sessions) == n_left
 
 
 @pytest.mark.parametrize(("delay", "payloads"), [(0, [b"gone"]), (30, [])])
