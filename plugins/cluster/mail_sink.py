@@ -121,7 +121,6 @@ class MailSink(MessageSink):
         bytes_on_way: counted against `MOST_BYTES`.
         lost: messages that mailboxes had no room for, or that had no session any more, by reason.
         unreleased: deduplication identifiers of messages that another node has put into mailboxes.
-        failure: why the last call failed; "" where it did not.
         n_posts: calls that were answered.
     """
 
@@ -135,7 +134,6 @@ class MailSink(MessageSink):
         self.counts = SinkCounts()
         self.bytes_on_way = 0
         self.lost: dict[str, int] = {}
-        self.failure = ""
         self.n_posts = 0
         self._engine = engine
         self._tell = tell
@@ -302,31 +300,23 @@ class MailSink(MessageSink):
         bucket.n_posts += 1
         try:
             call = self._engine.post(name, words)
-        except PenstockError as error:
-            self._answered(name, letters, None, error)
+        except PenstockError:
+            self._answered(name, letters, None)
         else:
             call.add_done_callback(partial(self._posted, name, letters))
 
     def _posted(self, name: str, letters: Sequence[_Letter], call: asyncio.Future[Any]) -> None:
-        error = PenstockError("the plugin is closed") if call.cancelled() else call.exception()
-        self._answered(name, letters, None if error else call.result(), error)
+        has_failed = call.cancelled() or call.exception() is not None
+        self._answered(name, letters, None if has_failed else call.result())
 
-    def _answered(
-        self,
-        name: str,
-        letters: Sequence[_Letter],
-        found: Sequence[Any] | None,
-        error: BaseException | None,
-    ) -> None:
+    def _answered(self, name: str, letters: Sequence[_Letter], found: Sequence[Any] | None) -> None:
         bucket = self._buckets[name]
         bucket.n_posts -= 1
         if found is None:
-            self.failure = str(error)
             for letter in letters:
                 self._done(letter, ReasonCode.QUOTA_EXCEEDED, "not_stored")
         else:
             self.n_posts += 1
-            self.failure = ""
             for one in found:
                 self._take(Posted.read(one))
             for letter in letters:

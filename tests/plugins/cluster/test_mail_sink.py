@@ -1,0 +1,202 @@
+"""What goes into mailboxes: by buckets, with the answer of all of them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from penstock.broker.message import Message
+from penstock.plugins.cluster import mail_sink
+from penstock.plugins.cluster.mail_engine import Posted
+from penstock.plugins.cluster.mail_routes import MailRoutes
+from penstock.plugins.cluster.mail_sink import MailSink
+from penstock.plugins.redis.errors import StorageError
+
+
+class Engine:
+    """Keeps the calls, which the test answers.
+
+    Attributes:
+        posts: bucket, words and future of each call that has no answer.
+        unseen: identifiers that were forgotten, with their buckets.
+    """
+
+    def __init__(self) -> None:
+        self.posts: list[tuple[str, list[Any], asyncio.Future[Any]]] = []
+        self.unseen: list[tuple[str, bytes]] = []
+
+    def limits(self) -> tuple[int, int, str]:
+        """Return the limits of a mailbox."""
+        return (10, 1000, "reject")
+
+    def post(self, bucket: str, words: list[Any]) -> asyncio.Future[Any]:
+        """Keep a call."""
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.posts.append((bucket, words, future))
+        return future
+
+    def unsee(self, bucket: str, deduplication_id: bytes) -> asyncio.Future[Any]:
+        """Keep a call, and answer it."""
+        self.unseen.append((bucket, deduplication_id))
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        future.set_result(1)
+        return future
+
+    async def answer(self, *found: list[Any], error: Exception | None = None) -> None:
+        """Answer the oldest call."""
+        await asyncio.sleep(0)
+        _, _, future = self.posts.pop(0)
+        if error is None:
+            future.set_result(list(found))
+        else:
+            future.set_exception(error)
+        await asyncio.sleep(0)
+
+
+class Receipt:
+    """A publisher's receipt.
+
+    Attributes:
+        codes: what it was settled with.
+    """
+
+    def __init__(self, deduplication_id: bytes = b"", *, is_repeat: bool = False) -> None:
+        self.deduplication_id = deduplication_id
+        self.is_repeat = is_repeat
+        self.codes: list[int] = []
+
+    def settle(self, reason_code: int) -> None:
+        """Take the outcome."""
+        self.codes.append(reason_code)
+
+
+class Sink:
+    """A sink with sessions `x1`, `x2` and `y1`, which all want topic `t`.
+
+    Attributes:
+        told: mailboxes whose owners were told.
+        n_room: how often the sink has said that it has room again.
+    """
+
+    def __init__(self) -> None:
+        self.engine = Engine()
+        self.told: list[str] = []
+        self.n_room = 0
+        self.sink = MailSink(
+            self.engine,  # type: ignore[arg-type]
+            lambda posted: self.told.append(posted.client_id),
+            asyncio.get_running_loop().time,
+            lambda: None,
+        )
+        self.sink.on_room = self._has_room
+        self.sink.routes = MailRoutes(
+            lambda client_id: client_id[0], lambda *_: None, lambda *_: None
+        )
+        for client_id in ("x1", "x2", "y1"):
+            self.sink.routes.set(client_id, "t", "o")
+
+    def _has_room(self) -> None:
+        self.n_room += 1
+
+    def send(self, receipt: Receipt | None = None, qos: int = 1) -> str:
+        """Route a message; return why there is no room."""
+        message = Message("t", b"1", qos=qos)
+        reason = self.sink.reserve(message)
+        if not reason:
+            self.sink.accept(message, receipt)
+        return reason
+
+
+def full(client_id: str, n: int, owner: str = "") -> list[Any]:
+    """Return the engine's answer about a mailbox with so many messages."""
+    return [client_id.encode(), n, n, 0, 0, owner.encode()]
+
+
+async def test_each_bucket_gets_one_call_for_all_its_mailboxes() -> None:
+    """The receipt is settled once all have answered; what comes meanwhile goes together."""
+    sink, receipt = Sink(), Receipt()
+    sink.send(receipt)
+    await asyncio.sleep(0)
+    assert [bucket for bucket, _, _ in sink.engine.posts] == ["x", "y"]
+    assert sink.engine.posts[0][1][1:] == [1, b"", 2, "x1", "x2"]
+    sink.send()
+    sink.send()
+    await sink.engine.answer(full("x1", 1, "node 1 1"), full("x2", 1))
+    assert (sink.told, receipt.codes) == (["x1"], [])
+    await sink.engine.answer(full("y1", 1))
+    assert receipt.codes == [0]
+    assert [len(words) for _, words, _ in sink.engine.posts] == [12, 10]
+    for _ in range(2):
+        await sink.engine.answer()
+    assert (sink.sink.counts.stored, sink.sink.counts.queued, sink.sink.bytes_on_way) == (3, 0, 0)
+    await sink.sink.finish()
+
+
+async def test_publisher_is_refused_where_a_bucket_could_not_store() -> None:
+    """Whatever the others have answered."""
+    sink, receipt = Sink(), Receipt()
+    sink.send(receipt)
+    await sink.engine.answer(error=StorageError("no server"))
+    await sink.engine.answer()
+    assert receipt.codes == [0x97]
+    assert sink.sink.counts.dropped == {"not_stored": 1}
+
+
+async def test_publishers_wait_while_the_engine_does_not_answer() -> None:
+    """They are told when there is room again."""
+    sink = Sink()
+    sink.sink.bytes_on_way = mail_sink.MOST_BYTES
+    assert sink.send() == "engine_away"
+    sink.sink.bytes_on_way = 0
+    sink.send()
+    for _ in range(2):
+        await sink.engine.answer()
+    assert sink.n_room
+
+
+async def test_publishers_wait_for_a_full_mailbox_until_it_is_half_empty() -> None:
+    """It is looked at while they do; messages of QoS 0 are not held back."""
+    sink = Sink()
+    sink.send()
+    await sink.engine.answer(full("x1", 10))
+    await sink.engine.answer()
+    assert sink.send() == "queue_full"
+    assert sink.send(qos=0) == ""
+    for _ in range(2):
+        await sink.engine.answer()
+    sink.sink._look_again()
+    await sink.engine.answer(full("x1", 6))
+    assert sink.send() == "queue_full"
+    sink.sink._look_again()
+    await sink.engine.answer(full("x1", 5))
+    assert sink.send() == ""
+    sink.sink.close()
+
+
+async def test_qos_2_message_is_told_from_its_repeats_until_it_is_forgotten() -> None:
+    """By all buckets that have it; and by all there are, where another node has stored it."""
+    sink, done = Sink(), list[bool]()
+    sink.send(Receipt(b"id"), qos=2)
+    sink.send(Receipt(b"other", is_repeat=True), qos=2)
+    await asyncio.sleep(0)
+    _, (_, words, _) = sink.engine.posts
+    assert words[2::5] == [b"+id", b"?other"]
+    sink.sink.forget(b"id", done.append)
+    sink.sink.forget(b"never seen", done.append)
+    sink.sink.unreleased.add(b"elsewhere")
+    sink.sink.forget(b"elsewhere", done.append)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert done == [True, True, True]
+    assert sorted(sink.engine.unseen) == [
+        ("x", b"elsewhere"),
+        ("x", b"id"),
+        ("y", b"elsewhere"),
+        ("y", b"id"),
+    ]
+
+
+def test_answer_of_the_engine_is_read() -> None:
+    """With the owner that is to be told."""
+    posted = Posted.read([b"x", 1, 2, 3, 1, b"node 4 5"])
+    assert (posted.n_dropped, posted.is_away, str(posted.owner)) == (3, True, "node 4 5")
