@@ -15,9 +15,10 @@ import json
 import secrets
 from collections.abc import Callable, Sequence
 from logging import Logger
+from struct import error as StructError  # noqa: N812 (it is a class)
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from penstock.broker.errors import PeerError
+from penstock.broker.errors import PeerError, PenstockError
 from penstock.broker.extensions import LocalClients, Mail, SessionStore
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.mqtt.topics import matches
@@ -172,7 +173,11 @@ class KeptSessions(SessionStore):
             stored.incoming.append(IncomingRow(kept.row, packet_id))
             self.unreleased.add(bytes.fromhex(origin) + packet_id.to_bytes(2, "big"))
         for row, (entry, value) in enumerate(found, kept.row + 1):
-            message, share = read_entry(value, row, now)
+            read = self._read(client_id, value, row, now)
+            if read is None:
+                self._engine.erase(client_id, owner, [(entry, len(value))]).add_done_callback(_heed)
+                continue
+            message, share = read
             sent = Sent.read(state.sent[entry])
             kept.entries[row] = _Entry(entry, len(value), sent)
             kept.restored.add(entry)
@@ -309,11 +314,26 @@ class KeptSessions(SessionStore):
             kept.fetching = None
             self._lost(kept)
         except StorageError as error:
-            self._logger.warning("client %s: messages cannot be read: %s", kept.client_id, error)
-            kept.has_more = True
-            asyncio.get_running_loop().call_later(RETRY_SECONDS, self.told, kept.client_id)
+            self._later(kept, error)
         finally:
             kept.fetching = None
+
+    def _later(self, kept: Kept, error: Exception) -> None:
+        """Fetch again later."""
+        self._logger.warning("client %s: messages cannot be read: %s", kept.client_id, error)
+        kept.is_drained = kept.has_more = True
+        asyncio.get_running_loop().call_later(RETRY_SECONDS, self.told, kept.client_id)
+
+    def _read(
+        self, client_id: str, value: bytes, row: int, arrived_at: float
+    ) -> tuple[MessageRow, str] | None:
+        """Return what an entry stands for; None for one that cannot be read, and is dropped."""
+        try:
+            return read_entry(value, row, arrived_at)
+        except (PeerError, ValueError, LookupError, StructError) as error:
+            self.n_unreadable += 1
+            self._logger.warning("client %s: a message is dropped: %s", client_id, error)
+            return None
 
     async def _give(self, kept: Kept, now_ms: int, entries: Sequence[tuple[bytes, bytes]]) -> None:
         """Give entries to the broker."""
@@ -324,25 +344,24 @@ class KeptSessions(SessionStore):
         done: list[tuple[bytes, int]] = []
         for entry, value in fresh:
             arrived_at = now - max(0, now_ms - order(entry)[0]) / 1000
-            try:
-                message, share = read_entry(value, row, arrived_at)
-            except (PeerError, ValueError, LookupError) as error:
-                self.n_unreadable += 1
-                self._logger.warning("client %s: a message is dropped: %s", kept.client_id, error)
+            read = self._read(kept.client_id, value, row, arrived_at)
+            if read is None:
                 done.append((entry, len(value)))
                 continue
+            message, share = read
             mail.append(Mail(message, share, is_repeat=order(entry) <= order(kept.sent)))
             kept.entries[row] = _Entry(entry, len(value), Sent(0, is_released=False))
             self._rows[row] = kept
             row += 1
         if mail:
             kept.is_drained = False
-            taken = await self._clients.deliver(kept.client_id, mail)
+            try:
+                taken = await self._clients.deliver(kept.client_id, mail)
+            except (PenstockError, OSError) as error:  # such as no room for payloads
+                self._take_back(kept, mail)
+                raise StorageError(str(error)) from error
             if not taken:  # the client is not connected
-                for one in mail:
-                    self._rows.pop(one.message.row, None)
-                    kept.entries.pop(one.message.row, None)
-                kept.has_more = True
+                self._take_back(kept, mail)
                 return
             self.n_fetched += len(mail)
             for one, delivery in zip(mail, taken, strict=True):
@@ -356,6 +375,13 @@ class KeptSessions(SessionStore):
             kept.after = entries[-1][0]
         if done:
             self._engine.erase(kept.client_id, kept.owner, done).add_done_callback(_heed)
+
+    def _take_back(self, kept: Kept, mail: Sequence[Mail]) -> None:
+        """Take note that the broker has not taken messages."""
+        for one in mail:
+            self._rows.pop(one.message.row, None)
+            kept.entries.pop(one.message.row, None)
+        kept.has_more = True
 
     # -- what the broker changes -------------------------------------------------------------------
 

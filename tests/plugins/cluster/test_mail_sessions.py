@@ -1,0 +1,233 @@
+"""Kept sessions between the engine and the broker, where either of them fails."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from penstock.broker.extensions import Mail
+from penstock.broker.message import Message
+from penstock.broker.session_rows import Changes, DeliveryRow, MessageRow, SessionRow
+from penstock.plugins.cluster import mail_sessions
+from penstock.plugins.cluster.engine import FencedError, Row
+from penstock.plugins.cluster.mail_engine import Fetched, State
+from penstock.plugins.cluster.mail_entries import Sent, entry_of
+from penstock.plugins.cluster.mail_routes import MailRoutes
+from penstock.plugins.cluster.mail_sessions import KeptSessions
+from penstock.plugins.redis.errors import StorageError
+from tests.plugins.queue.engines.contract.harness import until
+
+OWNER = Row("node", 1, 1)
+ENTRY = entry_of(Message("t", b"1", qos=1), b"1", 0.0)
+
+
+class Engine:
+    """An engine that fails when it is told to.
+
+    Attributes:
+        fails: clients, with what their next commit or fetch fails with.
+        commits: number and changes of each commit, by client.
+        entries: what waits for all clients.
+        erased: entries that were removed.
+    """
+
+    def __init__(self) -> None:
+        self.fails: dict[str, Exception] = {}
+        self.commits: dict[str, list[tuple[int, list[Any]]]] = {}
+        self.waiting: list[tuple[bytes, bytes]] = []
+        self.state = State({}, {}, {}, [])
+        self.erased: list[bytes] = []
+
+    async def commit(
+        self, client_id: str, owner: Row, number: int, origin: str, changes: list[Any]
+    ) -> list[bytes]:
+        """Keep a commit."""
+        assert owner == OWNER
+        assert origin
+        self.commits.setdefault(client_id, []).append((number, changes))
+        if client_id in self.fails:
+            raise self.fails.pop(client_id)
+        return [b"9-%d" % at for at in range(changes[::3].count("a"))]
+
+    async def fetch(self, client_id: str, owner: Row, after: bytes, n: int) -> Fetched:
+        """Return what waits."""
+        assert owner == OWNER
+        if client_id in self.fails:
+            raise self.fails.pop(client_id)
+        return Fetched(0, 1, 1, [one for one in self.waiting if one[0] > after][:n])
+
+    async def load(self, client_id: str, owner: Row) -> State:
+        """Return a session."""
+        assert (client_id, owner) == ("x", OWNER)
+        return self.state
+
+    async def entries(
+        self, client_id: str, identifiers: Sequence[bytes]
+    ) -> list[tuple[bytes, bytes]]:
+        """Return some of what waits."""
+        assert client_id == "x"
+        return [one for one in self.waiting if one[0] in identifiers]
+
+    def erase(
+        self, client_id: str, owner: Row, entries: Sequence[tuple[bytes, int]]
+    ) -> asyncio.Future[Any]:
+        """Remove entries."""
+        assert (client_id, owner) == ("x", OWNER)
+        self.erased += [identifier for identifier, _ in entries]
+        return asyncio.get_running_loop().create_future()
+
+
+class Clients:
+    """A broker's sessions.
+
+    Attributes:
+        given: the numbers of messages that were given, by call.
+        answers: what the next calls of `deliver` return, or raise.
+        dropped: clients whose sessions were dropped.
+    """
+
+    def __init__(self) -> None:
+        self.given: list[list[int]] = []
+        self.answers: list[list[DeliveryRow | None] | Exception] = []
+        self.dropped: list[str] = []
+        self._row = 100
+
+    def take_rows(self, n_rows: int) -> int:
+        """Return numbers of rows."""
+        self._row += n_rows
+        return self._row - n_rows
+
+    async def deliver(self, client_id: str, mail: Sequence[Mail]) -> list[DeliveryRow | None]:
+        """Take messages."""
+        assert client_id == "x"
+        self.given.append([one.message.row for one in mail])
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def drop(self, client_id: str, reason_code: int) -> None:
+        """Forget a session."""
+        assert reason_code
+        self.dropped.append(client_id)
+
+
+class Announcer:
+    """Tells nobody."""
+
+    def change_kept(self, name: str, value: str) -> None:
+        """Take a change."""
+
+
+class Node:
+    """The kept sessions of a node, with clients `x` and `y`."""
+
+    def __init__(self) -> None:
+        self.engine = Engine()
+        self.clients = Clients()
+        routes = MailRoutes(lambda _: "bucket", lambda *_: None, lambda *_: None)
+        self.kept = KeptSessions(
+            self.engine,  # type: ignore[arg-type]
+            routes,
+            Announcer(),  # type: ignore[arg-type]
+            self.clients,  # type: ignore[arg-type]
+            asyncio.get_running_loop().time,
+            logging.getLogger("penstock.cluster"),
+        )
+        for client_id in ("x", "y"):
+            self.kept.begin(client_id, OWNER)
+
+
+def session(row: int, client_id: str) -> SessionRow:
+    """Return the row of a session."""
+    return SessionRow(row, client_id, None, "default", 5, 60.0, None, b"12345678", 0)
+
+
+def delivery(row: int, session_row: int = 1) -> DeliveryRow:
+    """Return the row of a delivery at QoS 1."""
+    return DeliveryRow(row, session_row, row, 1, False, None, 0, False, "")
+
+
+async def test_refused_batch_is_the_same_when_it_comes_again() -> None:
+    """The engine finds by its number what it has stored already; nothing is forgotten before."""
+    node = Node()
+    await node.kept.write(Changes(number=1, sessions=[session(1, "x"), session(2, "y")]))
+    message = MessageRow(5, "t", b"1", 1, True, 0.0, None, None, "")
+    added = Changes(number=2, messages=[message], deliveries=[delivery(5)], incoming=[])
+    node.engine.fails["x"] = StorageError("away")
+    with pytest.raises(StorageError):
+        await node.kept.write(added)
+    await node.kept.write(added)
+    gone = Changes(number=3)
+    gone.gone_deliveries.append(5)
+    node.engine.fails["x"] = StorageError("away")
+    with pytest.raises(StorageError):
+        await node.kept.write(gone)
+    await node.kept.write(gone)
+    numbers = [number for number, _ in node.engine.commits["x"]]
+    assert numbers == [1, 2, 2, 3, 3]
+    first, again = (changes for _, changes in node.engine.commits["x"][3:])
+    assert first == again == ["d", b"9-0", len(entry_of(Message("t", b"1", qos=1), b"1", 0.0))]
+    assert not node.kept.sessions["x"].entries
+    assert len(node.engine.commits["y"]) == 1
+
+
+async def test_session_that_another_node_has_is_dropped_and_the_others_are_stored() -> None:
+    """The batch counts as written; what comes of it later is ignored."""
+    node = Node()
+    node.engine.fails["x"] = FencedError("over")
+    batch = Changes(number=1, sessions=[session(1, "x"), session(2, "y")])
+    await node.kept.write(batch)
+    assert node.clients.dropped == ["x"]
+    assert list(node.kept.sessions) == ["y"]
+    await node.kept.write(Changes(number=2, gone_subscriptions=[(1, "a"), (2, "a")]))
+    assert len(node.engine.commits["x"]) == 1
+    assert node.engine.commits["y"][1] == (2, ["F", "a", ""])
+
+
+async def test_messages_that_the_broker_does_not_take_are_given_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The client was not connected, the broker had no room, or the engine was away."""
+    monkeypatch.setattr(mail_sessions, "RETRY_SECONDS", 0.0)
+    node = Node()
+    node.engine.waiting = [(b"1-1", ENTRY), (b"1-2", b"what is this?"), (b"1-3", ENTRY)]
+    node.engine.fails["x"] = StorageError("away")
+    node.clients.answers = [[], OSError("disk full"), [delivery(0), None]]
+    node.kept.drained("x")
+    await until(lambda: len(node.clients.given) == 1)
+    node.kept.drained("x")
+    await until(lambda: len(node.engine.erased) == 2)
+    assert sorted(node.engine.erased) == [b"1-2", b"1-3"]
+    (row,) = node.kept.sessions["x"].entries
+    assert row == node.clients.given[-1][0]
+    assert node.kept.n_fetched == 2
+    await node.kept.close()
+
+
+async def test_session_that_another_node_has_is_dropped_when_it_is_read() -> None:
+    """The engine refuses."""
+    node = Node()
+    node.engine.fails["x"] = FencedError("over")
+    node.kept.drained("x")
+    await until(lambda: node.clients.dropped == ["x"])
+
+
+async def test_message_that_cannot_be_read_keeps_no_client_out() -> None:
+    """It is dropped; all else of the session is there."""
+    node = Node()
+    options = json.dumps([None, "default", 5, 60.0, "00" * 8])
+    values = {b"origin": b"o", b"options": options.encode()}
+    sent = Sent(7, is_released=False, qos=1).written()
+    node.engine.waiting = [(b"1-1", b"what is this?"), (b"1-2", ENTRY)]
+    node.engine.state = State(values, {}, {b"1-1": sent, b"1-2": sent}, [3])
+    stored = await node.kept.load("x", OWNER)
+    assert [(row.qos, row.packet_id) for row in stored.deliveries] == [(1, 7)]
+    assert [row.packet_id for row in stored.incoming] == [3]
+    assert node.engine.erased == [b"1-1"]
+    assert node.kept.n_unreadable == 1
