@@ -111,6 +111,7 @@ def node(name: str, server: str) -> Peer:
     """Return a broker of a cluster."""
 
     def change(policy: dict[str, Any], _: Path) -> None:
+        del policy["persistence"]  # the engine keeps the sessions
         section = {"name": "bench", "node": name, "redis": {"server": server}}
         policy["plugins"]["cluster"] = section
 
