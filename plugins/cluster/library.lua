@@ -528,7 +528,8 @@ function functions.fetch(keys, args)
 end
 
 -- Changes a session, once; answers with the entries that it has added. What follows the number of
--- the commit and the origin of the session are changes: a letter, and two words.
+-- the commit and the origin of the session are changes: a letter, and two words. Those of a new
+-- session begin with 's'.
 function functions.commit(keys, args)
   local base, client, owner, number, origin = keys[1], unpack(args, 1, 4)
   if not is_owner(base, client, owner) then return refuse(FENCED) end
@@ -540,6 +541,7 @@ function functions.commit(keys, args)
     end_session(base, client, told[1])
     told = {origin}
   end
+  if not told[1] and args[5] ~= 's' then return refuse(FENCED) end  -- a failover has lost it
   if told[2] == stamp then return told[3] end
   local messages, bytes = tonumber(told[4] or '0'), tonumber(told[5] or '0')
   local added = {}
@@ -620,8 +622,10 @@ local NAMES = {
   'fetch', 'commit', 'erase', 'finish', 'expire', 'forget'
 }
 
--- What frees memory, or ends something, is done where the server's memory is full, too.
+-- What frees memory, or ends something, is done where the server's memory is full, too. So is all
+-- by which a mailbox is emptied: what a commit adds is little, and what it removes may wait for it.
 local FREEING = {
+  claim = true, load = true, fetch = true, commit = true,
   beat = true, leave = true, evict = true, done = true, clear = true, delete = true, fence = true,
   seal = true, drop = true, release = true, abandon = true, erase = true, finish = true,
   expire = true, forget = true

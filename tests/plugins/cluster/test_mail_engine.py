@@ -6,6 +6,7 @@ import logging
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +15,9 @@ from redis import Redis
 from penstock.plugins.cluster.engine import ClusterEngine, FencedError, Row
 from penstock.plugins.cluster.mail_engine import FROM_START, MailEngine, Posted
 from penstock.plugins.redis.calls import plain
+from penstock.plugins.redis.errors import StorageFullError
 from penstock.plugins.redis.server import RedisServer
-from tests.helpers.redis_server import shared_redis
+from tests.helpers.redis_server import running_redis, shared_redis
 
 LOGGER = logging.getLogger("penstock.cluster")
 X = "client x"
@@ -299,3 +301,35 @@ async def test_owner_that_died_is_displaced_before_its_sessions_are_given_up() -
         assert (await b.load(X, new)).values[b"dup"] == entry[0]
         await b.engine.sweep_owners("a", a.engine.epoch)
         assert await values(b, new) == [b"1"]
+
+
+async def test_what_waits_is_read_while_the_memory_of_the_engine_is_full(tmp_path: Path) -> None:
+    """Else mailboxes that have filled it could not be emptied; what is new is refused."""
+    with (
+        running_redis(tmp_path, "maxmemory-policy noeviction") as full,
+        Redis(port=full.port) as redis,
+    ):
+        async with joined(RedisServer("127.0.0.1", full.port), "a") as a:
+            await released(a, await kept(a))
+            await posted(a, b"1")
+            redis.config_set("maxmemory", 1)
+            own = await claimed(a, 2)
+            assert (await a.load(X, own)).filters == {b"a/+": b"1"}
+            (entry,) = (await a.fetch(X, own, FROM_START, 1)).entries
+            await a.commit(X, own, 2, "o1", ["i", entry[0], b"sent"])
+            await a.commit(X, own, 3, "o1", ["d", entry[0], 1])
+            assert await values(a, own) == []
+            with pytest.raises(StorageFullError):
+                await posted(a, b"3")
+            redis.config_set("maxmemory", 0)
+
+
+async def test_session_that_a_failover_has_lost_is_not_made_of_its_later_changes() -> None:
+    """Without its subscriptions it would be none, and in the way of the next one."""
+    async with joined(server(), "a") as a:
+        own = await kept(a)
+        with Redis(port=shared_redis()) as redis:
+            redis.delete(f"{bucket(a)}:s:{X}", f"{bucket(a)}:f:{X}")
+            with pytest.raises(FencedError):
+                await a.commit(X, own, 2, "o1", ["n", 7, ""])
+            assert not redis.exists(f"{bucket(a)}:s:{X}", f"{bucket(a)}:n:{X}")
