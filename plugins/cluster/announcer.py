@@ -80,6 +80,10 @@ class Announcer:
         self._own.change_kept(name, value)
         self._soon()
 
+    def forget_kept(self, name: str) -> None:
+        """Take note that another node may change a kept session from now on."""
+        self._own.kept.pop(name, None)
+
     def start(self) -> None:
         """Tell the others of everything, in an epoch for which they know nothing."""
         self.number = self.answered = self._answered_at_beat = 0

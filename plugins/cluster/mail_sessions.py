@@ -205,7 +205,7 @@ class KeptSessions(SessionStore):
 
     def _change(self, client_id: str, topic_filter: str, value: str) -> None:
         self._routes.set(client_id, topic_filter, value)
-        self._announcer.change_kept(f"{MARK}{client_id}{MARK}{topic_filter}", value)
+        self._announcer.change_kept(_name(client_id, topic_filter), value)
 
     def discard(self, client_id: str, owner: Row, origin: str) -> None:
         """End a session that this node has claimed, and that is not to go on."""
@@ -237,6 +237,8 @@ class KeptSessions(SessionStore):
         self._routes.own.discard(kept.client_id)
         for row in (kept.row, *kept.entries):
             self._rows.pop(row, None)
+        for topic_filter in kept.filters:
+            self._announcer.forget_kept(_name(kept.client_id, topic_filter))
         if kept.fetching is not None:
             kept.fetching.cancel()
 
@@ -472,6 +474,11 @@ class KeptSessions(SessionStore):
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _name(client_id: str, topic_filter: str) -> str:
+    """Return what other nodes are told a subscription by."""
+    return f"{MARK}{client_id}{MARK}{topic_filter}"
 
 
 def _granted(topic: str, subscriptions: Sequence[SubscriptionRow]) -> int:

@@ -190,6 +190,8 @@ class Owners(SessionOwner):
             return stored
         finally:
             del self._claims[client_id]
+            if client_id not in self.owned:  # else its session would not expire
+                self._let_go(client_id, claim.row)
             for node, claimant in claim.asked:
                 self._notes.tell(node, RELEASED, client_id, claim.row, claimant)
 
@@ -301,9 +303,10 @@ class Owners(SessionOwner):
     def ended(self, client_id: str) -> None:
         """Let go of a client: its session has ended, or waits in the engine."""
         number = self.owned.pop(client_id, None)
-        if number is None:
-            return
-        row = Row(self._engine.node, self._engine.epoch, number)
+        if number is not None:
+            self._let_go(client_id, Row(self._engine.node, self._engine.epoch, number))
+
+    def _let_go(self, client_id: str, row: Row) -> None:
         try:
             call = self._engine.release(client_id, row)
         except StorageError:  # the engine is closed
@@ -347,6 +350,7 @@ class Owners(SessionOwner):
         """Own no client any more; end all sessions, or have clean ones claimed again."""
         clients = list(self.owned)
         self.owned.clear()
+        self._letting_go.clear()
         self.unclaimed = []
         if keeps_sessions:
             self.unclaimed = [one for one in clients if one not in self._mail.sessions]

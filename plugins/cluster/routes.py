@@ -35,7 +35,8 @@ class OwnRoutes:
 
     Attributes:
         counts: sessions that have each topic filter, without those that are kept.
-        kept: the subscriptions of kept sessions, by names as in `mail_routes`, with origins.
+        kept: the subscriptions of kept sessions that this node has, by names as in `mail_routes`,
+            with origins.
     """
 
     def __init__(self) -> None:
