@@ -374,6 +374,10 @@ class ClusterEngine:
         key = self.node_key(self.node, self.epoch)
         return self.call("will", key, client_id, will, is_stored=True)
 
+    def forget_will(self, node: str, epoch: int, client_id: str) -> asyncio.Future[Any]:
+        """Remove the will of a client of an ended member: it is published, or is not to be."""
+        return self.call("will", self.node_key(node, epoch), client_id, b"")
+
     async def wills_of(self, node: str, epoch: int) -> dict[bytes, bytes]:
         """Return the wills of an ended member by client."""
         found = await plain(self.read(self.node_key(node, epoch), "HGETALL", ":wills"))

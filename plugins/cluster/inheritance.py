@@ -2,13 +2,14 @@
 
 Messages of shared subscriptions in its inbox go to other members; some may have been delivered
 before. What was for its own subscribers is for nobody: their sessions have ended. The wills of its
-clients are published.
+clients are published; one that is delayed is not if its client is back by then [MQTT-3.1.3-9].
 """
 
 from __future__ import annotations
 
 import asyncio
 from functools import partial
+from typing import Any, Final
 
 from penstock.broker.counters import count
 from penstock.broker.extensions import LocalClients
@@ -18,6 +19,9 @@ from penstock.plugins.cluster.forwarder import Forwarder
 from penstock.plugins.cluster.frames import LANE_5, FrameError, read_frames
 from penstock.plugins.cluster.node_sink import Shared
 from penstock.plugins.cluster.shared import Groups
+from penstock.plugins.redis.errors import StorageError
+
+_RETRY_SECONDS: Final = 1.0
 
 
 class Inheritance:
@@ -61,21 +65,32 @@ class Inheritance:
                     count(self.dropped, "node_left", frame.n_messages)
         wills = await self._engine.wills_of(node, epoch)
         now = 0
-        for (delay, packet), client_id in sorted(
-            (node_wills.read(will), client_id.decode()) for client_id, will in wills.items()
-        ):
+        for delay, packet, client in sorted((*node_wills.read(w), c) for c, w in wills.items()):
             await asyncio.sleep(delay - now)
             now = delay
-            if delay and await self._engine.has_owner(client_id):
-                continue  # the client is back in time [MQTT-3.1.3-9]
-            self.n_wills += 1
-            done = partial(_finish, _future(waiting))
-            await self._forwarder.send(packet, packet[0] >> 1 & 3, 1, done)
+            if not delay or not await self._is_back(client.decode()):
+                self.n_wills += 1
+                done = partial(_finish, _future(waiting))
+                await self._forwarder.send(packet, packet[0] >> 1 & 3, 1, done)
+            self._engine.forget_will(node, epoch, client.decode()).add_done_callback(_heed)
         await asyncio.gather(*waiting)
+
+    async def _is_back(self, client_id: str) -> bool:
+        while True:
+            try:
+                return await self._engine.has_owner(client_id)
+            except StorageError:  # beginning anew would publish others twice
+                await asyncio.sleep(_RETRY_SECONDS)
 
     def close(self) -> None:
         """End what is under way."""
         self._forwarder.close()
+
+
+def _heed(call: asyncio.Future[Any]) -> None:
+    """Take the error of a call that nobody waits for."""
+    if not call.cancelled():
+        call.exception()
 
 
 def _future(waiting: list[asyncio.Future[None]]) -> asyncio.Future[None]:

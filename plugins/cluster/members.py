@@ -245,6 +245,8 @@ class Members:
             self._logger.error(
                 "this node was taken for dead: it ends the sessions of its clients, and joins anew"
             )
+            for duty in self._duties.values():
+                duty.cancel()  # they are another node's by now
         if self._listener.fenced is not None:
             await self._listener.fenced(has_forgotten)
         while True:
@@ -438,17 +440,17 @@ class Members:
                 self._duties[node, epoch] = duty
 
     async def _do(self, node: str, epoch: int) -> None:
+        engine, duty = self._engine, self._listener.duty
+        steps = [engine.seal, engine.sweep_owners, *filter(None, [duty]), engine.drop, engine.done]
         try:
-            await self._engine.seal(node, epoch)
-            await self._engine.sweep_owners(node, epoch)
-            if self._listener.duty is not None:
-                await self._listener.duty(node, epoch)
-            await self._engine.drop(node, epoch)
-            await self._engine.done(node, epoch)
-        except StorageError as error:
-            self._logger.warning("what node %s has left is not done yet: %s", node, error)
-            await asyncio.sleep(BEAT_SECONDS)
-            self._is_behind = True  # that looks for duties again
+            while steps:
+                try:
+                    await steps[0](node, epoch)
+                except StorageError as error:
+                    self._logger.warning("what node %s has left is not done yet: %s", node, error)
+                    await asyncio.sleep(BEAT_SECONDS)
+                else:
+                    del steps[0]
         finally:
             del self._duties[node, epoch]
 

@@ -18,7 +18,7 @@ from penstock.plugins.cluster.announcer import Announcer
 from penstock.plugins.cluster.engine import ClusterEngine, Row
 from penstock.plugins.cluster.members import Listener, Members
 from penstock.plugins.cluster.routes import OtherRoutes, OwnRoutes
-from penstock.plugins.redis.errors import EngineStartError
+from penstock.plugins.redis.errors import EngineStartError, StorageError
 from penstock.plugins.redis.login import Login
 from penstock.plugins.redis.server import RedisServer
 from tests.helpers.redis_server import running_redis, shared_cluster, shared_redis
@@ -203,6 +203,37 @@ async def test_a_dead_node_is_evicted_once(server: RedisServer) -> None:
         await until(lambda: not (a.routes_of("c") or b.routes_of("c")))
         await until(lambda: [*a.duties, *b.duties] == [("c", epoch)])
         assert not await a.engine.is_member("c", epoch)
+
+
+@pytest.mark.usefixtures("hasty")
+async def test_what_a_dead_node_has_left_is_done_once_whatever_fails(
+    single: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its clients are without an owner before that: the wills of some may be due much later."""
+    async with opened(single, "a", "c") as (a, c):
+        row, epoch = Row("c", c.engine.epoch, 1), c.engine.epoch
+        await c.engine.claim("client", row, None)
+        swept: list[bool] = []
+        drop, n_drops = a.engine.drop, 0
+
+        async def duty(node: str, epoch: int) -> None:
+            a.duties.append((node, epoch))
+            swept.append(not await a.engine.has_owner("client"))
+
+        async def fails_once(node: str, epoch: int) -> None:
+            nonlocal n_drops
+            n_drops += 1
+            if n_drops == 1:
+                raise StorageError("away")
+            await drop(node, epoch)
+
+        monkeypatch.setattr(a.members._listener, "duty", duty)
+        monkeypatch.setattr(a.engine, "drop", fails_once)
+        await c.die()
+        await until(lambda: n_drops == 2 and not a.members._duties)
+        assert a.duties == [("c", epoch)]
+        assert swept == [True]
+        assert await a.engine.all_duties() == []
 
 
 @pytest.mark.usefixtures("hasty")
