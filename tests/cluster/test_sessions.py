@@ -364,7 +364,7 @@ class Subscriber:
 
     async def run(self, client: WireClient) -> None:
         """Take messages until the connection ends."""
-        while (packet := await client.receive()) is not None:
+        while not isinstance(packet := await client.receive(), Disconnect | None):
             if isinstance(packet, PubRel):
                 self._unreleased.discard(packet.packet_id)
                 await client.send(PubComp(packet.packet_id))
@@ -381,7 +381,10 @@ class Subscriber:
 
 
 @pytest.mark.parametrize("qos", [1, 2])
-async def test_broker_with_a_session_is_killed_under_load(tmp_path: Path, qos: int) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+async def test_broker_with_a_session_ends_under_load(
+    tmp_path: Path, number: signal.Signals, qos: int
+) -> None:
     """Its client finds the session elsewhere: all that was acknowledged comes, in order."""
     with running_brokers(tmp_path, "a", "b", "c") as brokers:
         subscriber = Subscriber()
@@ -391,7 +394,7 @@ async def test_broker_with_a_session_is_killed_under_load(tmp_path: Path, qos: i
         stream = Stream("load/x", qos=qos)
         publishing = asyncio.create_task(stream.run(lambda: brokers["a"].port))
         await reached(lambda: len(subscriber.came) > 300, "300 messages")
-        brokers["b"].kill()
+        brokers["b"].process.send_signal(number)
         await asyncio.gather(taking, return_exceptions=True)
         client.close()
         client = await back(brokers, "c", "reads")
