@@ -59,9 +59,21 @@ class NodeWills:
             self._call(client_id, b"")
 
     def disconnected(self, event: ClientDisconnected) -> None:
-        """Drop the will of a client: this node publishes it or not."""
+        """Drop the will of a client: this node publishes it or not, once that is due."""
         client_id = event.session.client_id
-        if not event.session.is_connected and self._kept.pop(client_id, None) is not None:
+        will = self._kept.get(client_id)
+        if will is None or event.session.is_connected:
+            return
+        delay = read(will)[0]
+        if delay and event.session.will is not None:
+            asyncio.get_running_loop().call_later(delay, self._drop, client_id, will)
+        else:
+            self._drop(client_id, will)
+
+    def _drop(self, client_id: str, will: bytes) -> None:
+        """Drop a will, where the client has not connected again since."""
+        if self._kept.get(client_id) is will:
+            del self._kept[client_id]
             self._call(client_id, b"")
 
     def keep_again(self) -> None:

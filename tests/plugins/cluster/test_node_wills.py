@@ -7,6 +7,8 @@ import logging
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from penstock.broker.events import ClientConnected, ClientDisconnected
 from penstock.broker.mqtt.packets import Will
 from penstock.broker.mqtt.properties import read_publish_properties
@@ -53,6 +55,30 @@ async def test_a_will_is_kept_while_its_client_is_connected() -> None:
     wills.disconnected(ClientDisconnected(session(will, is_connected=False)))
     assert not engine.wills
     assert not wills.n_kept
+
+
+async def test_a_delayed_will_is_kept_until_it_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its node may die before; a client that is back has another one."""
+    engine, later = Kept(), list[tuple[float, Any, Any]]()
+    wills = NodeWills(engine.keep, logging.getLogger("test"))
+    will = Will("t", b"gone", properties={"will_delay_interval": 7})
+    wills.connected(ClientConnected(session(will)))
+    loop = SimpleNamespace(call_later=lambda seconds, *call: later.append((seconds, *call)))
+    for _ in range(2):
+        with monkeypatch.context() as patched:
+            patched.setattr(asyncio, "get_running_loop", lambda: loop)
+            wills.disconnected(ClientDisconnected(session(will, is_connected=False)))
+        assert engine.wills == {"c": written(will)}
+        if len(later) == 1:
+            wills.connected(ClientConnected(session(will)))
+    (seconds, drop, *first), (_, _, *second) = later
+    drop(*first)
+    assert (seconds, engine.wills) == (7, {"c": written(will)})
+    drop(*second)
+    assert not engine.wills
+    wills.connected(ClientConnected(session(will)))
+    wills.disconnected(ClientDisconnected(session(None, is_connected=False)))
+    assert not engine.wills
 
 
 def test_a_will_is_kept_as_the_packet_that_is_published() -> None:
