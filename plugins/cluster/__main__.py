@@ -1,4 +1,4 @@
-"""``penstock cluster`` shows the nodes of a cluster, and forgets one that is gone for good.
+"""``penstock cluster`` shows the nodes of a cluster, drains one, and forgets one that is gone.
 
 It asks the engine that the policy file names; no broker has to run.
 """
@@ -22,6 +22,7 @@ from penstock.broker.config.policy import load_policy
 from penstock.broker.errors import ConfigError, ConfigProblem, PenstockError
 from penstock.plugins.cluster.config import ClusterConfig
 from penstock.plugins.cluster.engine import ClusterEngine
+from penstock.plugins.cluster.notes import DRAIN
 from penstock.plugins.redis.server import redis_server
 from penstock.plugins.web.terminal_escape import printable
 
@@ -35,8 +36,11 @@ ConfigFile: TypeAlias = Annotated[
 _COLUMNS: Final = ("node", "state", "version", "since", "host", "filters", "inbox")
 
 
+_LOOK_SECONDS: Final = 0.1
+
+
 class ClusterError(PenstockError):
-    """A node that cannot be forgotten; status 2."""
+    """A node that cannot be drained or forgotten; status 2."""
 
 
 @app.command()
@@ -52,6 +56,24 @@ def status(
         return
     for line in _table(rows):
         typer.echo(line)
+
+
+@app.command()
+def drain(
+    node: Annotated[str, typer.Argument(help="Name of the node.")],
+    *,
+    config: ConfigFile,
+    seconds: Annotated[
+        int, typer.Option(min=0, metavar="SECONDS", help="Until all its clients are gone.")
+    ] = 30,
+    yes: Yes = False,
+) -> None:
+    """Have all clients of a node go elsewhere, and the node stop; wait until it has left.
+
+    It takes no new clients meanwhile. There is no way back.
+    """
+    confirm(f"Send all clients of node {node} elsewhere, and stop it?", yes=yes)
+    typer.echo(_asked(config, partial(_drain, node, seconds)))
 
 
 @app.command()
@@ -130,6 +152,18 @@ def _table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     policies = {json.dumps(row.get("policy"), sort_keys=True) for row in rows}
     if len(policies) > 1:
         yield "The policy files of the nodes differ; their logs say in what."
+
+
+async def _drain(node: str, seconds: int, engine: ClusterEngine) -> str:
+    members = await engine.members()
+    if node not in members or not await engine.is_alive(node):
+        names = ", ".join([name for name in sorted(members) if await engine.is_alive(name)])
+        raise ClusterError(f"node: read {node!r}; allowed: one that lives: {names or 'none'}")
+    epoch, _ = members[node]
+    await engine.tell(node, epoch, json.dumps([DRAIN, seconds]).encode())
+    while await engine.is_member(node, epoch):  # noqa: ASYNC110 (another process ends it)
+        await asyncio.sleep(_LOOK_SECONDS)
+    return f"{printable(node)} has left the cluster"
 
 
 async def _forget(node: str, engine: ClusterEngine) -> str:

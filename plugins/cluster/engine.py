@@ -198,11 +198,12 @@ class ClusterEngine:
         names = (one.decode() for one in silent[::2])
         return Beat(last_change, int(number), list(zip(names, map(int, silent[1::2]), strict=True)))
 
-    async def leave(self) -> None:
-        """End the membership, and what is kept of the epoch."""
+    async def leave(self, heir: str = "") -> None:
+        """End the membership, and what is kept of the epoch, unless a node is to have it."""
         epoch, self.epoch = self.epoch, 0
-        await plain(self._of_cluster("leave", self.node, epoch))
-        await self.drop(self.node, epoch)
+        await plain(self._of_cluster("leave", self.node, epoch, heir))
+        if not heir:
+            await self.drop(self.node, epoch)
 
     async def evict(self, node: str, epoch: int) -> bool:
         """End the membership of a node whose beats have stopped; return whether this call did.

@@ -143,7 +143,7 @@ local function remove(base, node, epoch, by)
 end
 
 function functions.leave(keys, args)
-  if is_member(keys[1], args[1], args[2]) then remove(keys[1], args[1], args[2], '') end
+  if is_member(keys[1], args[1], args[2]) then remove(keys[1], unpack(args)) end
   return 1
 end
 

@@ -198,8 +198,12 @@ class Members:
             self._has_taken.set_result(None)
             self._has_taken = None
 
-    async def close(self) -> None:
-        """Leave; may be called again."""
+    async def close(self, heir: str = "") -> None:
+        """Leave; may be called again.
+
+        Args:
+            heir: the node that does what this one has left to do; "" where that is nothing.
+        """
         tasks = list(self._duties.values())
         if self._task is not None:
             tasks.append(self._task)
@@ -210,7 +214,7 @@ class Members:
         if self._engine.epoch and self._engine.failure is None:
             try:
                 async with asyncio.timeout(BEAT_SECONDS):
-                    await self._engine.leave()
+                    await self._engine.leave(heir)
             except (StorageError, TimeoutError) as error:
                 self._logger.warning("this node could not leave, and is evicted: %s", error)
 

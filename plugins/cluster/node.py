@@ -6,6 +6,7 @@ import asyncio
 import importlib.metadata
 import json
 import os
+import signal
 import socket
 import time
 from collections import ChainMap
@@ -36,7 +37,7 @@ from penstock.plugins.cluster.mail import MailRoom
 from penstock.plugins.cluster.members import Listener, Members
 from penstock.plugins.cluster.node_sink import NodeSink
 from penstock.plugins.cluster.node_wills import NodeWills
-from penstock.plugins.cluster.notes import Notes
+from penstock.plugins.cluster.notes import DRAIN, Notes
 from penstock.plugins.cluster.owners import Owners
 from penstock.plugins.cluster.policy_digests import differences, policy_digests
 from penstock.plugins.cluster.retained import RetainedSink
@@ -102,6 +103,7 @@ class Node:
         self._logger = context.logger
         self._policy = policy_digests(context.policy_file)
         self._is_counting = False
+        self._is_draining = False
         self._is_founder = False
         self._tasks: set[asyncio.Task[None]] = set()
         self.groups: Groups | None = None
@@ -116,6 +118,9 @@ class Node:
         self.announcer = Announcer(self.engine, self.own)
         self._notes = Notes(self.engine, self.others.members, self._logger)
         self._notes.heard[APPLIED] = self._confirmed
+        self._notes.heard[DRAIN] = lambda _, seconds: self._in_background(
+            "drain", self._drain, float(seconds)
+        )
         self.mail = MailRoom(
             self.engine,
             self.announcer,
@@ -127,6 +132,8 @@ class Node:
             context.clock,
             self._logger,
         )
+        kept = self.mail.sessions.sessions
+        self.wills = NodeWills(self.engine.keep_will, kept.__contains__, self._logger)
         self.owners = Owners(
             self.engine,
             self.others,
@@ -135,6 +142,7 @@ class Node:
             self._notes,
             self.mail.sessions,
             self._release,
+            self.wills.gone,
         )
         self.retained = RetainedSink(self._retain, clients, context.clock, self._logger)
         listener = Listener(
@@ -154,7 +162,6 @@ class Node:
             self.engine, self.others, listener, self._info(), context.clock, self._logger
         )
         self.announcer.catch_up = self.members.catch_up
-        self.wills = NodeWills(self.engine.keep_will, self._logger)
         self.callbacks = Callbacks(
             client_connected=(self.wills.connected,),
             client_disconnected=(self.wills.disconnected,),
@@ -254,9 +261,21 @@ class Node:
             self.inheritance.close()
         if self.groups is not None:
             self.groups.close()
-        await self.members.close()
+        # Wills that are delayed are published by another node, or by this one when it is back.
+        heir = min(self.others.members, default=self.name) if self.wills.n_kept else ""
+        await self.members.close(heir)
         self._notes.stop()
         await self.engine.close()
+
+    async def _drain(self, seconds: float) -> None:
+        """Have all clients leave, and then the program stop, as an operator does it."""
+        if self._is_draining or self._context.operations is None:  # it has not started
+            return
+        self._is_draining = True
+        self._logger.info("this node is drained within %g s, and stops", seconds)
+        self._context.operations.drain(seconds)
+        await asyncio.sleep(seconds)
+        signal.raise_signal(signal.SIGTERM)
 
     def _in_background(self, name: str, do: Callable[..., Awaitable[None]], *args: Any) -> None:
         task = asyncio.create_task(self._logged(name, do, *args), name=f"penstock-cluster {name}")
@@ -289,6 +308,7 @@ class Node:
             for topic_filter in event.topic_filters:
                 self._count(client_id, topic_filter, self.announcer.unsubscribed)
         self.mail.sessions.ended(client_id)
+        self.wills.gone(client_id)
         asyncio.get_running_loop().call_soon(self._left_by, client_id)
 
     def _left_by(self, client_id: str) -> None:

@@ -1,7 +1,7 @@
 """Wills of clients whose node dies: another node publishes them.
 
-A will is in the engine while its client is connected. So a node that dies costs each of its clients
-the will once, whichever node has to do what it has left.
+A will is in the engine while its client is connected, and while it is delayed. So a node that dies,
+or leaves, costs each of its clients the will once, whichever node has to do what it has left.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ class NodeWills:
 
     Args:
         keep: keeps one.
+        is_kept: says whether a client has a session here that outlives its connection.
         logger: gets faults.
 
     Attributes:
@@ -37,9 +38,10 @@ class NodeWills:
         failure: why the last one is not; "" where it is.
     """
 
-    def __init__(self, keep: Keep, logger: Logger) -> None:
+    def __init__(self, keep: Keep, is_kept: Callable[[str], bool], logger: Logger) -> None:
         self.failure = ""
         self._keep = keep
+        self._is_kept = is_kept
         self._logger = logger
         self._kept: dict[str, bytes] = {}
 
@@ -54,26 +56,19 @@ class NodeWills:
         if will is not None:
             self._kept[client_id] = written(will)
             self._call(client_id, self._kept[client_id])
-        elif client_id in self._kept:
-            del self._kept[client_id]
-            self._call(client_id, b"")
+        else:
+            self.gone(client_id)
 
     def disconnected(self, event: ClientDisconnected) -> None:
-        """Drop the will of a client: this node publishes it or not, once that is due."""
-        client_id = event.session.client_id
-        will = self._kept.get(client_id)
-        if will is None or event.session.is_connected:
-            return
-        delay = read(will)[0]
-        if delay and event.session.will is not None:
-            asyncio.get_running_loop().call_later(delay, self._drop, client_id, will)
-        else:
-            self._drop(client_id, will)
+        """Drop the will of a client, but one that is delayed: this node publishes it or not."""
+        will, client_id = event.session.will, event.session.client_id
+        delay = will.properties.get("will_delay_interval") if will is not None else None
+        if not event.session.is_connected and not (delay and self._is_kept(client_id)):
+            self.gone(client_id)
 
-    def _drop(self, client_id: str, will: bytes) -> None:
-        """Drop a will, where the client has not connected again since."""
-        if self._kept.get(client_id) is will:
-            del self._kept[client_id]
+    def gone(self, client_id: str) -> None:
+        """Drop the will of a client that is back, or whose session this node has no more."""
+        if self._kept.pop(client_id, None) is not None:
             self._call(client_id, b"")
 
     def keep_again(self) -> None:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 Note: TypeAlias = list[Any]
 Hear: TypeAlias = Callable[..., None]
 """Is given the node that tells something, and what follows the kind."""
+DRAIN: Final = "drain"
+"""A note of ``penstock cluster drain``, no node: within how many seconds all clients leave."""
 _MOST_ENTRIES: Final = 500
 
 
@@ -77,7 +79,7 @@ class Notes:
             while True:
                 for identifier, fields in await reader.read(after, _MOST_ENTRIES):
                     after = identifier
-                    if fields[0]:
+                    if fields[1]:  # the first entry has nothing
                         self._hear(fields[0].decode(), fields[1])
                 await asyncio.sleep(0)
         finally:

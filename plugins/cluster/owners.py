@@ -78,6 +78,7 @@ class Owners(SessionOwner):
         notes: asks other nodes.
         mail: has the kept sessions of this node.
         release: ends what this node has of a client.
+        has_unloaded: is given each client whose kept session this node has no more.
 
     Attributes:
         owned: the clients that this node has, with the number of each claim.
@@ -95,6 +96,7 @@ class Owners(SessionOwner):
         notes: Notes,
         mail: KeptSessions,
         release: Release,
+        has_unloaded: Callable[[str], None],
     ) -> None:
         self.owned: dict[str, int] = {}
         self.unclaimed: list[str] = []
@@ -107,6 +109,7 @@ class Owners(SessionOwner):
         self._notes = notes
         self._mail = mail
         self._release = release
+        self._has_unloaded = has_unloaded
         self._claims: dict[str, _Claim] = {}
         self._letting_go: dict[str, dict[tuple[str, Row], list[object]]] = {}
         self._number = 0
@@ -298,6 +301,7 @@ class Owners(SessionOwner):
     def unloaded(self, client_id: str) -> None:
         """Let go of a kept session that the broker has no more."""
         self._mail.unloaded(client_id)
+        self._has_unloaded(client_id)
         self.ended(client_id)
 
     def ended(self, client_id: str) -> None:

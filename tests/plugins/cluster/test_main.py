@@ -86,6 +86,16 @@ def test_forget_is_for_nodes_that_are_gone(
     assert [row["node"] for row in json.loads(out[out.index("[") :])] == ["a"]
 
 
+def test_drain_is_for_nodes_that_live(
+    policy: str, prefix: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those that do are named."""
+    joined(prefix, "a", "gone")
+    for name in ("gone", "b"):
+        assert main(["drain", name, "-c", policy, "-y"]) == 2
+        assert f"read '{name}'; allowed: one that lives: a\n" in capsys.readouterr().err
+
+
 def test_a_file_without_a_cluster_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

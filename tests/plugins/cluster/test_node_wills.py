@@ -7,8 +7,6 @@ import logging
 from types import SimpleNamespace
 from typing import Any, cast
 
-import pytest
-
 from penstock.broker.events import ClientConnected, ClientDisconnected
 from penstock.broker.mqtt.packets import Will
 from penstock.broker.mqtt.properties import read_publish_properties
@@ -40,7 +38,7 @@ def session(will: Will | None, *, is_connected: bool = True) -> Any:
 async def test_a_will_is_kept_while_its_client_is_connected() -> None:
     """A client that comes again without one has none; the end of an old connection is no end."""
     engine = Kept()
-    wills = NodeWills(engine.keep, logging.getLogger("test"))
+    wills = NodeWills(engine.keep, {"c"}.__contains__, logging.getLogger("test"))
     will = Will("t", b"gone")
     wills.connected(ClientConnected(session(will)))
     assert engine.wills == {"c": written(will)}
@@ -57,27 +55,20 @@ async def test_a_will_is_kept_while_its_client_is_connected() -> None:
     assert not wills.n_kept
 
 
-async def test_a_delayed_will_is_kept_until_it_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its node may die before; a client that is back has another one."""
-    engine, later = Kept(), list[tuple[float, Any, Any]]()
-    wills = NodeWills(engine.keep, logging.getLogger("test"))
+async def test_a_delayed_will_is_kept_until_the_session_has_gone() -> None:
+    """A session that ends with its connection delays no will."""
+    engine = Kept()
+    kept = {"c"}
+    wills = NodeWills(engine.keep, kept.__contains__, logging.getLogger("test"))
     will = Will("t", b"gone", properties={"will_delay_interval": 7})
     wills.connected(ClientConnected(session(will)))
-    loop = SimpleNamespace(call_later=lambda seconds, *call: later.append((seconds, *call)))
-    for _ in range(2):
-        with monkeypatch.context() as patched:
-            patched.setattr(asyncio, "get_running_loop", lambda: loop)
-            wills.disconnected(ClientDisconnected(session(will, is_connected=False)))
-        assert engine.wills == {"c": written(will)}
-        if len(later) == 1:
-            wills.connected(ClientConnected(session(will)))
-    (seconds, drop, *first), (_, _, *second) = later
-    drop(*first)
-    assert (seconds, engine.wills) == (7, {"c": written(will)})
-    drop(*second)
+    wills.disconnected(ClientDisconnected(session(will, is_connected=False)))
+    assert engine.wills
+    wills.gone("c")
     assert not engine.wills
+    kept.clear()
     wills.connected(ClientConnected(session(will)))
-    wills.disconnected(ClientDisconnected(session(None, is_connected=False)))
+    wills.disconnected(ClientDisconnected(session(will, is_connected=False)))
     assert not engine.wills
 
 
