@@ -77,7 +77,7 @@ def _messages(
     held = inbox.held_bytes
     yield _one("inbox_held_bytes", "Bytes of those that are not delivered yet.", held)
     told = "Messages of other nodes that this broker has refused."
-    yield _by("refused_messages_total", told, "reason", inbox.refused())
+    yield _by("refused_messages_total", told, "reason", inbox.refused)
     told = "Messages of shared subscriptions that went to another node again."
     yield _one("returned_messages_total", told, groups.n_returned)
     told = "Messages and entries of nodes that were dropped on their way."

@@ -105,11 +105,11 @@ class Forwarder:
         origin: name of the node that the messages come from.
         lane: of the messages.
         give: takes messages of a shared subscription that no member here can take.
+        refused: counts messages that the broker has refused for good, by reason.
         is_forwarded: see `LocalClients.connect`.
 
     Attributes:
         n_unacknowledged: messages of QoS 1 and 2 that the broker has not taken.
-        refused: messages that the broker has refused for good, by reason.
         n_losses: how often its connection has ended.
     """
 
@@ -119,11 +119,12 @@ class Forwarder:
         origin: str,
         lane: Lane,
         give: Give,
+        refused: dict[str, int],
         *,
         is_forwarded: bool = True,
     ) -> None:
         self.n_unacknowledged = 0
-        self.refused: dict[str, int] = {}
+        self.refused = refused
         self.n_losses = 0
         self.lane = lane
         self.is_forwarded = is_forwarded

@@ -116,7 +116,9 @@ class _Origin:
             idle = [one for one, each in self.forwarders.items() if not each.n_unacknowledged]
             for one in idle:
                 self.forwarders.pop(one).close()
-        forwarder = Forwarder(self._inbox.clients, self._name, lane, self._inbox.give)
+        forwarder = Forwarder(
+            self._inbox.clients, self._name, lane, self._inbox.give, self._inbox.refused
+        )
         self.forwarders[lane] = forwarder
         return forwarder
 
@@ -143,6 +145,7 @@ class Inbox:
         n_bytes: of them.
         held_bytes: of those that are not done.
         dropped: entries that were not given to the broker, by reason.
+        refused: messages that it has refused for good, by reason.
     """
 
     def __init__(
@@ -159,6 +162,7 @@ class Inbox:
         self.n_bytes = 0
         self.held_bytes = 0
         self.dropped: dict[str, int] = {}
+        self.refused: dict[str, int] = {}
         self._delete = delete
         self._logger = logger
         self._held: dict[bytes, _Entry] = {}
@@ -296,15 +300,6 @@ class Inbox:
                 await source.close()
                 return
             await asyncio.sleep(RETRY_SECONDS)
-
-    def refused(self) -> dict[str, int]:
-        """Return the messages that the broker has refused for good, by reason."""
-        found: dict[str, int] = {}
-        for source in self._origins.values():
-            for forwarder in source.forwarders.values():
-                for reason, n_messages in forwarder.refused.items():
-                    count(found, reason, n_messages)
-        return found
 
     async def close(self) -> None:
         """Give nothing more to the broker; entries that are not done stay in the stream."""

@@ -34,7 +34,7 @@ class Inheritance:
 
     Attributes:
         n_wills: wills that were published.
-        dropped: messages that dead nodes had in their inboxes, by reason.
+        dropped: messages that dead nodes had in their inboxes, and refused wills, by reason.
     """
 
     def __init__(self, engine: ClusterEngine, groups: Groups, clients: LocalClients) -> None:
@@ -42,7 +42,9 @@ class Inheritance:
         self.dropped: dict[str, int] = {}
         self._engine = engine
         self._groups = groups
-        self._forwarder = Forwarder(clients, "wills", LANE_5, groups.give_back, is_forwarded=False)
+        self._forwarder = Forwarder(
+            clients, "wills", LANE_5, groups.give_back, self.dropped, is_forwarded=False
+        )
 
     async def take(self, node: str, epoch: int) -> None:
         """Do what a dead node has left; it is begun anew where this node dies before it is done.

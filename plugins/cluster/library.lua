@@ -428,8 +428,8 @@ end
 
 -- Puts messages into mailboxes, once. Behind the limits stand, for each message: its data, its QoS,
 -- what tells its repeats ('' for nothing; '?' before it where it may be one), for how many clients it
--- is, and these. Answers, for each client that has a mailbox, with messages
--- and bytes in it, how many were dropped, whether it is away, and the owner if that is to be told.
+-- is, and these. Answers, for each client that has a mailbox, or had, with messages and bytes in it,
+-- how many were dropped, whether it is away, and the owner if that is to be told.
 -- Where publishers are held back they learn of it a little late: twice the limits are allowed.
 function functions.post(keys, args)
   local base, node, epoch, number, most_messages, most_bytes, mode = keys[1], unpack(args, 1, 6)
@@ -459,7 +459,9 @@ function functions.post(keys, args)
         boxes[client] = box
         answer[#answer + 1] = client
       end
-      if is_wanted and box.is_there and not (qos == '0' and box.is_away) then
+      if is_wanted and not box.is_there then
+        box.dropped = box.dropped + 1
+      elseif is_wanted and not (qos == '0' and box.is_away) then
         local key = base .. ':q:' .. client
         local is_held_back = mode == 'reject' and qos ~= '0' and not box.is_away
         local most_n, most = most_messages, most_bytes
@@ -495,6 +497,8 @@ function functions.post(keys, args)
         owner = call('HGET', base .. ':o', client) or ''
       end
       told[#told + 1] = {client, box.messages, box.bytes, box.dropped, box.is_away and 1 or 0, owner}
+    elseif box.dropped > 0 then
+      told[#told + 1] = {client, 0, 0, box.dropped, 1, ''}
     end
   end
   return told

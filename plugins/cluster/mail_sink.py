@@ -252,9 +252,9 @@ class MailSink(MessageSink):
         for box in boxes:
             names.setdefault(box.bucket, []).append(box.client_id)
         letter = _Letter(receipt, n_bytes, len(names))
-        if not names or self._is_closed:  # the sessions have just ended
+        if not names or self._is_closed:  # without names the sessions have just ended
             letter.n_left = 1
-            self._done(letter, 0, "")
+            self._done(letter, ReasonCode.QUOTA_EXCEEDED if names else 0, "not_stored")
             return
         if token:
             self._seen[token[1:]] = [*names]
@@ -329,7 +329,8 @@ class MailSink(MessageSink):
 
     def _take(self, posted: Posted) -> None:
         if posted.n_dropped:
-            count(self.lost, "queue_full", posted.n_dropped)
+            reason = "queue_full" if posted.n_messages else "no_session"
+            count(self.lost, reason, posted.n_dropped)
         box = self.routes.boxes.get(posted.client_id)
         if box is not None:
             self._note(box, posted)

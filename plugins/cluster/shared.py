@@ -119,6 +119,11 @@ class GroupSink(MessageSink):
         shared = Shared(Lane(version, self._share), qos, n_messages, packets, done)
         self._sinks[node].accept_shared(shared)
 
+    def remove(self, node: str) -> None:
+        """Forget a node, or a mailbox, that has no members any more."""
+        self.members.pop(node, None)
+        self._turns.pop(node, None)
+
     def choose(self, n_messages: int = 1) -> str | None:
         """Return the node that gets some messages; those with room come first, None without any.
 
@@ -182,7 +187,7 @@ class Groups:
         if n_members:
             group.members[node] = n_members
         else:
-            group.members.pop(node, None)
+            group.remove(node)
         is_routed = bool(group.members) and self._own not in group.members
         if is_routed and share not in self._is_routed:
             self._is_routed.add(share)

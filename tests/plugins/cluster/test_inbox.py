@@ -10,6 +10,7 @@ from typing import cast
 
 import pytest
 
+from penstock.broker.counters import count
 from penstock.broker.mqtt.packets import PubAck, PubComp, Publish, PubRec, PubRel
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.mqtt.writer import write_packet
@@ -165,6 +166,20 @@ async def test_what_was_just_read_of_a_node_that_leaves_is_given_first(
         reader.take(entry(LANE_5, 1, b"2"), 2)
         await reader.inbox.forget("a")
         assert await received(client, 2) == [(b"1", 1), (b"2", 1)]
+
+
+async def test_what_was_refused_is_counted_when_its_node_has_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A counter only goes up."""
+    monkeypatch.setattr(inbox, "RETRY_SECONDS", 0.0)
+    async with reading() as (reader, _):
+        only = reader.take(entry(LANE_5, 1, b"x"), 1)
+        await until(lambda: reader.deleted == [only])
+        (one,) = reader.inbox._origins["a"].forwarders.values()
+        count(one.refused, "quota_exceeded")
+        await reader.inbox.forget("a")
+        assert reader.inbox.refused == {"quota_exceeded": 1}
 
 
 async def test_an_entry_that_cannot_be_read_is_dropped_and_counted() -> None:

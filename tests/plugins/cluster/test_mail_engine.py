@@ -88,7 +88,8 @@ async def test_messages_wait_for_a_session_in_their_order() -> None:
     """Whoever puts them there; who has no session gets none."""
     at = server()
     async with joined(at, "a") as a, joined(at, "b") as b:
-        assert await posted(a, b"0") is None
+        assert await posted(a, b"0", b"0") == Posted(X, 0, 0, 2, True, None)
+        assert await posted(a) is None
         own = await kept(a)
         await posted(a, b"1")
         await posted(b, b"2", b"3")
@@ -240,7 +241,7 @@ async def test_session_expires_by_the_clock_of_the_engine() -> None:
         assert await a.expire(bucket(a)) == ended
         await a.forget(bucket(a), ended)
         assert await a.expire(bucket(a)) == []
-        assert await posted(a, b"2") is None
+        assert await posted(a, b"2") == Posted(X, 0, 0, 1, True, None)
 
 
 async def test_expired_session_that_was_not_ended_yet_is_not_found() -> None:

@@ -200,3 +200,18 @@ def test_answer_of_the_engine_is_read() -> None:
     """With the owner that is to be told."""
     posted = Posted.read([b"x", 1, 2, 3, 1, b"node 4 5"])
     assert (posted.n_dropped, posted.is_away, str(posted.owner)) == (3, True, "node 4 5")
+
+
+async def test_what_nobody_has_stored_is_counted_and_not_acknowledged_at_the_end() -> None:
+    """A session that has just ended has no mailbox; a sink that is closed stores nothing."""
+    sink = Sink()
+    receipt, late = Receipt(), Receipt()
+    sink.send(receipt)
+    await sink.engine.answer([b"x1", 0, 0, 1, 1, b""], [b"x2", 5, 50, 1, 1, b""])
+    await sink.engine.answer()
+    assert receipt.codes == [0]
+    assert sink.sink.lost == {"no_session": 1, "queue_full": 1}
+    sink.sink.close()
+    sink.send(late)
+    assert late.codes[0] >= 0x80
+    assert sink.sink.counts.dropped == {"not_stored": 1}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable
+from typing import cast
 
 import pytest
 
@@ -14,7 +15,7 @@ from penstock.broker.message import Message
 from penstock.plugins.cluster import shared
 from penstock.plugins.cluster.frames import Lane, read_frames
 from penstock.plugins.cluster.node_sink import MOST_INBOX_BYTES, NodeSink, Shared
-from penstock.plugins.cluster.shared import Groups
+from penstock.plugins.cluster.shared import Groups, GroupSink
 from tests.broker.serving import until
 from tests.plugins.cluster.test_node_sink import Answer, Engine, turns
 
@@ -96,6 +97,17 @@ async def test_nodes_get_messages_in_proportion_to_their_members() -> None:
     assert [answer.codes for answer in answers] == [[0]] * 8
     (group,) = cluster.sinks.added
     assert (group.counts.matched, group.counts.stored) == (8, 8)
+
+
+async def test_members_that_have_gone_take_no_memory() -> None:
+    """Mailboxes come and go with their sessions, while the group stays."""
+    cluster = Cluster()
+    cluster.groups.change(SHARE, "b", 1)
+    cluster.groups.change(SHARE, "c", 1)
+    publish(cluster, 3)
+    cluster.groups.change(SHARE, "c", 0)
+    (group,) = cast("list[GroupSink]", cluster.sinks.added)
+    assert set(group._turns) == {"b"}
 
 
 async def test_a_node_with_members_of_its_own_gives_nothing_away() -> None:
