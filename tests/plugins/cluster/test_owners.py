@@ -38,7 +38,9 @@ def owners_of(mail: Any, own: OwnRoutes) -> tuple[Owners, KeptSessions]:
     notes: Any = SimpleNamespace(heard={}, tell=lambda *_: None)
     others = OtherRoutes(lambda *_: None)
     release = lambda *_: None  # noqa: E731
-    owners = Owners(engine, others, announcer, lambda: True, notes, sessions, release)
+    owners = Owners(
+        engine, others, announcer, lambda: True, notes, sessions, release, lambda _: None
+    )
     return owners, sessions
 
 
