@@ -8,11 +8,17 @@ random moments, or stand still for a time, and come back; publishers go on at th
 the masters of the engine. Then what was received is held against what was acknowledged. A message
 that a publisher has published anew, as its session was lost, may come twice, and be out of order:
 it was published at two brokers.
+
+Clients with sessions that outlive their connection go from one of the two brokers to the other, one
+that publishes at QoS 2 and two that receive: they find their sessions, and no message of QoS 2
+comes twice.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import random
 import re
 import signal
@@ -30,7 +36,16 @@ from redis.exceptions import RedisError
 from benchmarks.program import JsonFile, Program, Quick
 from penstock.netem.runs.broker_process import reserved_port
 from tests.campaigns.faults.case import Finding, report
-from tests.helpers.cluster import Cluster, Reading, Stream, reached
+from tests.helpers.cluster import (
+    Cluster,
+    Publisher,
+    Reading,
+    Stream,
+    Subscriber,
+    lasting,
+    reached,
+    roam,
+)
 from tests.helpers.redis_server import RedisProcess, running_redis, running_sentinels
 
 FULL_KILLS: Final = 100
@@ -129,6 +144,55 @@ async def fault(cluster: Cluster, name: str, rng: random.Random) -> None:
     await asyncio.to_thread(cluster.start, name)
 
 
+class Roaming:
+    """Clients with sessions, which go from broker to broker."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._writer = Publisher("roaming/x")
+        self._readers = {1: Subscriber(), 2: Subscriber()}
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def begin(self) -> None:
+        """Make their sessions, and let them go."""
+        for qos, reader in self._readers.items():
+            name = f"roams-{qos}"
+            async with await self._cluster.connected("c", name, **lasting()) as client:
+                assert await client.subscribe("roaming/#", qos) == qos
+            self._tasks.append(asyncio.create_task(roam(self._cluster, "ab", name, reader.run)))
+        async with await self._cluster.connected("c", "roams", **lasting()):
+            pass
+        going = roam(self._cluster, "ba", "roams", self._writer.run)
+        self._tasks.append(asyncio.create_task(going))
+
+    async def end(self) -> list[Finding]:
+        """Wait until all that was begun has come; return the findings."""
+        writer = self._writer
+        writer.is_ending = True
+        wanted = set(range(writer.n_begun))
+        with contextlib.suppress(AssertionError):  # the findings tell
+            await reached(lambda: writer.n_done == writer.n_begun, "all acknowledgements")
+            for reader in self._readers.values():
+                await reached(lambda r=reader: wanted <= {*r.came}, "all messages")  # type: ignore[misc]
+        n_lost_sessions = sum(task.done() for task in self._tasks)
+        for task in self._tasks:
+            task.cancel()
+        findings = [
+            Finding("sessions: acknowledged", writer.n_done, least=1),
+            Finding("sessions: clients that lost theirs", n_lost_sessions, most=0),
+        ]
+        for qos, reader in self._readers.items():
+            first = list(dict.fromkeys(reader.came))
+            n_twice = len(reader.came) - len(first)
+            n_displaced = sum(b < a for a, b in itertools.pairwise(first))
+            findings += [
+                Finding(f"sessions, QoS {qos}: lost", len(wanted.difference(first)), most=0),
+                Finding(f"sessions, QoS {qos}: twice", n_twice, most=0 if qos == 2 else None),
+                Finding(f"sessions, QoS {qos}: out of order", n_displaced, most=0),
+            ]
+        return findings
+
+
 async def play(
     cluster: Cluster, engine: Engine, n_kills: int, n_masters: int, seed: int
 ) -> list[Finding]:
@@ -142,7 +206,8 @@ async def play(
         for at in range(N_STREAMS)
     ]
     ports = [lambda: cluster["a"].port, lambda: cluster["b"].port]
-    reading = Reading()
+    reading, roaming = Reading(), Roaming(cluster)
+    await roaming.begin()
     async with await cluster.connected("c", "reads") as reader:
         assert await reader.subscribe("kills/#", 2) == 2
         taking = asyncio.create_task(reading.run(reader))
@@ -161,6 +226,7 @@ async def play(
         for stream in streams:
             stream.end()
         await asyncio.gather(*publishing)
+        roamed = await roaming.end()
         n_before = -1
         while n_before != (n_before := sum(map(len, reading.came.values()))):
             if not any(map(reading.lost, streams)):
@@ -170,7 +236,7 @@ async def play(
         if not has_stayed:
             typer.echo(cluster["c"].log, err=True)
         taking.cancel()
-    return judge(streams, reading, has_stayed=has_stayed)
+    return judge(streams, reading, has_stayed=has_stayed) + roamed
 
 
 def judge(streams: Sequence[Stream], reading: Reading, *, has_stayed: bool) -> list[Finding]:

@@ -7,7 +7,6 @@ import signal
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from redis import Redis
@@ -24,14 +23,17 @@ from penstock.broker.mqtt.packets import (
     Will,
 )
 from penstock.broker.mqtt.reason_codes import ReasonCode
-from tests.helpers.cluster import Cluster, Stream, reached, running_brokers
+from tests.helpers.cluster import (
+    Cluster,
+    Publisher,
+    Stream,
+    Subscriber,
+    lasting,
+    reached,
+    running_brokers,
+)
 from tests.helpers.redis_server import shared_redis
 from tests.helpers.wire import WireClient, ending
-
-
-def lasting(seconds: int = 600) -> dict[str, Any]:
-    """Return what a CONNECT says to have its session."""
-    return {"clean_start": False, "properties": {"session_expiry_interval": seconds}}
 
 
 async def back(cluster: Cluster, name: str, client_id: str, *, version: int = 5) -> WireClient:
@@ -351,35 +353,6 @@ async def test_session_of_a_broker_that_stood_still_is_at_one_broker(tmp_path: P
         client.close()
 
 
-class Subscriber:
-    """A client that keeps its state, as a session does at the broker.
-
-    Attributes:
-        came: the numbers, in the order of their arrival; those of QoS 1 may have come before.
-    """
-
-    def __init__(self) -> None:
-        self.came: list[int] = []
-        self._unreleased: set[int] = set()
-
-    async def run(self, client: WireClient) -> None:
-        """Take messages until the connection ends."""
-        while not isinstance(packet := await client.receive(), Disconnect | None):
-            if isinstance(packet, PubRel):
-                self._unreleased.discard(packet.packet_id)
-                await client.send(PubComp(packet.packet_id))
-                continue
-            assert isinstance(packet, Publish), packet
-            if packet.qos == 1:
-                self.came.append(int(packet.payload))
-                await client.send(PubAck(packet.packet_id))
-                continue
-            if packet.packet_id not in self._unreleased:
-                self._unreleased.add(packet.packet_id)
-                self.came.append(int(packet.payload))
-            await client.send(PubRec(packet.packet_id))
-
-
 @pytest.mark.parametrize("qos", [1, 2])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 async def test_broker_with_a_session_ends_under_load(
@@ -410,50 +383,6 @@ async def test_broker_with_a_session_ends_under_load(
             assert len(first) == len(subscriber.came)
         taking.cancel()
         client.close()
-
-
-class Publisher:
-    """A client with a session that publishes numbers at QoS 2, each once.
-
-    Attributes:
-        n_begun: how many were sent.
-        n_done: how many were acknowledged.
-    """
-
-    def __init__(self, topic: str) -> None:
-        self.n_begun = self.n_done = 0
-        self.is_ending = False
-        self._topic = topic
-        self._unreceived: dict[int, bytes] = {}
-        self._unreleased: dict[int, None] = {}
-
-    def has_done(self, n: int) -> bool:
-        """Say whether so many were acknowledged."""
-        return self.n_done >= n
-
-    async def run(self, client: WireClient) -> None:
-        """Publish until the connection ends, or until all is acknowledged at the end."""
-        for packet_id, payload in self._unreceived.items():
-            await client.send(Publish(self._topic, payload, 2, dup=True, packet_id=packet_id))
-        await client.send(*map(PubRel, self._unreleased))
-        while not self.is_ending or self._unreceived or self._unreleased:
-            while not self.is_ending and len(self._unreceived) + len(self._unreleased) < 20:
-                packet_id = self.n_begun % 0xFFFF + 1
-                self._unreceived[packet_id] = b"%d" % self.n_begun
-                self.n_begun += 1
-                payload = self._unreceived[packet_id]
-                await client.send(Publish(self._topic, payload, 2, packet_id=packet_id))
-            answer = await client.receive()
-            if isinstance(answer, PubRec):
-                self._unreceived.pop(answer.packet_id, None)
-                self._unreleased[answer.packet_id] = None
-                await client.send(PubRel(answer.packet_id))
-            elif isinstance(answer, PubComp):
-                del self._unreleased[answer.packet_id]
-                self.n_done += 1
-            else:
-                assert answer is None, answer
-                return
 
 
 async def test_broker_of_a_publisher_with_a_session_is_killed(tmp_path: Path) -> None:

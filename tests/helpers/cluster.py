@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 from paho.mqtt.enums import MQTTProtocolVersion
 
-from penstock.broker.mqtt.packets import PubAck, PubComp, Publish, PubRec, PubRel
+from penstock.broker.mqtt.packets import (
+    ConnAck,
+    Connect,
+    Disconnect,
+    PubAck,
+    PubComp,
+    Publish,
+    PubRec,
+    PubRel,
+)
 from tests.helpers.paho_client import MQTT_5, PahoClient
 from tests.helpers.process import SECONDS, BrokerProcess, anonymous_policy
 from tests.helpers.redis_server import shared_redis
@@ -273,3 +283,103 @@ class Reading:
     async def until_all_of(self, stream: Stream) -> None:
         """Wait until all that was acknowledged has come."""
         await reached(lambda: not self.lost(stream), "all that was acknowledged")
+
+
+def lasting(seconds: int = 600) -> dict[str, Any]:
+    """Return what a CONNECT says to have its session."""
+    return {"clean_start": False, "properties": {"session_expiry_interval": seconds}}
+
+
+class Subscriber:
+    """A client that keeps its state, as a session does at the broker.
+
+    Attributes:
+        came: the numbers, in the order of their arrival; those of QoS 1 may have come before.
+    """
+
+    def __init__(self) -> None:
+        self.came: list[int] = []
+        self._unreleased: set[int] = set()
+
+    async def run(self, client: WireClient) -> None:
+        """Take messages until the connection ends."""
+        while not isinstance(packet := await client.receive(), Disconnect | None):
+            if isinstance(packet, PubRel):
+                self._unreleased.discard(packet.packet_id)
+                await client.send(PubComp(packet.packet_id))
+                continue
+            assert isinstance(packet, Publish), packet
+            if packet.qos == 1:
+                self.came.append(int(packet.payload))
+                await client.send(PubAck(packet.packet_id))
+                continue
+            if packet.packet_id not in self._unreleased:
+                self._unreleased.add(packet.packet_id)
+                self.came.append(int(packet.payload))
+            await client.send(PubRec(packet.packet_id))
+
+
+class Publisher:
+    """A client with a session that publishes numbers at QoS 2, each once.
+
+    Attributes:
+        n_begun: how many were sent.
+        n_done: how many were acknowledged.
+    """
+
+    def __init__(self, topic: str) -> None:
+        self.n_begun = self.n_done = 0
+        self.is_ending = False
+        self._topic = topic
+        self._unreceived: dict[int, bytes] = {}
+        self._unreleased: dict[int, None] = {}
+
+    def has_done(self, n: int) -> bool:
+        """Say whether so many were acknowledged."""
+        return self.n_done >= n
+
+    async def run(self, client: WireClient) -> None:
+        """Publish until the connection ends, or until all is acknowledged at the end."""
+        for packet_id, payload in self._unreceived.items():
+            await client.send(Publish(self._topic, payload, 2, dup=True, packet_id=packet_id))
+        await client.send(*map(PubRel, self._unreleased))
+        while not self.is_ending or self._unreceived or self._unreleased:
+            while not self.is_ending and len(self._unreceived) + len(self._unreleased) < 20:
+                packet_id = self.n_begun % 0xFFFF + 1
+                self._unreceived[packet_id] = b"%d" % self.n_begun
+                self.n_begun += 1
+                payload = self._unreceived[packet_id]
+                await client.send(Publish(self._topic, payload, 2, packet_id=packet_id))
+            answer = await client.receive()
+            if isinstance(answer, PubRec):
+                self._unreceived.pop(answer.packet_id, None)
+                self._unreleased[answer.packet_id] = None
+                await client.send(PubRel(answer.packet_id))
+            elif isinstance(answer, PubComp):
+                del self._unreleased[answer.packet_id]
+                self.n_done += 1
+            else:
+                assert isinstance(answer, Disconnect | None), answer
+                return
+
+
+async def roam(
+    cluster: Cluster, names: str, client_id: str, run: Callable[[WireClient], Awaitable[None]]
+) -> None:
+    """Have a client with a session go from broker to broker, until this is cancelled.
+
+    Args:
+        cluster: of the brokers.
+        names: those that it goes to, in turn.
+        client_id: of the client, which has its session already.
+        run: does its work until the connection ends.
+    """
+    for name in itertools.cycle(names):
+        with contextlib.suppress(OSError, TimeoutError):
+            async with await WireClient.dial(cluster[name].port) as client:
+                await client.send(Connect(client_id, keep_alive=0, **lasting()))
+                answer = await client.receive()
+                if isinstance(answer, ConnAck) and not answer.reason_code:
+                    assert answer.session_present, f"{client_id} has lost its session at {name}"
+                    await run(client)
+        await asyncio.sleep(LOOK_SECONDS)
