@@ -5,7 +5,8 @@ evicts it, once its own beats have been answered for so long that the others had
 too: after the engine was away, or another server has taken over, all seem silent. The state of the
 engine is read while it changes, and then the stream of changes from where that began (see
 `routes`). Each entry names the one before it: who has missed some, as the stream is cut, or a
-failover has lost its end, reads the state anew.
+failover has lost its end, reads the state anew. So does each node after a failover: changes that
+were lost before anybody had read them leave no gap.
 
 A node that hears that its own epoch has ended was taken for dead. It ends its sessions, as others
 may have these clients by now, and joins anew. Where the engine has lost its data, all nodes hear
@@ -287,9 +288,10 @@ class Members:
         self._beaten_at = sent_at
         self.is_steady = now - sent_at <= _LATE_SECONDS
         servers, self._servers = self._servers, self._engine.calls.routes.addresses
-        if not self.is_steady or servers != self._servers:
+        has_changed = servers != self._servers
+        if not self.is_steady or has_changed:
             self._steady_since = now
-        if order(beat.last_change) < order(self._after):
+        if (servers and has_changed) or order(beat.last_change) < order(self._after):
             self._is_behind = True
         self._listener.beaten(beat.number)
         if now - self._steady_since < STEADY_SECONDS:

@@ -237,6 +237,17 @@ async def test_what_a_dead_node_has_left_is_done_once_whatever_fails(
 
 
 @pytest.mark.usefixtures("hasty")
+async def test_state_is_read_anew_once_another_server_has_taken_over(single: RedisServer) -> None:
+    """Changes that it has lost, and that nobody had read, leave no gap among the others."""
+    async with opened(single, "a") as (a,):
+        await until(lambda: bool(a.members._servers))
+        n_snapshots = a.members.n_snapshots
+        a.members._servers = [("elsewhere", 1)]
+        async with asyncio.timeout(10):
+            await until(lambda: a.members.n_snapshots > n_snapshots)
+
+
+@pytest.mark.usefixtures("hasty")
 async def test_who_was_taken_for_dead_joins_anew(
     single: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
