@@ -14,6 +14,7 @@ from rich.console import Console
 
 from penstock.broker.config.command_line import CommandLine
 from penstock.netem.figures.figure_file import begin, check_writable, write_figure_file
+from script.demo_program.cluster import run_cluster
 from script.demo_program.display import Display
 from script.demo_program.errors import DemoError
 from script.demo_program.report import (
@@ -60,8 +61,17 @@ def demo(
     haproxy: Annotated[
         bool, typer.Option("--haproxy", help="Put HAProxy between the brokers and the link.")
     ] = False,
+    cluster: Annotated[
+        bool, typer.Option("--cluster", help="Show another demo: kill one of three brokers.")
+    ] = False,
 ) -> None:
     """Show the broker at work: telemetry and pictures over a link that turns bad and good again."""
+    if cluster:
+        if figures or plot or congestion_control or haproxy or not spark:
+            raise typer.BadParameter("allowed with it: --seconds, --output", param_hint="--cluster")
+        if run_cluster(output, seconds, Console()):
+            raise typer.Exit(1)
+        return
     for name, file in (("--figures", figures), ("--plot", plot)):
         if file is not None:
             try:
