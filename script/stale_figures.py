@@ -38,6 +38,7 @@ MEASURED: Final = {
     "penstock plan visibility": ("models/papers/visibility", "models/kernels", *_QUEUE),
     "penstock plan withholding": ("models/papers/withholding", *_WITHHOLDING),
     "penstock plan links": ("models/papers/withholding", "models/kernels", *_WITHHOLDING),
+    "python -m benchmarks.cluster": (*_BROKER, "plugins/cluster", "benchmarks/cluster.py"),
     "python -m benchmarks.fabric_faults": (*_QUEUE, "models/papers/fabric", "benchmarks"),
     "python -m benchmarks.console_cost": (*_BROKER, "plugins", "benchmarks"),
     "python -m benchmarks.first_minute": ("pyproject.toml", "plugins/access", "broker/__main__.py"),
