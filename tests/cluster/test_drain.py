@@ -138,3 +138,19 @@ async def test_delayed_will_of_a_drained_client_is_for_those_who_do_not_come_bac
             async with await cluster.connected("b") as publisher:
                 await publisher.publish("wills/mark", b"")
             assert (await watcher.take(Publish)).topic == "wills/mark"
+
+
+async def test_delayed_will_of_the_only_broker_is_published_once_it_is_back(
+    tmp_path: Path,
+) -> None:
+    """There was no other one to do so."""
+    lasting = {"clean_start": False, "properties": {"session_expiry_interval": 3600}}
+    with running_brokers(tmp_path, "a") as cluster:
+        will = Will("wills/gone", b"", 1, properties={"will_delay_interval": 5}, retain=True)
+        client = await cluster.connected("a", "gone", will=will, **lasting)
+        assert await asyncio.to_thread(cluster["a"].stop) == 0
+        client.close()
+        cluster.start("a")
+        async with await cluster.connected("a", "watches") as watcher:
+            await watcher.subscribe("wills/#", 1)
+            assert (await watcher.take(Publish)).topic == "wills/gone"
