@@ -182,6 +182,7 @@ async def _forget(node: str, engine: ClusterEngine) -> str:
         names = ", ".join(sorted(members)) or "none"
         raise ClusterError(f"node: read {node!r}; allowed: a member: {names}")
     for one, epoch in ended:
+        await engine.sweep_owners(one, epoch)
         await engine.drop(one, epoch)
         await engine.done(one, epoch)
     return f"{printable(node)} is forgotten"

@@ -64,6 +64,29 @@ class Row(NamedTuple):
         return cls(node, int(epoch), int(number))
 
 
+class Absence(NamedTuple):
+    """Since when a kept session has no connection.
+
+    Attributes:
+        origin: of the session; None where there is none.
+        since: the time in milliseconds by the engine's clock; None while it has a connection.
+        expiry: its Session Expiry Interval in seconds, b"" for none.
+    """
+
+    origin: bytes | None
+    since: bytes | None
+    expiry: bytes | None
+
+    def will_delay(self, seconds: float) -> float:
+        """Return after how long a will is due that has a delay: not after the session's end."""
+        return min(seconds, float(self.expiry or seconds)) if self.origin is not None else 0.0
+
+    def is_over(self, now: Absence) -> bool:
+        """Return whether the client has come back to this session; `now` is what came later."""
+        is_same = self.origin is not None and self.origin == now.origin
+        return is_same and (self.since is None or self.since != now.since)
+
+
 class Joined(NamedTuple):
     """The answer to a node that wants to join.
 
@@ -386,6 +409,11 @@ class ClusterEngine:
 
     # -- owners ------------------------------------------------------------------------------------
 
+    async def absence(self, client_id: str) -> Absence:
+        """Return since when a kept session has no connection."""
+        words = f":s:{client_id}", "origin", "away", "expiry"
+        return Absence(*await plain(self.read(self.bucket(client_id), "HMGET", *words)))
+
     async def claim(self, client_id: str, own: Row, displaced: Row | None) -> tuple[Row, str]:
         """Make this node the owner of a client, where nobody stands in the way.
 
@@ -414,12 +442,11 @@ class ClusterEngine:
         bucket = self.bucket(client_id)
         return self.calls.call("release", (bucket,), *words, is_stored=True, is_kept=True)
 
-    async def has_owner(self, client_id: str) -> bool:
-        """Return whether some node has a client."""
-        return bool(await plain(self.read(self.bucket(client_id), "HEXISTS", ":o", client_id)))
-
     async def sweep_owners(self, node: str, epoch: int) -> None:
-        """End that an ended member is the owner of clients; kept sessions wait for theirs."""
+        """End that an ended member is the owner of clients; kept sessions wait for theirs.
+
+        What it still puts into mailboxes is refused from then on.
+        """
         for at in range(0, N_BUCKETS, _SWEPT_AT_ONCE):
             some = self.buckets[at : at + _SWEPT_AT_ONCE]
             await asyncio.gather(*(self._sweep(bucket, node, epoch) for bucket in some))

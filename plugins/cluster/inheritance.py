@@ -14,7 +14,7 @@ from typing import Any, Final
 from penstock.broker.counters import count
 from penstock.broker.extensions import LocalClients
 from penstock.plugins.cluster import node_wills
-from penstock.plugins.cluster.engine import ClusterEngine
+from penstock.plugins.cluster.engine import Absence, ClusterEngine
 from penstock.plugins.cluster.forwarder import Forwarder
 from penstock.plugins.cluster.frames import LANE_5, FrameError, read_frames
 from penstock.plugins.cluster.node_sink import Shared
@@ -65,22 +65,32 @@ class Inheritance:
                     self._groups.give_back(Shared(*frame, done))
                 else:
                     count(self.dropped, "node_left", frame.n_messages)
-        wills = await self._engine.wills_of(node, epoch)
-        now = 0
-        for delay, packet, client in sorted((*node_wills.read(w), c) for c, w in wills.items()):
+        wills: list[tuple[float, bytes, str]] = []
+        away: dict[str, Absence] = {}
+        for client, will in (await self._engine.wills_of(node, epoch)).items():
+            client_id = client.decode()
+            delay: float
+            delay, packet = node_wills.read(will)
+            if delay:
+                away[client_id] = await self._engine.absence(client_id)
+                delay = away[client_id].will_delay(delay)
+            wills.append((delay, packet, client_id))
+        now = 0.0
+        for delay, packet, client_id in sorted(wills):
             await asyncio.sleep(delay - now)
             now = delay
-            if not delay or not await self._is_back(client.decode()):
+            if client_id not in away or not await self._is_back(client_id, away[client_id]):
                 self.n_wills += 1
                 done = partial(_finish, _future(waiting))
                 await self._forwarder.send(packet, packet[0] >> 1 & 3, 1, done)
-            self._engine.forget_will(node, epoch, client.decode()).add_done_callback(_heed)
+            self._engine.forget_will(node, epoch, client_id).add_done_callback(_heed)
         await asyncio.gather(*waiting)
 
-    async def _is_back(self, client_id: str) -> bool:
+    async def _is_back(self, client_id: str, was: Absence) -> bool:
+        """Return whether a client has come back to the session that a dead node had."""
         while True:
             try:
-                return await self._engine.has_owner(client_id)
+                return was.is_over(await self._engine.absence(client_id))
             except StorageError:  # beginning anew would publish others twice
                 await asyncio.sleep(_RETRY_SECONDS)
 

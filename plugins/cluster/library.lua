@@ -395,9 +395,14 @@ function functions.release(keys, args)
 end
 
 -- Ends that an epoch of a node, which has ended, is the owner of some clients; answers where to go on.
+-- What the node still posts is refused: its publishers may have sent that again elsewhere.
 function functions.abandon(keys, args)
   local base, node, epoch, cursor = keys[1], unpack(args)
-  local key = base .. ':o'
+  local key, ended = base .. ':o', tonumber(epoch)
+  local last = call('HGET', base .. ':last', node)
+  if not last or tonumber(string.match(last, '%d+')) <= ended then
+    call('HSET', base .. ':last', node, string.format('%d 0', ended + 1))
+  end
   local found = call('HSCAN', key, cursor, 'COUNT', 100)
   local rows = found[2]
   for i = 1, #rows, 2 do

@@ -9,9 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from redis import Redis
 
 from penstock.broker.mqtt.packets import Connect, Disconnect, Publish, Will
 from tests.helpers.cluster import Cluster, Reading, Stream, reached, running_brokers
+from tests.helpers.redis_server import shared_redis
 from tests.helpers.wire import WireClient
 
 LASTING = {"clean_start": False, "properties": {"session_expiry_interval": 3600}}
@@ -61,6 +63,39 @@ async def test_wills_of_a_killed_broker_are_published_once(cluster: Cluster) -> 
         async with await cluster.connected("c", "marks") as marks:
             await marks.publish("wills/mark", b"")
         assert (await watcher.take(Publish)).topic == "wills/mark"
+
+
+async def test_wills_of_a_killed_broker_wait_for_their_delay(cluster: Cluster) -> None:
+    """They need not be published where the client comes back [MQTT-3.1.3-9].
+
+    Nor do they wait beyond the end of the session, which does not wait for other wills.
+    """
+    async with await cluster.connected("a", "watches-delays") as watcher:
+        await watcher.subscribe("delays/#", 1)
+        for name, delay, expiry in (
+            ("is-back", 5, 600),
+            ("is-away", 5, 600),
+            ("was-away", 5, 600),
+            ("ends", 600, 1),
+            ("waits", 600, 600),
+        ):
+            will = Will(f"delays/{name}", b"", qos=1, properties={"will_delay_interval": delay})
+            lasting = {"session_expiry_interval": expiry}
+            client = await cluster.connected("b", name, will=will, properties=lasting)
+            if name == "was-away":
+                client.close()
+        cluster["b"].kill()
+        async with await cluster.connected(
+            "c", "is-back", clean_start=False, properties={"session_expiry_interval": 600}
+        ):
+            came = {(await watcher.take(Publish)).topic for _ in range(3)}
+            assert came == {"delays/is-away", "delays/was-away", "delays/ends"}
+        async with await cluster.connected("c", "marks") as marks:
+            await marks.publish("delays/mark", b"")
+        assert (await watcher.take(Publish)).topic == "delays/mark"
+        with Redis(port=shared_redis()) as redis:
+            prefix = cluster.section["redis"]["prefix"]
+            await reached(lambda: not [*redis.scan_iter(f"{prefix}:*:s:ends")], "its end")
 
 
 async def test_a_client_of_a_killed_broker_connects_elsewhere(cluster: Cluster) -> None:

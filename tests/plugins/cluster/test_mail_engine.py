@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from redis import Redis
 
+from penstock.broker.errors import PenstockError
 from penstock.plugins.cluster.engine import ClusterEngine, FencedError, Row
 from penstock.plugins.cluster.mail_engine import FROM_START, MailEngine, Posted
 from penstock.plugins.redis.calls import plain
@@ -289,6 +290,21 @@ async def test_sessions_of_a_dead_node_wait_for_their_clients() -> None:
         assert (await b.load(X, new)).values[b"dup"] == entry[0]
         with Redis(port=shared_redis()) as redis:
             assert redis.zcard(f"{bucket(b)}:x") == 0
+
+
+async def test_what_a_dead_node_still_posts_is_refused() -> None:
+    """Its publisher may have sent it again through another node, with QoS 2."""
+    at = server()
+    async with joined(at, "a") as a, joined(at, "b") as b:
+        own = await kept(b)
+        await b.engine.sweep_owners("a", a.engine.epoch)
+        await posted(b, b"1", token=b"?id")
+        with pytest.raises(PenstockError, match="fenced"):
+            await plain(a.post(bucket(a), [b"1", 2, b"+id", 1, X]))
+        assert await values(b, own) == [b"1"]
+        await b.engine.sweep_owners("b", b.engine.epoch - 1)  # an epoch before this one
+        await posted(b, b"2")
+        assert await values(b, own) == [b"1", b"2"]
 
 
 async def test_owner_that_died_is_displaced_before_its_sessions_are_given_up() -> None:
