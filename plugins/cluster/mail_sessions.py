@@ -77,6 +77,7 @@ class Kept:
         row: the number of its row in the broker.
         entries: rows of messages that the broker has, with their entries.
         restored: entries that it had from the beginning, or not from the mailbox.
+        unreleased: deduplication identifiers of messages that its client has sent to other nodes.
         sent: the newest entry that may have been sent before this node had the session.
         after: the newest entry that was fetched.
         has_more: whether the mailbox may have more.
@@ -92,6 +93,7 @@ class Kept:
         self.row = 0
         self.entries: dict[int, _Entry] = {}
         self.restored: set[bytes] = set()
+        self.unreleased: set[bytes] = set()
         self.sent = self.after = FROM_START
         self.has_more = True
         self.is_drained = False
@@ -111,7 +113,7 @@ class KeptSessions(SessionStore):
 
     Attributes:
         sessions: by client.
-        unreleased: deduplication identifiers of messages that clients have sent to other nodes.
+        unreleased: those of all sessions; see `Kept`.
         n_fetched: messages that came from mailboxes.
         n_unreadable: messages that could not be read, and were dropped.
     """
@@ -171,7 +173,7 @@ class KeptSessions(SessionStore):
             kept.filters[subscription.topic_filter] = None
         for packet_id in state.incoming:
             stored.incoming.append(IncomingRow(kept.row, packet_id))
-            self.unreleased.add(bytes.fromhex(origin) + packet_id.to_bytes(2, "big"))
+            kept.unreleased.add(bytes.fromhex(origin) + packet_id.to_bytes(2, "big"))
         for row, (entry, value) in enumerate(found, kept.row + 1):
             read = self._read(client_id, value, row, now)
             if read is None:
@@ -188,6 +190,7 @@ class KeptSessions(SessionStore):
         if client_id in self.sessions:
             self._forget(self.sessions[client_id])
         self._have(kept)
+        self.unreleased |= kept.unreleased
         self._rows.update(dict.fromkeys((kept.row, *kept.entries), kept))
         self._tell_filters(kept)
         return stored
@@ -239,6 +242,7 @@ class KeptSessions(SessionStore):
             self._rows.pop(row, None)
         for topic_filter in kept.filters:
             self._announcer.forget_kept(_name(kept.client_id, topic_filter))
+        self.unreleased -= kept.unreleased
         if kept.fetching is not None:
             kept.fetching.cancel()
 
@@ -425,7 +429,7 @@ class KeptSessions(SessionStore):
             elif isinstance(answer, BaseException):
                 raise answer
         for kept, answer in zip(changes, found, strict=True):
-            if isinstance(answer, list):
+            if isinstance(answer, list) and self.sessions.get(kept.client_id) is kept:
                 for (row, n_bytes, sent), new in zip(added.get(kept, ()), answer, strict=True):
                     kept.entries[row] = _Entry(new, n_bytes, sent)
                     kept.restored.add(new)

@@ -231,3 +231,27 @@ async def test_message_that_cannot_be_read_keeps_no_client_out() -> None:
     assert [row.packet_id for row in stored.incoming] == [3]
     assert node.engine.erased == [b"1-1"]
     assert node.kept.n_unreadable == 1
+
+
+async def test_session_that_is_gone_leaves_nothing_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does one that goes while its changes are on their way."""
+    node = Node()
+    commit = node.engine.commit
+
+    async def goes(*args: Any) -> list[bytes]:
+        node.kept.unloaded("x")
+        return await commit(*args)
+
+    await node.kept.write(Changes(number=1, sessions=[session(1, "x")]))
+    monkeypatch.setattr(node.engine, "commit", goes)
+    message = MessageRow(5, "t", b"1", 1, True, 0.0, None, None, "")
+    await node.kept.write(Changes(number=2, messages=[message], deliveries=[delivery(5)]))
+    assert not node.kept._rows
+    options = json.dumps([None, "default", 5, 60.0, "00" * 8])
+    values = {b"origin": b"o", b"options": options.encode()}
+    node.engine.state = State(values, {}, {}, [3])
+    await node.kept.load("x", OWNER)
+    assert node.kept.unreleased == {bytes(8) + b"\0\3"}
+    node.kept.unloaded("x")
+    assert not node.kept.unreleased
+    assert not node.kept._rows
