@@ -168,7 +168,7 @@ async def test_a_disk_without_room_is_said_and_looked_at_again(
         async with await kept_client(port_of(server)) as client:
             await client.subscribe("t/#", 1)
         state = server._state
-        assert state is not None
+        assert isinstance(state, persistence_module.PersistentState)
         journal, database = state.journal, state._database
         session = server.core.sessions.get("s")
         assert session is not None
