@@ -426,9 +426,11 @@ local function is_here(base, token)
   return false
 end
 
--- Forgets messages that their publisher cannot send again.
+-- Forgets messages that their publisher cannot send again; a node that was evicted does not know.
 function functions.unsee(keys, args)
-  return call('ZREM', keys[1] .. ':d', unpack(args))
+  local last = call('HGET', keys[1] .. ':last', args[1])
+  if last and tonumber(string.match(last, '%d+')) > tonumber(args[2]) then return refuse(FENCED) end
+  return call('ZREM', keys[1] .. ':d', unpack(args, 3))
 end
 
 -- Puts messages into mailboxes, once. Behind the limits stand, for each message: its data, its QoS,

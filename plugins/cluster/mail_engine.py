@@ -104,7 +104,8 @@ class MailEngine:
 
     def unsee(self, bucket: str, deduplication_id: bytes) -> asyncio.Future[Any]:
         """Forget a message that its publisher cannot send again."""
-        return self.engine.call("unsee", bucket, deduplication_id, is_stored=True)
+        words = self.engine.node, self.engine.epoch, deduplication_id
+        return self.engine.call("unsee", bucket, *words, is_stored=True)
 
     async def load(self, client_id: str, owner: Row) -> State:
         """Return a session that this node has.

@@ -301,6 +301,9 @@ async def test_what_a_dead_node_still_posts_is_refused() -> None:
         await posted(b, b"1", token=b"?id")
         with pytest.raises(PenstockError, match="fenced"):
             await plain(a.post(bucket(a), [b"1", 2, b"+id", 1, X]))
+        with pytest.raises(PenstockError, match="fenced"):
+            await plain(a.unsee(bucket(a), b"id"))
+        await posted(b, b"1", token=b"?id")
         assert await values(b, own) == [b"1"]
         await b.engine.sweep_owners("b", b.engine.epoch - 1)  # an epoch before this one
         await posted(b, b"2")
