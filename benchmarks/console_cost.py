@@ -167,7 +167,8 @@ def rows_with_and_without(repeats: int, *, quick: bool) -> Table:
             [statistics.median(values) for values in zip(*told[name, has], strict=True)]
             for has in (False, True)
         )
-        ratios = f"{on / off:.3f}", f"{off_cpu / on_cpu:.3f}"
+        of_cpu = f"{off_cpu / on_cpu:.3f}" if on_cpu else "-"  # a short run may take no tick of it
+        ratios = f"{on / off:.3f}", of_cpu
         rows.append([f"`{name}`", format_value(off), format_value(on), *ratios])
     return Table(
         ["delivered/s", "without", "console, watched", "ratio", "ratio by processor time"], rows

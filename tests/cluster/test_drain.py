@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -63,11 +64,12 @@ class Subscriber:
                 if not answer.session_present:
                     await client.subscribe("load/#", 1)
                 self.at = name
-                while (packet := await client.receive()) is not None:
-                    self.told = packet
-                    if isinstance(packet, Publish):
-                        self.came.add(int(packet.payload))
-                        await client.send(PubAck(packet.packet_id))
+                with suppress(ConnectionError):  # it was closed before an acknowledgement was sent
+                    while (packet := await client.receive()) is not None:
+                        self.told = packet
+                        if isinstance(packet, Publish):
+                            self.came.add(int(packet.payload))
+                            await client.send(PubAck(packet.packet_id))
                 self.at = ""
 
 
