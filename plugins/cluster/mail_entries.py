@@ -49,11 +49,12 @@ def entry_of_row(row: MessageRow, share: str, now: float) -> bytes:
     """Return the value of an entry of a message that a session has, and not from a mailbox.
 
     Args:
-        row: the message, with times of the monotonic clock.
+        row: the message with its payload, and times of the monotonic clock.
         share: the shared subscription by which it comes; "" for none.
         now: monotonic seconds.
     """
-    payload = row.payload if isinstance(row.payload, bytes) else b""
+    payload = row.payload
+    assert isinstance(payload, bytes)  # noqa: S101 (one to be written was read)
     properties: dict[str, Any] = {}
     if row.properties is not None:
         properties, _ = read_properties(row.properties, 0, PUBLISH)

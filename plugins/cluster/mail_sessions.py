@@ -404,8 +404,8 @@ class KeptSessions(SessionStore):
         now = self._clock()
         for delivery in batch.deliveries:
             kept, message = self._rows.get(delivery.session), messages.get(delivery.message)
-            if kept is None or message is None:
-                continue
+            if kept is None or message is None or message.payload is None:
+                continue  # without a payload the broker drops it, and counts it, when it sends it
             value, sent = entry_of_row(message, delivery.share, now), Sent.of(delivery)
             changes.setdefault(kept, []).extend(("a", value, sent.written()))
             added.setdefault(kept, []).append((delivery.row, len(value), sent))

@@ -177,6 +177,21 @@ async def test_refused_batch_is_the_same_when_it_comes_again() -> None:
     assert len(node.engine.commits["y"]) == 1
 
 
+async def test_message_without_a_payload_is_not_stored_as_an_empty_one() -> None:
+    """Its payload store could not read it back; what becomes of it later changes nothing."""
+    node = Node()
+    lost = MessageRow(5, "t", None, 1, True, 0.0, None, None, "")
+    there = lost._replace(row=6, payload=b"1")
+    batch = Changes(number=2, messages=[lost, there], deliveries=[delivery(5), delivery(6)])
+    await node.kept.write(Changes(number=1, sessions=[session(1, "x")]))
+    await node.kept.write(batch)
+    gone = Changes(number=3)
+    gone.gone_deliveries.append(5)
+    await node.kept.write(gone)
+    assert [changes[::3] for _, changes in node.engine.commits["x"][1:]] == [["a"]]
+    assert list(node.kept.sessions["x"].entries) == [6]
+
+
 async def test_session_that_another_node_has_is_dropped_and_the_others_are_stored() -> None:
     """The batch counts as written; what comes of it later is ignored."""
     node = Node()
