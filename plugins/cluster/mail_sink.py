@@ -37,6 +37,9 @@ MOST_POST_NAMES: Final = 1000
 """Clients that one call names, and those of one message."""
 LOOK_AGAIN_SECONDS: Final = 0.25
 """The interval at which full mailboxes are looked at while publishers are held back."""
+KNOWN_SECONDS: Final = 7 * 86_400.0
+"""The engine tells a QoS 2 message from its repeats for so long (``library.lua``); one whose
+publisher has left without PUBREL is forgotten then."""
 _MESSAGE_BYTES: Final = 64
 _HALF: Final = 0.5
 _EXACTLY_ONCE: Final = 2
@@ -140,7 +143,7 @@ class MailSink(MessageSink):
         self._clock = clock
         self._patience = patience
         self._full: dict[Mailbox, float] = {}
-        self._seen: dict[bytes, Sequence[str]] = {}
+        self._seen: dict[bytes, tuple[float, Sequence[str]]] = {}  # since when, and its buckets
         self.unreleased: set[bytes] = set()
         self._buckets: dict[str, _Bucket] = {}
         self._waiting: dict[str, None] = {}
@@ -257,7 +260,7 @@ class MailSink(MessageSink):
             self._done(letter, ReasonCode.QUOTA_EXCEEDED if names else 0, "not_stored")
             return
         if token:
-            self._seen[token[1:]] = [*names]
+            self._note_seen(token[1:], [*names])
         for bucket, clients in names.items():
             self._add(bucket, letter, value, qos, clients, token)
 
@@ -353,9 +356,15 @@ class MailSink(MessageSink):
             letter.receipt.settle(letter.reason_code)
         self._free(letter.n_bytes)
 
+    def _note_seen(self, deduplication_id: bytes, buckets: Sequence[str]) -> None:
+        now = self._clock()
+        self._seen[deduplication_id] = now, buckets
+        while now - self._seen[oldest := next(iter(self._seen))][0] > KNOWN_SECONDS:
+            del self._seen[oldest]
+
     def forget(self, deduplication_id: bytes, done: Callable[[bool], None]) -> None:
         """Forget a message that its publisher cannot send again; see `MessageSink`."""
-        buckets = self._seen.pop(deduplication_id, ())
+        _, buckets = self._seen.pop(deduplication_id, (0.0, ()))
         if deduplication_id in self.unreleased:
             self.unreleased.discard(deduplication_id)
             buckets = list({box.bucket for box in self.routes.boxes.values()})
@@ -365,7 +374,7 @@ class MailSink(MessageSink):
         try:
             calls = [self._engine.unsee(bucket, deduplication_id) for bucket in buckets]
         except PenstockError:
-            self._seen[deduplication_id] = buckets
+            self._note_seen(deduplication_id, buckets)
             done(False)
             return
         waiting = asyncio.gather(*calls, return_exceptions=True)
@@ -380,7 +389,7 @@ class MailSink(MessageSink):
     ) -> None:
         has_failed = any(isinstance(one, BaseException) for one in found.result())
         if has_failed:
-            self._seen[deduplication_id] = buckets
+            self._note_seen(deduplication_id, buckets)
         done(not has_failed)
 
     # -- the end -----------------------------------------------------------------------------------

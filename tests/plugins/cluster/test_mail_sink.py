@@ -76,16 +76,18 @@ class Sink:
     Attributes:
         told: mailboxes whose owners were told.
         n_room: how often the sink has said that it has room again.
+        ahead: seconds by which its clock has gone on.
     """
 
     def __init__(self) -> None:
         self.engine = Engine()
         self.told: list[str] = []
         self.n_room = 0
+        self.ahead = 0.0
         self.sink = MailSink(
             self.engine,  # type: ignore[arg-type]
             lambda posted: self.told.append(posted.client_id),
-            asyncio.get_running_loop().time,
+            lambda: asyncio.get_running_loop().time() + self.ahead,
             lambda: None,
         )
         self.sink.on_room = self._has_room
@@ -194,6 +196,20 @@ async def test_qos_2_message_is_told_from_its_repeats_until_it_is_forgotten() ->
         ("y", b"elsewhere"),
         ("y", b"id"),
     ]
+
+
+async def test_publishers_that_never_release_a_message_leave_nothing_for_ever() -> None:
+    """The engine has forgotten it as well, and is not asked for it."""
+    sink, done = Sink(), list[bool]()
+    sink.send(Receipt(b"left"), qos=2)
+    sink.ahead = mail_sink.KNOWN_SECONDS + 1
+    sink.send(Receipt(b"id"), qos=2)
+    for deduplication_id in (b"left", b"id"):
+        sink.sink.forget(deduplication_id, done.append)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert done == [True, True]
+    assert {each for _, each in sink.engine.unseen} == {b"id"}
 
 
 def test_answer_of_the_engine_is_read() -> None:
