@@ -63,6 +63,11 @@ sample takes 5 to 14 us, and all that the broker does for a lone message 6. Read
 second are still timed one by one, so that a path is known to be dead when the first picture comes.
 """
 
+QUIET_LOOKS = 5
+"""The kernel tells nothing new of a connection on which nothing is on its way. After so many looks
+in a row that found so, one in as many periods is made, for a subscriber that has had no large
+message. A look takes 17 us: those at 10,000 idle subscribers took a sixth of a core."""
+
 
 @dataclass(eq=False, slots=True)
 class SubscriberPath:
@@ -70,6 +75,8 @@ class SubscriberPath:
 
     Attributes:
         totals: data segments and retransmissions of the connection at its last look, or None.
+        quiet_looks: looks in a row at which nothing was on its way.
+        periods_left: so many periods pass without a look.
     """
 
     timer: PubackTimer = field(default_factory=PubackTimer)
@@ -77,6 +84,8 @@ class SubscriberPath:
     probe: ProbeTimer = field(default_factory=ProbeTimer)
     stall: StallDetector = field(default_factory=StallDetector)
     totals: tuple[int, int] | None = None
+    quiet_looks: int = 0
+    periods_left: int = 0
 
     def source(self, name: str) -> SourceEstimates:
         """Return the estimates of a source; create them with its first sample."""
@@ -138,11 +147,16 @@ class RttSampler(LinkSampler):
     def sample(self, link: Link, fileno: int, now: float) -> bool:
         """Read the connection's TCP figures, and let estimates age."""
         path = self._path(link)
-        if self._reads_kernel and fileno >= 0:
+        if path.periods_left and not link.had_large:
+            path.periods_left -= 1
+        elif self._reads_kernel and fileno >= 0:
             info = self.read_tcp_info(fileno)
             if info is not None:
                 is_waiting = info.unacked > 0 or info.notsent_bytes > 0
                 is_new = path.stall.look(info.bytes_acked, is_waiting=is_waiting, now=now)
+                path.quiet_looks = 0 if is_new or is_waiting else path.quiet_looks + 1
+                if path.quiet_looks >= QUIET_LOOKS:
+                    path.periods_left = QUIET_LOOKS - 1
                 self._write_look(link, path, info, fileno, now)
                 if is_new and info.rtt > 0:
                     path.source(KERNEL).add(info.rtt, 0, now)
@@ -165,6 +179,7 @@ class RttSampler(LinkSampler):
         if payload_bytes > self._max_timed_bytes or now < link.quiet_until:
             return
         path = self._path(link)
+        path.periods_left = 0
         timer = path.timer
         link.quiet_until = now + self._max_age_seconds  # then it is given up for the next
         was_idle = timer.sent_at is None

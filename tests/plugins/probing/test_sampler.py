@@ -134,6 +134,32 @@ def test_each_look_writes_what_the_kernel_says(loopback: Loopback) -> None:
     assert link.tcp.retransmit_ratio is not None
 
 
+def looks(sampler: LinkSampler, link: Link, loopback: Loopback, *, begin: int, n: int) -> list[int]:
+    """Return at which of so many seconds the kernel was asked."""
+    found = []
+    for now in range(begin, begin + n):
+        sampler.sample(link, loopback.fileno, now)
+        if link.tcp is not None and link.tcp.looked_at == now:
+            found.append(now)
+    return found
+
+
+def test_a_connection_without_traffic_is_looked_at_seldom(loopback: Loopback) -> None:
+    """Ten thousand idle subscribers are no work; what is sent wakes the looks at once."""
+    sampler, link = make_sampler(), Link("a")
+    assert looks(sampler, link, loopback, begin=0, n=6) == [0, 1, 2, 3, 4, 5]
+    assert looks(sampler, link, loopback, begin=6, n=10) == [10, 15]
+    sampler.sent(link, 7, 100, 15.5)
+    loopback.exchange()
+    assert looks(sampler, link, loopback, begin=16, n=3) == [16, 17, 18]
+
+
+def test_a_subscriber_of_large_messages_is_always_looked_at(loopback: Loopback) -> None:
+    """Whether the next one is withheld is decided by what the kernel says."""
+    sampler, link = make_sampler(), Link("a", had_large=True)
+    assert len(looks(sampler, link, loopback, begin=0, n=20)) == 20
+
+
 def test_retransmissions_are_those_since_the_look_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are those among the segments sent since then; the kernel's counters have 32 bits.
 
