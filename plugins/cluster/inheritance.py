@@ -50,10 +50,21 @@ class Inheritance:
         """Do what a dead node has left; it is begun anew where this node dies before it is done.
 
         Raises:
-            StorageError: the engine cannot be asked.
+            StorageError: the engine cannot be asked. Nothing is done then.
         """
         waiting: list[asyncio.Future[None]] = []
-        async for _, data in self._engine.inbox_of(node, epoch):
+        entries = [data async for _, data in self._engine.inbox_of(node, epoch)]
+        wills: list[tuple[float, bytes, str]] = []
+        away: dict[str, Absence] = {}
+        for client, will in (await self._engine.wills_of(node, epoch)).items():
+            client_id = client.decode()
+            delay: float
+            delay, packet = node_wills.read(will)
+            if delay:
+                away[client_id] = await self._engine.absence(client_id)
+                delay = away[client_id].will_delay(delay)
+            wills.append((delay, packet, client_id))
+        for data in entries:
             try:
                 frames = list(read_frames(data))
             except FrameError:
@@ -65,16 +76,6 @@ class Inheritance:
                     self._groups.give_back(Shared(*frame, done))
                 else:
                     count(self.dropped, "node_left", frame.n_messages)
-        wills: list[tuple[float, bytes, str]] = []
-        away: dict[str, Absence] = {}
-        for client, will in (await self._engine.wills_of(node, epoch)).items():
-            client_id = client.decode()
-            delay: float
-            delay, packet = node_wills.read(will)
-            if delay:
-                away[client_id] = await self._engine.absence(client_id)
-                delay = away[client_id].will_delay(delay)
-            wills.append((delay, packet, client_id))
         now = 0.0
         for delay, packet, client_id in sorted(wills):
             await asyncio.sleep(delay - now)
