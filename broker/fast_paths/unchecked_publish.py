@@ -96,6 +96,7 @@ def take_unchecked(
             now,
             can_tell=not waits,
             awaits_absent=client.forwards,
+            is_forwarded=client.is_forwarded,
         )
         if full:
             is_repeat = bool(first_byte & DUP)

@@ -499,9 +499,15 @@ def reserve(
     core = receipt.client.core
     can_tell = not receipt.client.waits_for_room
     if (targets or chosen) and core.room.rejects and not receipt.was_routed:
-        forwards = receipt.client.forwards
+        client = receipt.client
         full = core.room.lacks(
-            message, targets, chosen, now, can_tell=can_tell, awaits_absent=forwards
+            message,
+            targets,
+            chosen,
+            now,
+            can_tell=can_tell,
+            awaits_absent=client.forwards,
+            is_forwarded=client.is_forwarded,
         )
         if full:
             return full

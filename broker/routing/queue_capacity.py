@@ -17,7 +17,8 @@ were told is safe (an uplink, a batch) waits for it like for any other, as all c
 after a restart. One that is connected must not stop its publishers for good. If its outbox has not
 fallen to half of its limits within `queue_full_seconds` of the first refusal, it gets what it has
 room for and the rest is dropped, until it has fallen so far. The same applies to all outboxes where
-the limit of all of them is reached.
+the limit of all of them is reached. What another broker has routed waits for a session for
+`FORWARDED_SECONDS` at most: all that it has for others waits behind it.
 """
 
 from __future__ import annotations
@@ -64,6 +65,9 @@ LOOK_SECONDS: Final = 0.5
 """Seconds from one check of outboxes for room that was not reported, such as after a session's end,
 to
 the next."""
+
+FORWARDED_SECONDS: Final = 1.0
+"""How long a full session holds up what another broker has routed, each time that it fills."""
 
 MOST_RETRIED: Final = 64
 """Publishers that are tried in one turn, as each attempt may fail."""
@@ -256,6 +260,7 @@ class QueueCapacity:
         *,
         can_tell: bool,
         awaits_absent: bool = False,
+        is_forwarded: bool = False,
     ) -> str:
         """Return why a QoS 1 or 2 message is to be refused to its publisher; "" if it is not.
 
@@ -268,6 +273,7 @@ class QueueCapacity:
                 routed, and dropped where there is no room.
             awaits_absent: whether the publisher waits for clients that are away, too: it
                 forwards what others were told is safe.
+            is_forwarded: whether another broker has routed the message.
 
         Returns:
             ``queue_full``, ``broker_full`` or "".
@@ -310,7 +316,7 @@ class QueueCapacity:
                 continue
             # Note each full session now: if each were noted only after the one before was given up,
             # their waits would add up.
-            if self._refuses(session, now):
+            if self._refuses(session, now, is_forwarded=is_forwarded):
                 is_refused = True
         self._n_looked += len(recipients)
         if is_refused:
@@ -326,7 +332,9 @@ class QueueCapacity:
             return "broker_full"
         return ""
 
-    def _refuses(self, session: Subscriber | None, now: float) -> bool:
+    def _refuses(
+        self, session: Subscriber | None, now: float, *, is_forwarded: bool = False
+    ) -> bool:
         """Note that a session, or the broker, is full; return whether publishers wait for it."""
         since = self._full.get(session)
         if since is None:
@@ -342,7 +350,10 @@ class QueueCapacity:
             self._look_at(now + LOOK_SECONDS)
             return True
         waits_on = session is not None and session.outbox.place.rules.refuses
-        if waits_on or self._seconds is None or now - since < self._seconds:
+        seconds = math.inf if self._seconds is None else self._seconds
+        if is_forwarded:
+            seconds = min(seconds, FORWARDED_SECONDS)
+        if waits_on or now - since < seconds:
             return True
         if session not in self._given_up:
             self._given_up.add(session)
@@ -351,7 +362,7 @@ class QueueCapacity:
                     "%s: not down to half of its limits within %g s (limits.queue_full_seconds): "
                     "messages without room are dropped until it is; sessions in this state: %d",
                     _name(session),
-                    self._seconds,
+                    seconds,
                     len(self._given_up),
                 )
         return False

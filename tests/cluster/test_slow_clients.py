@@ -16,10 +16,9 @@ PAYLOAD = bytes(20_000)
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Two brokers with short queues, as the page has it."""
+    """Two brokers with short queues."""
     folder = tmp_path_factory.mktemp("cluster")
-    limits = {"queued_messages": 100, "queue_full_seconds": 1.0}
-    with running_brokers(folder, "a", "b", limits=limits) as brokers:
+    with running_brokers(folder, "a", "b", limits={"queued_messages": 100}) as brokers:
         yield brokers
 
 

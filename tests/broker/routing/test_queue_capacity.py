@@ -109,6 +109,26 @@ def test_a_session_that_stays_full_does_not_stop_its_topics_for_good(
 
 
 @pytest.mark.parametrize("version", [4, 5])
+def test_what_another_broker_has_routed_waits_for_a_full_session_for_a_second(version: int) -> None:
+    """All that it has for others waits behind it; clients of this broker wait as before."""
+    broker = VirtualBroker(Limits(**SMALL, queue_full_seconds=60.0))
+    stalled(broker)
+    forwarder = broker.connect("$cluster/b", version, is_forwarded=True)
+    forwarder.connection.client.is_patient = True
+    publisher = broker.connect("p")
+    send(forwarder, 1, 2, 3)
+    send(publisher, 4)
+    assert acknowledged(forwarder) == {1: 0, 2: 0}
+    broker.advance(2)
+    assert acknowledged(forwarder) == {3: 0}
+    send(forwarder, 4)
+    assert acknowledged(forwarder) == {4: 0}
+    send(publisher, 5)
+    assert acknowledged(publisher) == {4: FULL, 5: FULL}
+    check(broker)
+
+
+@pytest.mark.parametrize("version", [4, 5])
 def test_sessions_that_are_full_together_are_waited_for_together(version: int) -> None:
     """Ten clients that stay away stop their topic for as long as one does, and not one by one."""
     broker = VirtualBroker(Limits(**SMALL, queue_full_seconds=60.0))
