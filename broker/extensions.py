@@ -999,16 +999,17 @@ class LocalClients(Protocol):
     def all_subscriptions(self) -> Iterable[tuple[str, str]]:
         """Return (client id, topic filter) of every subscription, also of these clients."""
 
-    def release(self, client_id: str, reason_code: int) -> None:
+    def release(self, client_id: str, reason_code: int, *, ends: bool = False) -> None:
         """Let go of a client that another broker has: close its connection and end its session.
 
         A kept session does not end: it is unloaded. Its will is published, as when another
-        connection takes it over, but not one whose delay has not passed. Nothing happens where the
-        client has no session.
+        connection takes it over, but not one whose delay has not passed, unless the other broker
+        `ends` the session [MQTT-3.1.2-8]. Nothing happens where the client has no session.
 
         Args:
             client_id: the Client Identifier.
             reason_code: of the DISCONNECT that an MQTT 5 client gets, such as 0x8E.
+            ends: whether a kept session ends, as the client has connected with Clean Start.
         """
 
     def drop(self, client_id: str, reason_code: int) -> None:

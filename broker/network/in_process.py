@@ -588,11 +588,11 @@ class InProcessClients:
             for topic_filter in session.subscriptions:
                 yield session.client_id, topic_filter
 
-    def release(self, client_id: str, reason_code: int) -> None:
+    def release(self, client_id: str, reason_code: int, *, ends: bool = False) -> None:
         """Let go of a client that another broker has; see `LocalClients.release`."""
         driver = self._driver
         sessions, code = driver.core.sessions, ReasonCode(reason_code)
-        driver.take_turn(lambda: sessions.release(client_id, code, driver.clock()))
+        driver.take_turn(lambda: sessions.release(client_id, code, driver.clock(), ends=ends))
 
     def drop(self, client_id: str, reason_code: int) -> None:
         """Forget a kept session; see `LocalClients.drop`."""

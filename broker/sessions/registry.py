@@ -134,10 +134,13 @@ class SessionRegistry:
         leaving = self._leaving.get(session)
         return leaving[0] if leaving is not None else session.client
 
-    def release(self, client_id: str, reason_code: ReasonCode, now: float) -> None:
+    def release(
+        self, client_id: str, reason_code: ReasonCode, now: float, *, ends: bool = False
+    ) -> None:
         """Close the connection of a client that another broker has, and end or unload its session.
 
-        A will that is delayed is not published: the client is back [MQTT-3.1.3-9].
+        A will that is delayed is not published: the client is back [MQTT-3.1.3-9]. But it is where
+        the client `ends` its session, by Clean Start [MQTT-3.1.2-8].
         """
         session = self._sessions.get(client_id)
         if session is None:
@@ -145,6 +148,8 @@ class SessionRegistry:
         client = self._client_of(session)
         if client is not None:
             client.close(reason_code, now)  # which may end the session
+        if ends:
+            send_will(self._core, session, now)
         if session.will_timer is not None:
             session.will_timer.cancel()
             session.will_timer = None

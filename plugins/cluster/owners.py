@@ -34,12 +34,13 @@ _MOST_AT_ONCE: Final = 100
 """Sessions that are claimed or ended before others have their turn."""
 
 ASK: Final = "ask"
-"""A note: let go of a client. Its Client Identifier, the row, and the claim that it is for."""
+"""A note: let go of a client. Its Client Identifier, the row, the claim that it is for, and whether
+its session ends."""
 RELEASED: Final = "released"
-"""The answer, with the same."""
+"""The answer, with the first three of them."""
 
-Release = Callable[[str, int], None]
-"""Closes the connection of a client for a reason code, and ends its session."""
+Release = Callable[..., None]
+"""See `LocalClients.release`."""
 
 
 class NotOwnedError(PenstockError):
@@ -51,16 +52,18 @@ class _Claim:
 
     Attributes:
         row: what is claimed.
+        clean_start: whether an earlier session of the client ends.
         owner: the row that stands in the way; None while the engine is asked.
         asked: nodes that have asked for `row` meanwhile, each with its claim.
         is_over: is set when `owner` has let go, or has ended.
         task: does it.
     """
 
-    __slots__ = ("asked", "is_over", "owner", "row", "task")
+    __slots__ = ("asked", "clean_start", "is_over", "owner", "row", "task")
 
-    def __init__(self, row: Row) -> None:
+    def __init__(self, row: Row, *, clean_start: bool) -> None:
         self.row = row
+        self.clean_start = clean_start
         self.owner: Row | None = None
         self.asked: list[tuple[str, Row]] = []
         self.is_over = asyncio.Event()
@@ -131,8 +134,8 @@ class Owners(SessionOwner):
             return asyncio.sleep(0) if is_on_way else None
         claim = self._claims.get(client_id)
         if claim is None:
-            claim = self._claims[client_id] = _Claim(self._next_row())
-            claim.task = asyncio.create_task(self._run(client_id, claim, clean_start=clean_start))
+            claim = self._claims[client_id] = _Claim(self._next_row(), clean_start=clean_start)
+            claim.task = asyncio.create_task(self._run(client_id, claim))
             claim.task.add_done_callback(_heed)  # its client may have gone
         assert claim.task is not None  # noqa: S101 (it is made with the claim)
         return self._wait(client_id, claim.task)
@@ -164,7 +167,7 @@ class Owners(SessionOwner):
         self._number += 1
         return Row(self._engine.node, self._engine.epoch, self._number)
 
-    async def _run(self, client_id: str, claim: _Claim, *, clean_start: bool) -> Stored | None:
+    async def _run(self, client_id: str, claim: _Claim) -> Stored | None:
         """Claim a client; return its session, where it is to be resumed.
 
         Raises:
@@ -174,7 +177,7 @@ class Owners(SessionOwner):
             async with asyncio.timeout(CLAIM_SECONDS):
                 origin = await self._get(client_id, claim)
                 stored = None
-                if origin and clean_start:
+                if origin and claim.clean_start:
                     self._mail.discard(client_id, claim.row, origin)
                 elif origin and not claim.asked:
                     stored = await self._mail.load(client_id, claim.row)
@@ -224,7 +227,7 @@ class Owners(SessionOwner):
                     return
                 await asyncio.sleep(_LOOK_SECONDS)  # it has just joined
                 continue
-            self._notes.tell(owner.node, ASK, client_id, owner, claim.row)
+            self._notes.tell(owner.node, ASK, client_id, owner, claim.row, claim.clean_start)
             try:
                 async with asyncio.timeout(ASK_SECONDS):
                     await claim.is_over.wait()
@@ -239,7 +242,14 @@ class Owners(SessionOwner):
 
     # -- other nodes -------------------------------------------------------------------------------
 
-    def _asked(self, node: str, client_id: str, row: list[object], claimant: list[object]) -> None:
+    def _asked(
+        self,
+        node: str,
+        client_id: str,
+        row: list[object],
+        claimant: list[object],
+        ends: bool,  # noqa: FBT001 (as in the note)
+    ) -> None:
         """Let go of a client, where this node has it by that row; answer in any case."""
         asked, by = Row._make(row), Row._make(claimant)
         claim = self._claims.get(client_id)
@@ -253,7 +263,7 @@ class Owners(SessionOwner):
                 answers = self._letting_go.setdefault(client_id, {})
                 answers[node, by] = row
                 if self._mail.is_loaded(client_id):
-                    self._release(client_id, ReasonCode.SESSION_TAKEN_OVER)
+                    self._release(client_id, ReasonCode.SESSION_TAKEN_OVER, ends=ends)
                 else:
                     self.unloaded(client_id)
                 return
