@@ -5,8 +5,9 @@ evicts it, once its own beats have been answered for so long that the others had
 too: after the engine was away, or another server has taken over, all seem silent. The state of the
 engine is read while it changes, and then the stream of changes from where that began (see
 `routes`). Each entry names the one before it: who has missed some, as the stream is cut, or a
-failover has lost its end, reads the state anew. So does each node after a failover: changes that
-were lost before anybody had read them leave no gap.
+failover has lost its end, reads the state anew. So does each node that has lost its connection:
+another server may have taken over, or the same one may have started again, and changes that were
+lost before anybody had read them leave no gap.
 
 A node that hears that its own epoch has ended was taken for dead. It ends its sessions, as others
 may have these clients by now, and joins anew. Where the engine has lost its data, all nodes hear
@@ -29,8 +30,6 @@ from penstock.plugins.redis.errors import EngineStartError, StorageError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-
-    from penstock.plugins.redis.login import Address
 
 BEAT_SECONDS: Final = 1.0
 STEADY_SECONDS: Final = ALIVE_SECONDS + 2.0
@@ -119,7 +118,7 @@ class Members:
         self._has_taken: asyncio.Future[None] | None = None
         self._may_follow = asyncio.Event()
         self._steady_since = self._beaten_at = clock()
-        self._servers: list[Address] = []
+        self._n_changes = 0
         self._duties: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._task: asyncio.Task[None] | None = None
 
@@ -287,11 +286,11 @@ class Members:
         now = self._clock()
         self._beaten_at = sent_at
         self.is_steady = now - sent_at <= _LATE_SECONDS
-        servers, self._servers = self._servers, self._engine.calls.routes.addresses
-        has_changed = servers != self._servers
+        n_changes, self._n_changes = self._n_changes, self._engine.calls.routes.n_changes
+        has_changed = n_changes != self._n_changes
         if not self.is_steady or has_changed:
             self._steady_since = now
-        if (servers and has_changed) or order(beat.last_change) < order(self._after):
+        if has_changed or order(beat.last_change) < order(self._after):
             self._is_behind = True
         self._listener.beaten(beat.number)
         if now - self._steady_since < STEADY_SECONDS:
