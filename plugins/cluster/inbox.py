@@ -26,9 +26,11 @@ from penstock.plugins.redis.stream_reader import StreamReader
 MOST_HELD_BYTES: Final = 16 * 1024 * 1024
 """Bytes of entries that are read and not done, beyond which no more are read."""
 
-FROM_START: Final = b"0-0"
-
 RETRY_SECONDS: Final = 1.0
+
+KNOWN_SECONDS: Final = 600.0
+"""What a node has sent that has left is known for so long: a failover may bring back entries that
+were deleted."""
 
 MOST_READ: Final = 64
 """Entries that are read at once."""
@@ -167,7 +169,6 @@ class Inbox:
         self._logger = logger
         self._held: dict[bytes, _Entry] = {}
         self._origins: dict[str, _Origin] = {}
-        # Kept when a node has left: a failover may bring back entries that were deleted.
         self._last: dict[str, tuple[int, int]] = {}
         self._done_ids: list[bytes] = []
         self._done_bytes = 0
@@ -178,14 +179,13 @@ class Inbox:
     async def follow(self, reader: StreamReader) -> None:
         """Take entries as they come, until this is cancelled; the reader is then closed.
 
-        It begins at the start, also after a lost connection: where another server has taken over,
-        entries that are new may have identifiers that are lower than those of earlier ones.
-
         Args:
             reader: of the inbox of an epoch of this node. In each epoch, origins number entries
                 from the first on.
         """
         self._last.clear()
+        self._held.clear()
+        self._done_ids, self._done_bytes = [], 0
         try:
             while True:
                 try:
@@ -197,18 +197,10 @@ class Inbox:
             await reader.close()
 
     async def _read(self, reader: StreamReader) -> None:
-        after, n_connections = FROM_START, 0
-        while True:
-            await self._has_room.wait()
-            entries = await reader.read(after, MOST_READ)
-            if reader.n_connections != n_connections:
-                n_connections = reader.n_connections
-                if after != FROM_START:
-                    after = FROM_START
-                    continue
+        async for entries in reader.anew(MOST_READ):
             for entry_id, fields in entries:
                 self._take_fields(entry_id, fields)
-                after = entry_id
+            await self._has_room.wait()
 
     def _take_fields(self, entry_id: bytes, fields: Sequence[bytes]) -> None:
         try:
@@ -270,11 +262,12 @@ class Inbox:
         source.add(entry, frames)
 
     def _done(self, entry: _Entry) -> None:
-        del self._held[entry.entry_id]
         self.held_bytes -= entry.n_bytes
         if self.held_bytes <= MOST_HELD_BYTES:
             self._has_room.set()
-        self._free(entry.entry_id, entry.n_bytes)
+        if self._held.get(entry.entry_id) is entry:  # else it is of an earlier epoch
+            del self._held[entry.entry_id]
+            self._free(entry.entry_id, entry.n_bytes)
 
     def _free(self, entry_id: bytes, n_bytes: int) -> None:
         """Delete an entry soon, together with others."""
@@ -294,12 +287,17 @@ class Inbox:
     async def forget(self, origin: str) -> None:
         """End what belongs to a node that has left, once the broker has taken its messages."""
         source, last = self._origins.get(origin), self._last.get(origin)
+        asyncio.get_running_loop().call_later(KNOWN_SECONDS, self._forget_last, origin, last)
         while source is not None and self._last.get(origin) == last:
             if source.is_idle:
                 del self._origins[origin]
                 await source.close()
                 return
             await asyncio.sleep(RETRY_SECONDS)
+
+    def _forget_last(self, origin: str, last: tuple[int, int] | None) -> None:
+        if self._last.get(origin) == last:
+            self._last.pop(origin, None)
 
     async def close(self) -> None:
         """Give nothing more to the broker; entries that are not done stay in the stream."""

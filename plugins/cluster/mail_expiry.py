@@ -63,7 +63,9 @@ class MailExpiry:
         while True:
             for at in range(0, len(buckets), n):
                 await asyncio.sleep(ROUND_SECONDS / _STEPS)
-                if self._is_first():
+                if not self._is_first():
+                    self._told.clear()  # another node forgets what this one has told
+                else:
                     try:
                         await asyncio.gather(*map(self._look_at, buckets[at : at + n]))
                     except StorageError as error:

@@ -1,7 +1,8 @@
 """What nodes tell each other beside messages: it is read at once, however many messages wait.
 
-A note is a list of texts and numbers, the first of which is its kind. It may come twice, and where
-the engine was away, not at all: who waits for an answer asks again.
+A note is a list of texts and numbers, the first of which is its kind. It may come twice, and much
+later, after a lost connection; where the engine was away, not at all: who waits for an answer asks
+again.
 """
 
 from __future__ import annotations
@@ -74,11 +75,9 @@ class Notes:
 
     async def _read(self) -> None:
         reader = self._engine.notes_reader()
-        after = b"0-0"
         try:
-            while True:
-                for identifier, fields in await reader.read(after, _MOST_ENTRIES):
-                    after = identifier
+            async for entries in reader.anew(_MOST_ENTRIES):
+                for _, fields in entries:
                     if fields[1]:  # the first entry has nothing
                         self._hear(fields[0].decode(), fields[1])
                 await asyncio.sleep(0)

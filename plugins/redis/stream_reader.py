@@ -3,14 +3,16 @@
 Theory of operation. A command that waits holds up all others of its connection, so a reader has its
 own, to the server that has the stream as `routes` knows it. It asks for a second at a time, and
 looks meanwhile whether another server has taken over: a server that stands still does not say so.
-What is read is up to its caller, who says behind which entry to go on: no entry is skipped, and
-after a lost connection none comes twice.
+A caller may say behind which entry to go on: none comes twice then, but where another server has
+taken over, entries that are new may have identifiers that are lower than those of earlier ones. Who
+must not miss any of them reads the stream `anew` after each lost connection.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import AsyncIterator
 from typing import Any, Final, TypeAlias
 
 from redis.asyncio.connection import AbstractConnection
@@ -22,6 +24,9 @@ from penstock.plugins.redis.login import CONNECT_SECONDS, Address
 
 Entry: TypeAlias = tuple[bytes, list[bytes]]
 """Identifier of an entry, and its fields: each name is followed by its value."""
+
+FROM_START: Final = b"0-0"
+"""Stands before all entries."""
 
 _WAIT_SECONDS: Final = 1.0
 _LOOK_SECONDS: Final = 0.25
@@ -71,6 +76,20 @@ class StreamReader:
                 raise
             else:
                 return [] if answer is None else [(one[0], one[1]) for one in answer[0][1]]
+
+    async def anew(self, most_entries: int) -> AsyncIterator[list[Entry]]:
+        """Yield what `read` returns, for good: all from the start, once more on each connection."""
+        after, n_connections = FROM_START, 0
+        while True:
+            entries = await self.read(after, most_entries)
+            if self.n_connections != n_connections:
+                n_connections = self.n_connections
+                if after != FROM_START:
+                    after = FROM_START
+                    continue
+            yield entries
+            if entries:
+                after = entries[-1][0]
 
     async def close(self) -> None:
         """Disconnect; may be called again."""

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import cast
 
 import pytest
 
@@ -151,6 +150,35 @@ async def test_entries_of_a_node_that_has_left_are_known_when_they_come_again() 
         assert await received(client, 1) == [(b"2", 1)]
 
 
+async def test_node_that_has_left_is_forgotten_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each start of a broker may have another name."""
+    monkeypatch.setattr(inbox, "KNOWN_SECONDS", 0.0)
+    monkeypatch.setattr(inbox, "RETRY_SECONDS", 0.0)
+    async with reading() as (reader, _):
+        only = reader.take(entry(LANE_5, 1, b"x"), 1)
+        await until(lambda: reader.deleted == [only])
+        await reader.inbox.forget("a")
+        await until(lambda: not reader.inbox._last)
+
+
+async def test_entries_of_an_earlier_epoch_are_not_taken_for_those_of_this_one() -> None:
+    """A full client holds one up; an entry of another inbox may have its identifier."""
+    stream = Stream()
+    async with (
+        reading() as (reader, server),
+        await connected(port_of(server), "new") as client,
+    ):
+        await client.subscribe("t", 1)
+        reader.take(entry(LANE_5, 1, b"1"), 1, entry_id=b"7-0")
+        assert list(reader.inbox._held) == [b"7-0"]
+        stream.entries[b"7-0"] = [b"a 1 1", entry(LANE_5, 1, b"2")]
+        following = asyncio.create_task(reader.inbox.follow(stream))
+        assert await received(client, 2) == [(b"1", 1), (b"2", 1)]
+        await until(lambda: reader.deleted == [b"7-0"])
+        assert reader.inbox.held_bytes == 0
+        following.cancel()
+
+
 async def test_what_was_just_read_of_a_node_that_leaves_is_given_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -268,7 +296,7 @@ async def test_forwarders_of_many_shared_subscriptions_end_when_they_are_idle(
         await until(lambda: len(list(server.core.sessions)) <= 1 + 3)
 
 
-class Stream:
+class Stream(StreamReader):
     """A reader of a stream that the test has.
 
     Attributes:
@@ -315,7 +343,7 @@ async def test_what_is_held_is_limited_and_more_is_read_once_it_is_done(
             stream.entries[b"%d-0" % number] = [b"a 1 %d" % number, data]
         held: list[int] = []
         stream.on_read = lambda: held.append(reader.inbox.held_bytes)
-        following = asyncio.create_task(reader.inbox.follow(cast("StreamReader", stream)))
+        following = asyncio.create_task(reader.inbox.follow(stream))
         assert await received(client, 2) == [(bytes(100), 1)] * 2
         assert not any(held)
         following.cancel()
@@ -332,7 +360,7 @@ async def test_entries_of_a_server_that_has_taken_over_are_found_whatever_their_
     ):
         await client.subscribe("t", 1)
         stream.entries[b"5-0"] = [b"a 1 1", entry(LANE_5, 1, b"1")]
-        following = asyncio.create_task(reader.inbox.follow(cast("StreamReader", stream)))
+        following = asyncio.create_task(reader.inbox.follow(stream))
         assert await received(client, 1) == [(b"1", 1)]
         stream.entries = {
             b"3-0": [b"a 1 2", entry(LANE_5, 1, b"2")],
@@ -353,7 +381,7 @@ async def test_a_fault_is_no_end_of_reading(monkeypatch: pytest.MonkeyPatch) -> 
     ):
         await client.subscribe("t", 1)
         stream.entries[b"1-0"] = [b"a 1 1", entry(LANE_5, 1, b"1")]
-        following = asyncio.create_task(reader.inbox.follow(cast("StreamReader", stream)))
+        following = asyncio.create_task(reader.inbox.follow(stream))
         assert await received(client, 1) == [(b"1", 1)]
         stream.fault = ValueError("what nobody has thought of")
         await until(lambda: stream.fault is None)
