@@ -28,7 +28,8 @@
 -- and behind that of some clients, chosen by their checksum:
 --
 --   :o          hash: client to owner: node, epoch, and number of the claim that has made it so
---   :last       hash: node to epoch and number of what it has posted last
+--   :last       hash: node to epoch and number of what it has posted last; x NODE, what of its newest
+--               posts was refused
 --   :d          sorted set: QoS 2 messages that are here and that their publisher may send again, by
 --               the time in ms at which they came
 --   :x          sorted set: origin and client of sessions that wait for their client, by the time in
@@ -48,6 +49,9 @@
 
 local MOST_CHANGES = 20000  -- that are kept; who is behind them reads everything anew
 local INLINE_BYTES = 4096   -- a larger retained message is looked up by who reads of it
+
+local READ_AT_ONCE = 10     -- entries of a mailbox: they may be large
+local MOST_REFUSALS_BYTES = 8192  -- that are kept of each node, for posts that are repeated
 
 local MOST_KNOWN_MS = 7 * 86400 * 1000  -- for so long a QoS 2 message is told from its repeats
 
@@ -433,10 +437,25 @@ function functions.unsee(keys, args)
   return call('ZREM', keys[1] .. ':d', unpack(args, 3))
 end
 
+-- Returns what of a post was refused; of one that is repeated, what was refused the first time.
+local function refusals(base, node, post, is_new, refused)
+  local key, name = base .. ':last', 'x ' .. node
+  if not is_new then
+    return string.match(call('HGET', key, name) or '', post .. ':(%S*)') or ''
+  end
+  if refused ~= '' then
+    local newest = post .. ':' .. refused .. ' ' .. (call('HGET', key, name) or '')
+    call('HSET', key, name, string.sub(newest, 1, MOST_REFUSALS_BYTES))
+  end
+  return refused
+end
+
 -- Puts messages into mailboxes, once. Behind the limits stand, for each message: its data, its QoS,
 -- what tells its repeats ('' for nothing; '?' before it where it may be one), for how many clients it
--- is, and these. Answers, for each client that has a mailbox, or had, with messages and bytes in it,
--- how many were dropped, whether it is away, and the owner if that is to be told.
+-- is, and these. In place of the third, '.' says that another client can have it: it is refused where
+-- this one has no session; with '!' also where it is away. Answers which messages were refused, and for each client the
+-- messages and bytes in its mailbox (-1 and 0 where it has none), how many were dropped, how many of
+-- QoS 0 as it is away, whether it is away, and the owner if that is to be told.
 -- Where publishers are held back they learn of it a little late: twice the limits are allowed.
 function functions.post(keys, args)
   local base, node, epoch, number, most_messages, most_bytes, mode = keys[1], unpack(args, 1, 6)
@@ -450,11 +469,13 @@ function functions.post(keys, args)
     is_new = last_epoch < tonumber(epoch) or tonumber(last_number) < tonumber(number)
   end
   if is_new then call('HSET', base .. ':last', node, epoch .. ' ' .. number) end
-  local boxes, answer = {}, {}
-  local at = 7
+  local boxes, answer, refused = {}, {}, {}
+  local at, message = 7, 0
   while at <= #args do
     local data, qos, token, n = args[at], args[at + 1], args[at + 2], tonumber(args[at + 3])
-    local is_wanted = is_new and #data > 0 and not is_here(base, token)
+    message = message + 1
+    local has_others = token == '.' or token == '!'
+    local is_wanted = is_new and #data > 0 and (has_others or not is_here(base, token))
     for i = at + 4, at + 3 + n do
       local client = args[i]
       local box = boxes[client]
@@ -462,13 +483,19 @@ function functions.post(keys, args)
         local told = call('HMGET', base .. ':s:' .. client, 'origin', 'away', 'messages', 'bytes',
           'got')
         box = {is_there = told[1], is_away = told[2], messages = tonumber(told[3] or '0'),
-          bytes = tonumber(told[4] or '0'), got = told[5] or '0-0', dropped = 0, added = 0}
+          bytes = tonumber(told[4] or '0'), got = told[5] or '0-0', dropped = 0, offline = 0,
+          added = 0}
         boxes[client] = box
         answer[#answer + 1] = client
       end
-      if is_wanted and not box.is_there then
+      if not is_wanted then  -- it is here, or a question
+      elseif has_others and (not box.is_there or token == '!' and box.is_away) then
+        refused[#refused + 1] = message
+      elseif not box.is_there then
         box.dropped = box.dropped + 1
-      elseif is_wanted and not (qos == '0' and box.is_away) then
+      elseif qos == '0' and box.is_away then
+        box.offline = box.offline + 1
+      else
         local key = base .. ':q:' .. client
         local is_held_back = mode == 'reject' and qos ~= '0' and not box.is_away
         local most_n, most = most_messages, most_bytes
@@ -491,7 +518,7 @@ function functions.post(keys, args)
     end
     at = at + 4 + n
   end
-  local told = {}
+  local told = {refusals(base, node, epoch .. '/' .. number, is_new, table.concat(refused, ','))}
   for i = 1, #answer do
     local client = answer[i]
     local box, key = boxes[client], base .. ':s:' .. client
@@ -503,9 +530,10 @@ function functions.post(keys, args)
       if not box.is_away and box.messages > 0 and call('HSETNX', key, 'told', '1') == 1 then
         owner = call('HGET', base .. ':o', client) or ''
       end
-      told[#told + 1] = {client, box.messages, box.bytes, box.dropped, box.is_away and 1 or 0, owner}
-    elseif box.dropped > 0 then
-      told[#told + 1] = {client, 0, 0, box.dropped, 1, ''}
+      told[#told + 1] = {client, box.messages, box.bytes, box.dropped, box.offline,
+        box.is_away and 1 or 0, owner}
+    else
+      told[#told + 1] = {client, -1, 0, box.dropped, 0, 1, ''}
     end
   end
   return told
@@ -524,18 +552,28 @@ function functions.load(keys, args)
     call('HGETALL', base .. ':i' .. suffix), call('SMEMBERS', base .. ':n' .. suffix)}
 end
 
--- Answers with the time in ms, messages and bytes, and some entries behind one.
+-- Answers with the time in ms, whether there is more, and entries behind one: so many at most, and
+-- after the first of them no more bytes than that.
 function functions.fetch(keys, args)
-  local base, client, owner, after, n = keys[1], unpack(args)
+  local base, client, owner, after, most, most_bytes = keys[1], unpack(args)
   if not is_owner(base, client, owner) then return refuse(FENCED) end
+  most, most_bytes = tonumber(most), tonumber(most_bytes)
+  local entries, bytes, has_more = {}, 0, false
+  repeat
+    local some = call('XRANGE', base .. ':q:' .. client, '(' .. after, '+', 'COUNT', READ_AT_ONCE)
+    for i = 1, #some do
+      bytes = bytes + #some[i][2][2]
+      has_more = #entries == most or (#entries > 0 and bytes > most_bytes)
+      if has_more then break end
+      entries[#entries + 1], after = some[i], some[i][1]
+    end
+  until has_more or #some < READ_AT_ONCE
   local key = base .. ':s:' .. client
-  local entries = call('XRANGE', base .. ':q:' .. client, '(' .. after, '+', 'COUNT', n)
-  local told = call('HMGET', key, 'origin', 'messages', 'bytes')
-  if told[1] then
-    if #entries < tonumber(n) then call('HDEL', key, 'told') end
-    if #entries > 0 then call('HSET', key, 'got', entries[#entries][1]) end
+  if call('EXISTS', key) == 1 then
+    if not has_more then call('HDEL', key, 'told') end
+    if #entries > 0 then call('HSET', key, 'got', after) end
   end
-  return {text(now_ms()), told[2] or '0', told[3] or '0', entries}
+  return {text(now_ms()), has_more and 1 or 0, entries}
 end
 
 -- Changes a session, once; answers with the entries that it has added. What follows the number of

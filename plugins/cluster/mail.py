@@ -20,7 +20,7 @@ from penstock.plugins.cluster.mail_expiry import MailExpiry
 from penstock.plugins.cluster.mail_routes import MARK, Mailbox, MailRoutes
 from penstock.plugins.cluster.mail_sessions import KeptSessions
 from penstock.plugins.cluster.mail_sink import MailSink
-from penstock.plugins.cluster.node_sink import Shared
+from penstock.plugins.cluster.node_sink import Give, Shared
 from penstock.plugins.cluster.notes import Notes
 from penstock.plugins.cluster.routes import is_routed
 from penstock.plugins.cluster.shared import AWAY, MemberSink
@@ -59,6 +59,7 @@ class MailRoom:
         clients: the broker's sessions.
         is_first: whether this node is the first of all.
         change_group: takes members of shared subscriptions.
+        give: takes messages of those whose member has gone.
         clock: returns monotonic seconds.
         logger: gets faults.
 
@@ -79,11 +80,12 @@ class MailRoom:
         clients: LocalClients,
         is_first: Callable[[], bool],
         change_group: ChangeGroup,
+        give: Give,
         clock: Callable[[], float],
         logger: Logger,
     ) -> None:
         calls = MailEngine(engine, lambda: clients.queue_limits[:3])
-        self.sink = MailSink(calls, self._tell, clock, lambda: clients.queue_limits[3])
+        self.sink = MailSink(calls, self._tell, give, clock, lambda: clients.queue_limits[3])
         self.routes = MailRoutes(engine.bucket, self._filter_changed, self._share_changed)
         self.sink.routes = self.routes
         self.sessions = KeptSessions(calls, self.routes, announcer, clients, clock, logger)

@@ -12,6 +12,11 @@ from penstock.plugins.redis.calls import plain
 FROM_START: Final = b"0-0"
 """Stands before all entries."""
 
+IF_THERE: Final = b"."
+"""Of a message that another client can have: it is refused where this one has no session."""
+IF_CONNECTED: Final = b"!"
+"""The same, also where this one has no connection."""
+
 _MOST_EXPIRED: Final = 100
 """Sessions that one call ends."""
 
@@ -21,9 +26,10 @@ class Posted(NamedTuple):
 
     Attributes:
         client_id: Client Identifier.
-        n_messages: in the mailbox.
+        n_messages: in the mailbox; -1 where the client has no session that it may come back to.
         n_bytes: of them.
-        n_dropped: messages that this call has dropped for the limits.
+        n_dropped: messages that this call has dropped for the limits, or for want of a session.
+        n_offline: messages of QoS 0 that it has dropped as the session has no connection.
         is_away: whether the session has no connection.
         owner: the node to be told that there is something, with its epoch; None for nobody.
     """
@@ -32,16 +38,17 @@ class Posted(NamedTuple):
     n_messages: int
     n_bytes: int
     n_dropped: int
+    n_offline: int
     is_away: bool
     owner: Row | None
 
     @classmethod
     def read(cls, found: Sequence[Any]) -> Posted:
         """Return an answer of ``post``."""
-        client_id, *numbers, owner = found
+        client_id, n_messages, n_bytes, n_dropped, n_offline, is_away, owner = found
         row = Row.read(owner.decode()) if owner else None
-        n_messages, n_bytes, n_dropped, is_away = numbers
-        return cls(client_id.decode(), n_messages, n_bytes, n_dropped, bool(is_away), row)
+        is_away = bool(is_away)
+        return cls(client_id.decode(), n_messages, n_bytes, n_dropped, n_offline, is_away, row)
 
 
 class State(NamedTuple):
@@ -65,14 +72,12 @@ class Fetched(NamedTuple):
 
     Attributes:
         now_ms: the engine's time, in milliseconds.
-        n_messages: in the mailbox.
-        n_bytes: of them.
+        has_more: whether there are more behind them.
         entries: identifier and value of each.
     """
 
     now_ms: int
-    n_messages: int
-    n_bytes: int
+    has_more: bool
     entries: list[tuple[bytes, bytes]]
 
 
@@ -95,7 +100,12 @@ class MailEngine:
         Args:
             bucket: the common beginning of the keys of all of them.
             words: for each message its data, its QoS, what tells its repeats, the number of
-                clients, and these. Without data it is asked how the mailboxes are.
+                clients, and these. Without data it is asked how the mailboxes are. In place of
+                what tells its repeats may stand `IF_THERE` or `IF_CONNECTED`.
+
+        Returns:
+            A future of numbers of messages that were refused, with commas, the first being 1; and
+            of what `Posted.read` takes, for each mailbox.
         """
         engine = self.engine
         number = engine.next_number(f"post {bucket}")
@@ -130,18 +140,20 @@ class MailEngine:
         found = [await plain(call) for call in calls]
         return [(one[0][0], one[0][1][1]) for one in found if one]
 
-    async def fetch(self, client_id: str, owner: Row, after: bytes, n: int) -> Fetched:
-        """Return at most so many entries behind one.
+    async def fetch(
+        self, client_id: str, owner: Row, after: bytes, most: int, most_bytes: int
+    ) -> Fetched:
+        """Return entries behind one: some, and after the first not more than so many bytes.
 
         Raises:
             FencedError: this node has the session no more.
             StorageError: the engine cannot be asked, or refuses.
         """
         bucket = self.engine.bucket(client_id)
-        call = self.engine.call("fetch", bucket, client_id, str(owner), after, n)
-        now_ms, n_messages, n_bytes, entries = await fenced(call)
+        call = self.engine.call("fetch", bucket, client_id, str(owner), after, most, most_bytes)
+        now_ms, has_more, entries = await fenced(call)
         some = [(identifier, fields[1]) for identifier, fields in entries]
-        return Fetched(int(now_ms), int(n_messages), int(n_bytes), some)
+        return Fetched(int(now_ms), bool(has_more), some)
 
     async def commit(
         self, client_id: str, owner: Row, number: int, origin: str, changes: Sequence[Any]

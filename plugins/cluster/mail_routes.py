@@ -32,7 +32,7 @@ class Mailbox:
         filters: its topic filters, each with the origin of the session that has it.
         n_messages: in the mailbox, as the engine has last said.
         n_bytes: of them.
-        is_away: whether it had no connection then.
+        is_away: whether it had no connection then, and has not subscribed or come back since.
     """
 
     __slots__ = ("bucket", "client_id", "filters", "is_away", "n_bytes", "n_messages")
@@ -103,6 +103,7 @@ class MailRoutes:
             if topic_filter not in box.filters:
                 self._add(box, topic_filter)
             box.filters[topic_filter] = value
+            box.is_away = False  # as far as is known
         elif box is not None and box.filters.get(topic_filter) == value[1:]:
             del box.filters[topic_filter]
             if not box.filters:

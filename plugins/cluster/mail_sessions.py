@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from penstock.broker.errors import PeerError, PenstockError
 from penstock.broker.extensions import LocalClients, Mail, SessionStore
 from penstock.broker.mqtt.reason_codes import ReasonCode
-from penstock.broker.mqtt.topics import matches
+from penstock.broker.mqtt.topics import SHARE_PREFIX, matches
 from penstock.broker.session_rows import (
     Changes,
     DeliveryRow,
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 FETCHED_MESSAGES: Final = 100
 """Messages that are fetched at once."""
 FETCHED_BYTES: Final = 1024 * 1024
-"""Bytes of them, if all are of the usual size."""
+"""Bytes of them, and one message of any size."""
 LOOK_SECONDS: Final = 20.0
 """All sessions with a connection are looked at in this time: a note may have been lost, as the
 engine failed over."""
@@ -196,14 +196,17 @@ class KeptSessions(SessionStore):
         return stored
 
     def _tell_filters(self, kept: Kept) -> None:
-        """See that all nodes know the filters that a session has: the last change may be lost."""
+        """See that all nodes know the filters that a session has: the last change may be lost.
+
+        Those of shared subscriptions are told in any case: their member is back.
+        """
         box = self._routes.boxes.get(kept.client_id)
         known = {} if box is None else box.filters
         for topic_filter, origin in [*known.items()]:
             if topic_filter not in kept.filters:
                 self._change(kept.client_id, topic_filter, f"-{origin}")
         for topic_filter in kept.filters:
-            if known.get(topic_filter) != kept.origin:
+            if known.get(topic_filter) != kept.origin or topic_filter.startswith(SHARE_PREFIX):
                 self._change(kept.client_id, topic_filter, kept.origin)
 
     def _change(self, client_id: str, topic_filter: str, value: str) -> None:
@@ -306,16 +309,20 @@ class KeptSessions(SessionStore):
             kept.fetching = asyncio.create_task(self._fetch(kept), name="penstock-cluster mail")
 
     async def _fetch(self, kept: Kept) -> None:
-        n = FETCHED_MESSAGES
+        most, is_anew = (FETCHED_MESSAGES, FETCHED_BYTES), False
         try:
             while kept.has_more and kept.is_drained:
                 kept.has_more = False
-                fetched = await self._engine.fetch(kept.client_id, kept.owner, kept.after, n)
-                entries = fetched.entries
-                kept.has_more = kept.has_more or len(entries) == n
-                mean_bytes = fetched.n_bytes // max(1, fetched.n_messages)
-                n = max(1, min(FETCHED_MESSAGES, FETCHED_BYTES // max(1, mean_bytes)))
-                await self._give(kept, fetched.now_ms, entries)
+                found = await self._engine.fetch(kept.client_id, kept.owner, kept.after, *most)
+                if not is_anew and found.now_ms < order(kept.after)[0]:
+                    # Another server has taken over, whose clock is behind, and so may be what is
+                    # new: all is read anew, but for what the broker has.
+                    is_anew = kept.has_more = True
+                    kept.restored.update(one.identifier for one in kept.entries.values())
+                    kept.after = FROM_START
+                    continue
+                kept.has_more = kept.has_more or found.has_more
+                await self._give(kept, found.now_ms, found.entries)
         except FencedError:
             kept.fetching = None
             self._lost(kept)

@@ -24,10 +24,15 @@ from penstock.broker.extensions import MessageSink, Receipt, SinkCounts
 from penstock.broker.message import Message
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.plugins.cluster.frames import in_mqtt_5, packets_of
-from penstock.plugins.cluster.mail_engine import MailEngine, Posted
+from penstock.plugins.cluster.mail_engine import (
+    IF_CONNECTED,
+    IF_THERE,
+    MailEngine,
+    Posted,
+)
 from penstock.plugins.cluster.mail_entries import entry_of, shared_entry
 from penstock.plugins.cluster.mail_routes import Mailbox, MailRoutes
-from penstock.plugins.cluster.node_sink import Shared
+from penstock.plugins.cluster.node_sink import Give, Shared
 
 MOST_BYTES: Final = 16 * 1024 * 1024
 """Bytes that may wait for the engine's answers, and one message of any size."""
@@ -57,12 +62,16 @@ class _Letter:
         n_bytes: counted against `MOST_BYTES`.
         n_left: buckets that have not answered.
         reason_code: the outcome.
+        shared: the same message, if another client can have it.
     """
 
-    __slots__ = ("n_bytes", "n_left", "reason_code", "receipt")
+    __slots__ = ("n_bytes", "n_left", "reason_code", "receipt", "shared")
 
-    def __init__(self, receipt: Receipt | None, n_bytes: int, n_left: int) -> None:
+    def __init__(
+        self, receipt: Receipt | None, n_bytes: int, n_left: int, shared: Shared | None = None
+    ) -> None:
         self.receipt = receipt
+        self.shared = shared
         self.n_bytes = n_bytes
         self.n_left = n_left
         self.reason_code = 0
@@ -112,6 +121,7 @@ class MailSink(MessageSink):
     Args:
         engine: calls of the engine.
         tell: tells owners.
+        give: takes messages of shared subscriptions whose member has gone.
         clock: returns monotonic seconds.
         patience: returns seconds for which publishers are held back for a mailbox at most; None
             without limit.
@@ -131,7 +141,12 @@ class MailSink(MessageSink):
     routes: MailRoutes
 
     def __init__(
-        self, engine: MailEngine, tell: Tell, clock: Callable[[], float], patience: Patience
+        self,
+        engine: MailEngine,
+        tell: Tell,
+        give: Give,
+        clock: Callable[[], float],
+        patience: Patience,
     ) -> None:
         self.topic_filters: list[str] = []
         self.counts = SinkCounts()
@@ -140,6 +155,7 @@ class MailSink(MessageSink):
         self.n_posts = 0
         self._engine = engine
         self._tell = tell
+        self._give = give
         self._clock = clock
         self._patience = patience
         self._full: dict[Mailbox, float] = {}
@@ -229,10 +245,15 @@ class MailSink(MessageSink):
         if receipt is not None and message.qos == _EXACTLY_ONCE:
             token = (b"?" if receipt.is_repeat else b"+") + receipt.deduplication_id
         boxes = self.routes.of(message.topic)
-        self._put(value, message.qos, boxes, receipt, n_bytes, token if len(token) > 1 else b"")
+        letter = _Letter(receipt, n_bytes, 1)
+        self._put(letter, value, message.qos, boxes, token if len(token) > 1 else b"")
 
     def accept_shared(self, box: Mailbox, shared: Shared) -> None:
-        """Take messages of a shared subscription for one mailbox."""
+        """Take messages of a shared subscription for one mailbox.
+
+        Those that come when its session has ended, or when its client has gone since this node
+        heard of it last, are given back.
+        """
         self.counts.matched += shared.n_messages
         self.counts.queued += shared.n_messages
         receipt = _Several(shared.n_messages, shared.done)
@@ -240,26 +261,21 @@ class MailSink(MessageSink):
             n_bytes = len(packet) + _MESSAGE_BYTES
             self.bytes_on_way += n_bytes
             value = shared_entry(in_mqtt_5(packet, shared.lane.version), shared.lane.share)
-            self._put(value, shared.qos, (box,), receipt, n_bytes)
+            one = shared._replace(n_messages=1, packets=packet, done=receipt.settle)
+            letter = _Letter(receipt, n_bytes, 1, one)
+            self._put(letter, value, shared.qos, (box,), IF_THERE if box.is_away else IF_CONNECTED)
 
     def _put(
-        self,
-        value: bytes,
-        qos: int,
-        boxes: Sequence[Mailbox],
-        receipt: Receipt | None,
-        n_bytes: int,
-        token: bytes = b"",
+        self, letter: _Letter, value: bytes, qos: int, boxes: Sequence[Mailbox], token: bytes
     ) -> None:
         names: dict[str, list[str]] = {}
         for box in boxes:
             names.setdefault(box.bucket, []).append(box.client_id)
-        letter = _Letter(receipt, n_bytes, len(names))
         if not names or self._is_closed:  # without names the sessions have just ended
-            letter.n_left = 1
             self._done(letter, ReasonCode.QUOTA_EXCEEDED if names else 0, "not_stored")
             return
-        if token:
+        letter.n_left = len(names)
+        if len(token) > 1:
             self._note_seen(token[1:], [*names])
         for bucket, clients in names.items():
             self._add(bucket, letter, value, qos, clients, token)
@@ -320,20 +336,34 @@ class MailSink(MessageSink):
                 self._done(letter, ReasonCode.QUOTA_EXCEEDED, "not_stored")
         else:
             self.n_posts += 1
-            for one in found:
+            refused, *rows = found
+            for one in rows:
                 self._take(Posted.read(one))
-            for letter in letters:
-                self._done(letter, 0, "")
+            gone = {int(number) for number in refused.split(b",")} if refused else ()
+            for number, letter in enumerate(letters, 1):
+                if number in gone:
+                    self._give_back(letter)
+                else:
+                    self._done(letter, 0, "")
         if not bucket.n_posts:
             if bucket.letters:
                 self._post(name, bucket)
             else:
                 del self._buckets[name]
 
+    def _give_back(self, letter: _Letter) -> None:
+        """Have a message of a shared subscription sent to another member."""
+        assert letter.shared is not None  # noqa: S101 (others are not refused)
+        self._give(letter.shared)
+        letter.receipt = None
+        self._done(letter, ReasonCode.QUOTA_EXCEEDED, "member_left")
+
     def _take(self, posted: Posted) -> None:
         if posted.n_dropped:
-            reason = "queue_full" if posted.n_messages else "no_session"
+            reason = "no_session" if posted.n_messages < 0 else "queue_full"
             count(self.lost, reason, posted.n_dropped)
+        if posted.n_offline:
+            count(self.lost, "offline", posted.n_offline)
         box = self.routes.boxes.get(posted.client_id)
         if box is not None:
             self._note(box, posted)

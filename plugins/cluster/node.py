@@ -35,7 +35,7 @@ from penstock.plugins.cluster.inbox import Inbox
 from penstock.plugins.cluster.inheritance import Inheritance
 from penstock.plugins.cluster.mail import MailRoom
 from penstock.plugins.cluster.members import Listener, Members
-from penstock.plugins.cluster.node_sink import NodeSink
+from penstock.plugins.cluster.node_sink import NodeSink, Shared
 from penstock.plugins.cluster.node_wills import NodeWills
 from penstock.plugins.cluster.notes import DRAIN, Notes
 from penstock.plugins.cluster.owners import Owners
@@ -129,6 +129,7 @@ class Node:
             clients,
             self._is_first,
             self._change_group,
+            self._give_back,
             context.clock,
             self._logger,
         )
@@ -331,8 +332,12 @@ class Node:
         if self.groups is not None:
             self.groups.change(share, member, n_members)
 
-    def _release(self, client_id: str, reason_code: int) -> None:
-        self._clients.release(client_id, reason_code)
+    def _give_back(self, shared: Shared) -> None:
+        assert self.groups is not None  # noqa: S101 (made at the start)
+        self.groups.give_back(shared)
+
+    def _release(self, client_id: str, reason_code: int, *, ends: bool = False) -> None:
+        self._clients.release(client_id, reason_code, ends=ends)
 
     def _retain(self, topic: str, data: bytes) -> asyncio.Future[Any]:
         return self.engine.retain(topic, data)

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
+from heapq import heapify, heappop, heappush, heapreplace
 from typing import TYPE_CHECKING, Final, Protocol
 
 from penstock.broker.counters import count
@@ -71,7 +72,11 @@ class GroupSink(MessageSink):
         self._share = share
         self._sinks = sinks
         self._clock = clock
-        self._turns: dict[str, int] = {}
+        self._turns: list[tuple[float, str]] = []
+        """A heap of members that had room, by when the turn of each is."""
+        self._now = 0.0
+        self._aside: deque[str] = deque()
+        """Those that had none."""
 
     def reserve(self, message: Message) -> str:  # noqa: ARG002 (MessageSink's form)
         """Say whether any node has room; none is held, as messages are taken at once."""
@@ -81,7 +86,7 @@ class GroupSink(MessageSink):
         """Return why no node has room; "" where one has."""
         reason = "no_member"
         for node in self.members:
-            reason = self._sinks[node].lacks() if node in self._sinks else reason
+            reason = self._lack_of(node)
             if reason in {"", AWAY}:
                 return ""
         return reason
@@ -119,27 +124,45 @@ class GroupSink(MessageSink):
         shared = Shared(Lane(version, self._share), qos, n_messages, packets, done)
         self._sinks[node].accept_shared(shared)
 
+    def join(self, node: str, n_members: int) -> None:
+        """Take note of a node, or a mailbox, and of the number of its members."""
+        if node not in self.members:
+            heappush(self._turns, (self._now, node))
+        self.members[node] = n_members
+
     def remove(self, node: str) -> None:
         """Forget a node, or a mailbox, that has no members any more."""
-        self.members.pop(node, None)
-        self._turns.pop(node, None)
+        if self.members.pop(node, 0):
+            self._turns = [one for one in self._turns if one[1] != node]
+            heapify(self._turns)
+            self._aside = deque(one for one in self._aside if one != node)
 
     def choose(self, n_messages: int = 1) -> str | None:
         """Return the node that gets some messages; those with room come first, None without any.
 
-        Each has turns in proportion to its number of members, spread evenly.
+        Each has turns in proportion to its number of members, spread evenly. There may be thousands
+        of mailboxes: each message looks at one member that had no room, whether it has some again.
         """
-        sinks = self._sinks
-        nodes = [node for node in self.members if node in sinks]
-        nodes = [node for node in nodes if not sinks[node].lacks()] or nodes
-        if not nodes:
-            return None
-        turns = self._turns
-        for node in nodes:
-            turns[node] = turns.get(node, 0) + n_messages * self.members[node]
-        best = max(nodes, key=turns.__getitem__)
-        turns[best] -= n_messages * sum(self.members[node] for node in nodes)
-        return best
+        turns, aside = self._turns, self._aside
+        if aside:
+            aside.rotate()
+            if not self._lack_of(aside[0]):
+                heappush(turns, (self._now, aside.popleft()))
+        while turns:
+            self._now, node = turns[0]
+            if not self._lack_of(node):
+                heapreplace(turns, (self._now + n_messages / self.members[node], node))
+                return node
+            heappop(turns)
+            aside.append(node)
+        for _ in range(len(aside)):
+            if self._lack_of(aside[0]) == AWAY:
+                return aside[0]
+            aside.rotate()
+        return next((node for node in aside if node in self._sinks), None)
+
+    def _lack_of(self, node: str) -> str:
+        return self._sinks[node].lacks() if node in self._sinks else "no_member"
 
 
 def _nothing(_reason_code: int) -> None:
@@ -185,7 +208,7 @@ class Groups:
         if group is None:
             group = self._groups[share] = GroupSink(share, self._sinks, self._loop.time)
         if n_members:
-            group.members[node] = n_members
+            group.join(node, n_members)
         else:
             group.remove(node)
         is_routed = bool(group.members) and self._own not in group.members

@@ -31,6 +31,7 @@ from tests.helpers.cluster import (
     lasting,
     reached,
     running_brokers,
+    until_away,
 )
 from tests.helpers.redis_server import shared_redis
 from tests.helpers.wire import WireClient, ending
@@ -70,13 +71,6 @@ async def messages(client: WireClient, n: int) -> list[tuple[bytes, int]]:
 def prefix_of(cluster: Cluster) -> str:
     """Return what the keys of a cluster begin with."""
     return str(cluster.section["redis"]["prefix"])
-
-
-async def until_away(cluster: Cluster, client_id: str) -> None:
-    """Wait until no broker has a client's session."""
-    with Redis(port=shared_redis()) as redis:
-        (key,) = redis.scan_iter(f"{prefix_of(cluster)}:*:s:{client_id}")
-        await reached(lambda: redis.hexists(key, "away"), f"that {client_id} is away")
 
 
 @pytest.fixture(scope="module")
@@ -308,6 +302,23 @@ async def test_publishers_are_held_back_for_a_client_that_acknowledges_nothing(
             while (await publisher.publish("stalls/x", b"6")).reason_code:
                 pass
             assert await messages(client, 1) == [(b"6", 1)]
+
+
+@pytest.mark.parametrize("is_away", [False, True])
+async def test_delayed_will_is_published_where_its_client_ends_the_session_elsewhere(
+    cluster: Cluster, *, is_away: bool
+) -> None:
+    """By Clean Start, before the delay has passed [MQTT-3.1.2-8]; it was connected, or away."""
+    topic = f"clean/{is_away}"
+    will = Will(topic, b"gone", qos=1, properties={"will_delay_interval": 600})
+    async with await cluster.connected("c", f"watches-{is_away}") as watcher:
+        await watcher.subscribe(topic, 1)
+        former = await cluster.connected("a", f"clean-{is_away}", will=will, **lasting())
+        if is_away:
+            former.close()
+        async with await cluster.connected("b", f"clean-{is_away}", clean_start=True):
+            assert (await watcher.take(Publish)).payload == b"gone"
+        former.close()
 
 
 async def test_delayed_will_is_not_published_where_the_session_goes_on(tmp_path: Path) -> None:

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import queue
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
+from redis import Redis
 
-from tests.helpers.cluster import Cluster, running_brokers, until
+from tests.helpers.cluster import (
+    Cluster,
+    Reading,
+    lasting,
+    reached,
+    running_brokers,
+    until,
+    until_away,
+)
 from tests.helpers.process import SECONDS
+from tests.helpers.redis_server import shared_redis
 
 N_JOBS = 300
 
@@ -118,3 +129,58 @@ def test_a_member_that_leaves_gets_nothing_more(cluster: Cluster) -> None:
         for number in range(50):
             publisher.publish("less/x", b"%d" % number, 1)
         assert {name for name, _ in crew.take(50)} == {"c1"}
+
+
+async def test_jobs_go_to_members_that_are_there(cluster: Cluster) -> None:
+    """Not to one that is away, from its first one on; when it is back, it has its part again."""
+    async with (
+        await cluster.connected("a", "boss") as boss,
+        await cluster.connected("b", "stays", **lasting()) as stays,
+        await cluster.connected("c", "roams", **lasting()) as roams,
+    ):
+        for worker in (stays, roams):
+            await worker.subscribe("$share/kept/kept/#", 1)
+        reading = Reading()
+        taking = asyncio.create_task(reading.run(stays))
+        roams.close()
+        await until_away(cluster, "roams")
+        for number in range(20):
+            await boss.publish("kept/x", b"%d" % number)
+        await reached(lambda: len(reading.came.get("kept/x", ())) == 20, "all jobs")
+        async with await cluster.connected("b", "roams", **lasting()) as back:
+            own = Reading()
+            again = asyncio.create_task(own.run(back))
+            n = 20
+            while not own.came and n < 500:
+                await boss.publish("kept/x", b"%d" % n)
+                n += 1
+            assert own.came
+            await reached(
+                lambda: len({*reading.came["kept/x"], *own.came["kept/x"]}) == n, "all jobs"
+            )
+            for task in (taking, again):
+                task.cancel()
+
+
+async def test_job_whose_member_has_just_ended_its_session_is_done_by_another(
+    cluster: Cluster,
+) -> None:
+    """The publisher's broker has not heard of it yet."""
+    async with (
+        await cluster.connected("a", "chief") as chief,
+        await cluster.connected("b", "lasts", **lasting()) as lasts,
+        await cluster.connected("c", "quits", **lasting()) as quits,
+    ):
+        for worker in (lasts, quits):
+            await worker.subscribe("$share/quit/quit/#", 1)
+        reading = Reading()
+        taking = asyncio.create_task(reading.run(lasts))
+        with Redis(port=shared_redis()) as redis:
+            prefix = cluster.section["redis"]["prefix"]
+            (key,) = redis.scan_iter(f"{prefix}:*:s:quits")
+            redis.delete(key)
+        for number in range(20):
+            await chief.publish("quit/x", b"%d" % number)
+        await reached(lambda: len(reading.came.get("quit/x", ())) == 20, "all jobs")
+        taking.cancel()
+        quits.close()

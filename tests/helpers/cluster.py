@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from paho.mqtt.enums import MQTTProtocolVersion
+from redis import Redis
 
 from penstock.broker.mqtt.packets import (
     ConnAck,
@@ -288,6 +289,13 @@ class Reading:
 def lasting(seconds: int = 600) -> dict[str, Any]:
     """Return what a CONNECT says to have its session."""
     return {"clean_start": False, "properties": {"session_expiry_interval": seconds}}
+
+
+async def until_away(cluster: Cluster, client_id: str) -> None:
+    """Wait until no broker has a client's session; on the server that tests share."""
+    with Redis(port=shared_redis()) as redis:
+        (key,) = redis.scan_iter(f"{cluster.section['redis']['prefix']}:*:s:{client_id}")
+        await reached(lambda: redis.hexists(key, "away"), f"that {client_id} is away")
 
 
 class Subscriber:

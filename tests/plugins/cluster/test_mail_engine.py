@@ -14,7 +14,13 @@ from redis import Redis
 
 from penstock.broker.errors import PenstockError
 from penstock.plugins.cluster.engine import ClusterEngine, FencedError, Row
-from penstock.plugins.cluster.mail_engine import FROM_START, MailEngine, Posted
+from penstock.plugins.cluster.mail_engine import (
+    FROM_START,
+    IF_CONNECTED,
+    IF_THERE,
+    MailEngine,
+    Posted,
+)
 from penstock.plugins.redis.calls import plain
 from penstock.plugins.redis.errors import StorageFullError
 from penstock.plugins.redis.server import RedisServer
@@ -63,20 +69,18 @@ def bucket(mail: MailEngine) -> str:
     return mail.engine.bucket(X)
 
 
-async def posted(
-    mail: MailEngine, *messages: bytes, qos: int = 1, token: bytes = b""
-) -> Posted | None:
+async def posted(mail: MailEngine, *messages: bytes, qos: int = 1, token: bytes = b"") -> Posted:
     """Put messages into the client's mailbox."""
     words: list[Any] = []
     for message in messages or (b"",):
         words += [message, qos, token, 1, X]
-    found = await plain(mail.post(bucket(mail), words))
-    return Posted.read(found[0]) if found else None
+    _, *found = await plain(mail.post(bucket(mail), words))
+    return Posted.read(found[0])
 
 
 async def values(mail: MailEngine, own: Row) -> list[bytes]:
     """Return what is in the mailbox."""
-    fetched = await mail.fetch(X, own, FROM_START, 100)
+    fetched = await mail.fetch(X, own, FROM_START, 100, 1000)
     return [value for _, value in fetched.entries]
 
 
@@ -89,12 +93,12 @@ async def test_messages_wait_for_a_session_in_their_order() -> None:
     """Whoever puts them there; who has no session gets none."""
     at = server()
     async with joined(at, "a") as a, joined(at, "b") as b:
-        assert await posted(a, b"0", b"0") == Posted(X, 0, 0, 2, True, None)
-        assert await posted(a) is None
+        assert await posted(a, b"0", b"0") == Posted(X, -1, 0, 2, 0, True, None)
+        assert await posted(a) == Posted(X, -1, 0, 0, 0, True, None)
         own = await kept(a)
         await posted(a, b"1")
         await posted(b, b"2", b"3")
-        assert await posted(a, b"4") == Posted(X, 4, 4, 0, False, None)
+        assert await posted(a, b"4") == Posted(X, 4, 4, 0, 0, False, None)
         assert await values(a, own) == [b"1", b"2", b"3", b"4"]
         assert (await a.load(X, own)).filters == {b"a/+": b"1"}
 
@@ -123,16 +127,50 @@ async def test_message_that_its_publisher_repeats_is_there_once() -> None:
         assert await values(a, own) == [b"1", b"2", b"3"]
 
 
+async def test_message_that_another_client_can_have_is_refused_where_this_one_has_gone() -> None:
+    """Its session has ended, or it has no connection and a message is for one that has."""
+    async with joined(server(), "a") as a:
+        words = [b"1", 1, IF_CONNECTED, 1, X, b"2", 1, b"", 1, "other", b"3", 2, IF_THERE, 1, X]
+
+        async def refused(number: int) -> bytes:
+            call = "a", a.engine.epoch, number, *a.limits(), *words
+            answer: bytes = (await plain(a.engine.calls.call("post", (bucket(a),), *call)))[0]
+            return answer
+
+        assert await refused(1) == b"1,3"
+        own = await kept(a)
+        assert await refused(1) == b"1,3"  # a repeat: the answer was lost
+        assert await values(a, own) == []
+        assert await refused(2) == b""
+        await released(a, own)
+        assert await refused(3) == b"1"
+        assert await values(a, await claimed(a, 2)) == [b"1", b"3", b"3"]
+        assert [await refused(number) for number in (1, 2, 3)] == [b"1,3", b"", b"1"]
+
+
+async def test_large_messages_are_fetched_one_by_one() -> None:
+    """Not a hundred at a time: the bytes of one answer are limited, but for a single message."""
+    async with joined(server(), "a", (1000, 10**6, "drop_newest")) as a:
+        own, after, sizes = await kept(a), FROM_START, []
+        for size in [5] * 30 + [600] * 3 + [2000] + [5] * 4:
+            await posted(a, bytes(size))
+        while True:
+            found = await a.fetch(X, own, after, 20, 1000)
+            sizes.append([len(value) for _, value in found.entries])
+            if not found.has_more:
+                break
+            after = found.entries[-1][0]
+        assert sizes == [[5] * 20, [5] * 10 + [600], [600], [600], [2000], [5] * 4]
+
+
 async def test_owner_is_named_once_until_it_has_fetched() -> None:
     """It is told of the first message alone, however many come before it looks."""
     async with joined(server(), "a") as a:
         own = await kept(a)
-        owners = [found.owner for n in range(3) if (found := await posted(a, b"%d" % n))]
+        owners = [(await posted(a, b"%d" % n)).owner for n in range(3)]
         assert owners == [own, None, None]
         assert len(await values(a, own)) == 3
-        found = await posted(a, b"3")
-        assert found is not None
-        assert found.owner == own
+        assert (await posted(a, b"3")).owner == own
 
 
 async def test_session_goes_on_at_another_node() -> None:
@@ -141,11 +179,11 @@ async def test_session_goes_on_at_another_node() -> None:
     async with joined(at, "a") as a, joined(at, "b") as b:
         own = await kept(a)
         await posted(a, b"1", b"2", b"3")
-        first, second, _ = (await a.fetch(X, own, FROM_START, 10)).entries
+        first, second, _ = (await a.fetch(X, own, FROM_START, 10, 1000)).entries
         changes = ["i", second[0], b"sent", "d", first[0], 1, "n", 7, "", "n", 8, "", "N", 8, ""]
         await a.commit(X, own, 2, "o1", changes)
         await released(a, own)
-        assert (await posted(b, b"4", b"")) == Posted(X, 3, 3, 0, True, None)
+        assert (await posted(b, b"4", b"")) == Posted(X, 3, 3, 0, 0, True, None)
         new = await claimed(b)
         state = await b.load(X, new)
         assert state.values[b"origin"] == b"o1"
@@ -154,7 +192,7 @@ async def test_session_goes_on_at_another_node() -> None:
         assert await b.entries(X, [first[0], second[0]]) == [second]
         assert await values(b, new) == [b"2", b"3", b"4"]
         for call in (
-            a.fetch(X, own, FROM_START, 1),
+            a.fetch(X, own, FROM_START, 1, 1000),
             a.load(X, own),
             a.commit(X, own, 3, "o1", []),
         ):
@@ -173,12 +211,12 @@ async def test_repeated_commit_answers_with_what_it_has_added() -> None:
 
 
 async def test_messages_of_qos_0_are_for_sessions_with_a_connection() -> None:
-    """They do not wait for one that is away."""
+    """They do not wait for one that is away, and are counted there."""
     async with joined(server(), "a") as a:
         own = await kept(a)
-        await posted(a, b"1", qos=0)
+        assert (await posted(a, b"1", qos=0)).n_offline == 0
         await released(a, own)
-        await posted(a, b"2", qos=0)
+        assert (await posted(a, b"2", b"3", qos=0)).n_offline == 2
         assert await values(a, await claimed(a, 2)) == [b"1"]
 
 
@@ -191,7 +229,6 @@ async def test_more_messages_than_allowed(mode: str, left: bytes, n_dropped: int
     async with joined(server(), "a", (3, 1000, mode)) as a:
         own = await kept(a)
         found = await posted(a, b"0", b"1", b"2", b"3", b"4")
-        assert found is not None
         assert found[1:4] == (len(left), len(left), n_dropped)
         assert b"".join(await values(a, own)) == left
 
@@ -201,7 +238,7 @@ async def test_what_the_owner_has_read_is_not_dropped() -> None:
     async with joined(server(), "a", (100, 6, "drop_oldest")) as a:
         own = await kept(a)
         await posted(a, b"00", b"11", b"22")
-        await a.fetch(X, own, FROM_START, 1)
+        await a.fetch(X, own, FROM_START, 1, 1000)
         await posted(a, b"33")
         assert await values(a, own) == [b"00", b"22", b"33"]
 
@@ -211,7 +248,7 @@ async def test_what_was_read_and_not_sent_may_be_dropped_once_the_client_is_away
     async with joined(server(), "a", (3, 1000, "drop_oldest")) as a:
         own = await kept(a)
         await posted(a, b"0", b"1", b"2")
-        first, *_ = (await a.fetch(X, own, FROM_START, 3)).entries
+        first, *_ = (await a.fetch(X, own, FROM_START, 3, 1000)).entries
         await a.commit(X, own, 2, "o1", ["i", first[0], b"sent"])
         await released(a, own)
         await posted(a, b"3")
@@ -223,8 +260,8 @@ async def test_too_many_for_a_client_that_is_away_are_dropped() -> None:
     async with joined(server(), "a", (2, 1000, "reject")) as a:
         await released(a, await kept(a))
         found = await posted(a, b"0", b"1", b"2")
-        assert found is not None
-        assert found[1:5] == (2, 2, 1, True)
+        assert found[1:4] == (2, 2, 1)
+        assert found.is_away
 
 
 async def test_session_expires_by_the_clock_of_the_engine() -> None:
@@ -242,7 +279,7 @@ async def test_session_expires_by_the_clock_of_the_engine() -> None:
         assert await a.expire(bucket(a)) == ended
         await a.forget(bucket(a), ended)
         assert await a.expire(bucket(a)) == []
-        assert await posted(a, b"2") == Posted(X, 0, 0, 1, True, None)
+        assert await posted(a, b"2") == Posted(X, -1, 0, 1, 0, True, None)
 
 
 async def test_expired_session_that_was_not_ended_yet_is_not_found() -> None:
@@ -284,7 +321,7 @@ async def test_sessions_of_a_dead_node_wait_for_their_clients() -> None:
     async with joined(at, "a") as a, joined(at, "b") as b:
         own = await kept(a, "60")
         await posted(a, b"1", b"2")
-        (entry,) = (await a.fetch(X, own, FROM_START, 1)).entries
+        (entry,) = (await a.fetch(X, own, FROM_START, 1, 1000)).entries
         await b.engine.sweep_owners("a", a.engine.epoch)
         new = await claimed(b)
         assert (await b.load(X, new)).values[b"dup"] == entry[0]
@@ -316,7 +353,7 @@ async def test_owner_that_died_is_displaced_before_its_sessions_are_given_up() -
     async with joined(at, "a") as a, joined(at, "b") as b:
         own = await kept(a, "60")
         await posted(a, b"1")
-        (entry,) = (await a.fetch(X, own, FROM_START, 1)).entries
+        (entry,) = (await a.fetch(X, own, FROM_START, 1, 1000)).entries
         new = await claimed(b, displaced=own)
         assert (await b.load(X, new)).values[b"dup"] == entry[0]
         await b.engine.sweep_owners("a", a.engine.epoch)
@@ -335,7 +372,7 @@ async def test_what_waits_is_read_while_the_memory_of_the_engine_is_full(tmp_pat
             redis.config_set("maxmemory", 1)
             own = await claimed(a, 2)
             assert (await a.load(X, own)).filters == {b"a/+": b"1"}
-            (entry,) = (await a.fetch(X, own, FROM_START, 1)).entries
+            (entry,) = (await a.fetch(X, own, FROM_START, 1, 1000)).entries
             await a.commit(X, own, 2, "o1", ["i", entry[0], b"sent"])
             await a.commit(X, own, 3, "o1", ["d", entry[0], 1])
             assert await values(a, own) == []

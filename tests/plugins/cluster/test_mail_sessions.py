@@ -32,7 +32,8 @@ class Engine:
     Attributes:
         fails: clients, with what their next commit or fetch fails with.
         commits: number and changes of each commit, by client.
-        entries: what waits for all clients.
+        now_ms: its time.
+        waiting: what waits for all clients.
         erased: entries that were removed.
     """
 
@@ -41,6 +42,7 @@ class Engine:
         self.commits: dict[str, list[tuple[int, list[Any]]]] = {}
         self.waiting: list[tuple[bytes, bytes]] = []
         self.state = State({}, {}, {}, [])
+        self.now_ms = 10
         self.erased: list[bytes] = []
 
     async def commit(
@@ -54,12 +56,15 @@ class Engine:
             raise self.fails.pop(client_id)
         return [b"9-%d" % at for at in range(changes[::3].count("a"))]
 
-    async def fetch(self, client_id: str, owner: Row, after: bytes, n: int) -> Fetched:
+    async def fetch(
+        self, client_id: str, owner: Row, after: bytes, most: int, _most_bytes: int
+    ) -> Fetched:
         """Return what waits."""
         assert owner == OWNER
         if client_id in self.fails:
             raise self.fails.pop(client_id)
-        return Fetched(0, 1, 1, [one for one in self.waiting if one[0] > after][:n])
+        found = [one for one in self.waiting if one[0] > after]
+        return Fetched(self.now_ms, len(found) > most, found[:most])
 
     async def load(self, client_id: str, owner: Row) -> State:
         """Return a session."""
@@ -222,6 +227,29 @@ async def test_messages_that_the_broker_does_not_take_are_given_again(
     (row,) = node.kept.sessions["x"].entries
     assert row == node.clients.given[-1][0]
     assert node.kept.n_fetched == 2
+    await node.kept.close()
+
+
+async def test_messages_of_a_server_that_has_taken_over_are_found_though_its_clock_is_behind() -> (
+    None
+):
+    """Their identifiers are lower than those of earlier ones; what the broker has is not read."""
+    node = Node()
+    node.engine.waiting = [(b"7-0", ENTRY), (b"9-0", ENTRY)]
+    node.clients.answers = [[delivery(0)] * 2, [delivery(0)]]
+    node.kept.drained("x")
+    await until(lambda: len(node.clients.given) == 1)
+    node.engine.waiting = [(b"7-0", ENTRY), (b"8-0", ENTRY)]
+    node.engine.now_ms = 8
+    node.kept.drained("x")
+    node.kept.told("x")
+    await until(lambda: len(node.clients.given) == 2)
+    assert [len(rows) for rows in node.clients.given] == [2, 1]
+    assert {one.identifier for one in node.kept.sessions["x"].entries.values()} == {
+        b"7-0",
+        b"8-0",
+        b"9-0",
+    }
     await node.kept.close()
 
 

@@ -6,10 +6,14 @@ import asyncio
 from typing import Any
 
 from penstock.broker.message import Message
+from penstock.broker.mqtt.writer import publish_header
 from penstock.plugins.cluster import mail_sink
-from penstock.plugins.cluster.mail_engine import Posted
+from penstock.plugins.cluster.engine import Row
+from penstock.plugins.cluster.frames import Lane
+from penstock.plugins.cluster.mail_engine import IF_THERE, Posted
 from penstock.plugins.cluster.mail_routes import MailRoutes
 from penstock.plugins.cluster.mail_sink import MailSink
+from penstock.plugins.cluster.node_sink import Shared
 from penstock.plugins.redis.errors import StorageError
 
 
@@ -42,12 +46,14 @@ class Engine:
         future.set_result(1)
         return future
 
-    async def answer(self, *found: list[Any], error: Exception | None = None) -> None:
+    async def answer(
+        self, *found: list[Any], error: Exception | None = None, refused: bytes = b""
+    ) -> None:
         """Answer the oldest call."""
         await asyncio.sleep(0)
         _, _, future = self.posts.pop(0)
         if error is None:
-            future.set_result(list(found))
+            future.set_result([refused, *found])
         else:
             future.set_exception(error)
         await asyncio.sleep(0)
@@ -75,6 +81,7 @@ class Sink:
 
     Attributes:
         told: mailboxes whose owners were told.
+        given: messages of shared subscriptions that came back.
         n_room: how often the sink has said that it has room again.
         ahead: seconds by which its clock has gone on.
     """
@@ -82,11 +89,13 @@ class Sink:
     def __init__(self) -> None:
         self.engine = Engine()
         self.told: list[str] = []
+        self.given: list[Shared] = []
         self.n_room = 0
         self.ahead = 0.0
         self.sink = MailSink(
             self.engine,  # type: ignore[arg-type]
             lambda posted: self.told.append(posted.client_id),
+            self.given.append,
             lambda: asyncio.get_running_loop().time() + self.ahead,
             lambda: None,
         )
@@ -111,7 +120,7 @@ class Sink:
 
 def full(client_id: str, n: int, owner: str = "") -> list[Any]:
     """Return the engine's answer about a mailbox with so many messages."""
-    return [client_id.encode(), n, n, 0, 0, owner.encode()]
+    return [client_id.encode(), n, n, 0, 0, 0, owner.encode()]
 
 
 async def test_each_bucket_gets_one_call_for_all_its_mailboxes() -> None:
@@ -214,8 +223,8 @@ async def test_publishers_that_never_release_a_message_leave_nothing_for_ever() 
 
 def test_answer_of_the_engine_is_read() -> None:
     """With the owner that is to be told."""
-    posted = Posted.read([b"x", 1, 2, 3, 1, b"node 4 5"])
-    assert (posted.n_dropped, posted.is_away, str(posted.owner)) == (3, True, "node 4 5")
+    posted = Posted.read([b"x", 1, 2, 3, 4, 1, b"node 4 5"])
+    assert posted[3:] == (3, 4, True, Row("node", 4, 5))
 
 
 async def test_what_nobody_has_stored_is_counted_and_not_acknowledged_at_the_end() -> None:
@@ -223,11 +232,32 @@ async def test_what_nobody_has_stored_is_counted_and_not_acknowledged_at_the_end
     sink = Sink()
     receipt, late = Receipt(), Receipt()
     sink.send(receipt)
-    await sink.engine.answer([b"x1", 0, 0, 1, 1, b""], [b"x2", 5, 50, 1, 1, b""])
+    await sink.engine.answer([b"x1", -1, 0, 1, 0, 1, b""], [b"x2", 5, 50, 1, 2, 1, b""])
     await sink.engine.answer()
     assert receipt.codes == [0]
-    assert sink.sink.lost == {"no_session": 1, "queue_full": 1}
+    assert sink.sink.lost == {"no_session": 1, "queue_full": 1, "offline": 2}
     sink.sink.close()
     sink.send(late)
     assert late.codes[0] >= 0x80
     assert sink.sink.counts.dropped == {"not_stored": 1}
+
+
+async def test_messages_of_a_share_come_back_whose_member_has_gone() -> None:
+    """The publisher is acknowledged once another member has them."""
+    sink, codes = Sink(), list[int]()
+    box = sink.sink.routes.boxes["x1"]
+    packets = [publish_header(b"t", 1, 1, retain=False, packet_id=n) + b"%d" % n for n in (1, 2, 3)]
+    lane = Lane(5, "$share/g/t")
+    sink.sink.accept_shared(box, Shared(lane, 1, 3, b"".join(packets), codes.append))
+    await sink.engine.answer([b"x1", 1, 1, 0, 0, 1, b""], refused=b"1,3")
+    assert [one.packets for one in sink.given] == [packets[0], packets[2]]
+    assert sink.sink.counts.dropped == {"member_left": 2}
+    assert (sink.sink.counts.stored, sink.sink.bytes_on_way, codes) == (1, 0, [])
+    for one in sink.given:
+        one.done(0)
+    assert codes == [0]
+    sink.sink.accept_shared(box, Shared(lane, 1, 1, packets[0], codes.append))
+    await asyncio.sleep(0)
+    assert sink.engine.posts[0][1][2] == IF_THERE  # it is known to be away
+    await sink.engine.answer()
+    assert codes == [0, 0]

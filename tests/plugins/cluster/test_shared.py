@@ -107,7 +107,7 @@ async def test_members_that_have_gone_take_no_memory() -> None:
     publish(cluster, 3)
     cluster.groups.change(SHARE, "c", 0)
     (group,) = cast("list[GroupSink]", cluster.sinks.added)
-    assert set(group._turns) == {"b"}
+    assert [name for _, name in group._turns] == ["b"]
 
 
 async def test_a_node_with_members_of_its_own_gives_nothing_away() -> None:
@@ -134,6 +134,58 @@ async def test_a_node_without_room_is_passed_over_while_another_has_some() -> No
     cluster.nodes["c"].inbox_bytes = MOST_INBOX_BYTES + 1
     (group,) = cluster.sinks.added
     assert group.reserve(Message("t/1", b"x", qos=1)) == "inbox_full"
+
+
+class Box:
+    """A mailbox as a member.
+
+    Attributes:
+        lack: why it has no room.
+        n_looks: how often it was asked, of all boxes.
+        n_taken: messages that it has taken.
+    """
+
+    n_looks = 0
+
+    def __init__(self) -> None:
+        self.lack = ""
+        self.n_taken = 0
+
+    def lacks(self) -> str:
+        """Say why there is no room."""
+        Box.n_looks += 1
+        return self.lack
+
+    def accept_shared(self, shared: Shared) -> None:
+        """Take messages."""
+        self.n_taken += shared.n_messages
+
+
+@pytest.mark.parametrize("n_away", [0, 990, 1000])
+def test_a_message_costs_the_same_however_many_members_there_are(n_away: int) -> None:
+    """Those that are away get none while another is there; one that is back has its turns again."""
+    boxes = {f"{number:04}": Box() for number in range(1000)}
+    group = GroupSink(SHARE, boxes, lambda: 0.0)
+    for number, name in enumerate(boxes):
+        group.join(name, 1)
+        boxes[name].lack = shared.AWAY if number < n_away else ""
+    message = Message("t/1", b"x", qos=1)
+
+    def publish(n_messages: int) -> set[str]:
+        before = {name: box.n_taken for name, box in boxes.items()}
+        for _ in range(n_messages):
+            assert group.reserve(message) == ""
+            group.accept(message, None)
+        return {name for name, box in boxes.items() if box.n_taken > before[name]}
+
+    publish(1)  # it finds out who is away
+    Box.n_looks = 0
+    came = publish(1000)
+    assert Box.n_looks <= 4000
+    assert len(came) == (1000 - n_away or n_away)
+    boxes["0000"].lack = ""
+    publish(1000)
+    assert "0000" in publish(1100 - n_away)
 
 
 async def test_a_run_goes_to_one_node_and_counts_as_so_many_turns() -> None:
