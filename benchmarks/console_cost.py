@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import multiprocessing
 import shutil
 import statistics
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
@@ -127,21 +127,32 @@ def watch(broker: RunningPeer, situation: Situation, seconds: float) -> tuple[fl
 
 @contextlib.contextmanager
 def watched(broker: RunningPeer) -> Iterator[None]:
-    """Have a page open, and metrics scraped as often, for a block."""
-    ended = threading.Event()
-    page = Situation("a page and scrapes", (*OVERVIEW, "/metrics"), 2.0)
-
-    def ask() -> None:
-        while not ended.is_set():
-            watch(broker, page, page.every_seconds)
-
-    thread = threading.Thread(target=ask)
-    thread.start()
+    """Have a page open, and metrics scraped, for a block; by processes of their own."""
+    spawn = multiprocessing.get_context("spawn")  # a thread would slow down the load
+    eyes = [
+        spawn.Process(target=ask, args=(broker.metrics_port, each), daemon=True)
+        for each in (SITUATIONS[0], SITUATIONS[1])
+    ]
+    for one in eyes:
+        one.start()
     try:
         yield
     finally:
-        ended.set()
-        thread.join()
+        for one in eyes:
+            one.kill()
+            one.join()
+
+
+def ask(port: int, situation: Situation) -> None:
+    """Watch a broker until the end of this process."""
+    due = time.monotonic()
+    with closing(http.client.HTTPConnection("127.0.0.1", port)) as connection:
+        while True:
+            for path in situation.paths:
+                connection.request("GET", path)
+                connection.getresponse().read()
+            due += situation.every_seconds
+            time.sleep(max(0.0, due - time.monotonic()))
 
 
 def rows_with_and_without(repeats: int, *, quick: bool) -> Table:
