@@ -761,6 +761,10 @@ class Journal:
                     self._put_delivery(batch, delivery, own, gone, epoch)
             elif not noted.row:
                 put_run(self, batch, noted.run, epoch)
+            elif self._keeps is not None:  # the owner has the rows, and no runs
+                for at in range(noted.n_finished, noted.run.n_messages):
+                    place = noted.first_packet_id + at, at < noted.n_released, noted.row + at
+                    batch.moved_deliveries.extend((own.row, *place))
             elif noted.n_released > noted.n_finished:
                 first, last = noted.row + noted.n_finished, noted.row + noted.n_released - 1
                 batch.released.append((first, last))

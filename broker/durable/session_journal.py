@@ -46,14 +46,16 @@ class DeliveryJournal(ABC):
     Attributes:
         row: number of the session in the database; 0 where it has none.
         n_lone: lone messages that are on their way to the session and not noted.
+        is_short: see `penstock.broker.sessions.journal.SessionWatcher`.
     """
 
-    __slots__ = ("_journal", "n_lone", "row")
+    __slots__ = ("_journal", "is_short", "n_lone", "row")
 
     def __init__(self, journal: Journal, row: int) -> None:
         self._journal = journal
         self.row = row
         self.n_lone = 0
+        self.is_short = False
 
     def changed(self, delivery: Delivery) -> None:
         """A QoS 1 or 2 delivery was added to the session, changed its state, or left it."""
@@ -70,6 +72,8 @@ class DeliveryJournal(ABC):
         It is forgotten here and not with the next commit, as readers of a backlog may be far ahead
         of the disk.
         """
+        if self.is_short:
+            self.made_room()
         journal = self._journal
         was_noted = journal._deliveries.pop(delivery, None) is not None
         if delivery.row_start:
@@ -80,6 +84,10 @@ class DeliveryJournal(ABC):
         journal._acknowledged(delivery.message)
         if not journal.is_dirty:
             journal._hurry()
+
+    def made_room(self) -> None:
+        """See that what waits for the session elsewhere is asked for: it has room."""
+        self.is_short = False
 
     def may_go_alone(self) -> bool:
         """Say whether a message may be sent to the session that is not noted yet."""
@@ -184,6 +192,11 @@ class SessionJournal(DeliveryJournal):
         """Have outbox and inflight window report to this journal from now on."""
         self.session.outbox.journal = self.session.inflight.journal = self
 
+    def made_room(self) -> None:
+        """See that what waits for the session elsewhere is asked for: it has room."""
+        self.is_short = False
+        self.session.outgoing.want_pump()
+
     def unfold(self) -> None:
         """Make deliveries of all runs that the session has."""
         self.session.inflight.unfold()
@@ -249,6 +262,7 @@ class SessionJournal(DeliveryJournal):
         if self.n_lone:
             self.note_lone()
         journal = self._journal
+        part.row = part.run.row  # of messages that an owner has given, which have it before
         part.run.parts.append(part)
         journal._deliveries[part] = self
         journal._n_in_runs += part.run.n_messages
@@ -261,6 +275,8 @@ class SessionJournal(DeliveryJournal):
 
     def run_finished(self, part: RunPart, n_before: int) -> None:
         """Messages of a run were acknowledged, from this one of it on."""
+        if self.is_short:
+            self.made_room()
         journal = self._journal
         run = part.run
         if part.row:

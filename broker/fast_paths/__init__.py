@@ -16,6 +16,7 @@ whole, or leaves them to the plain way before it has changed anything:
 * `shared_runs`: packets of either kind of run for the members of a shared subscription. Each is
   sent its part of the run as a run.
 * `sink_runs`: packets of either kind of run for sinks that take runs, beside sessions or alone.
+* `mail_runs`: messages that waited for a kept session elsewhere, and leave as a run.
 * `unchecked_publish`: any other PUBLISH of a broker in which no plugin has to be asked about
   single messages. The coroutine, and where possible the receipt, of the plain way are left out.
 

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from penstock.broker.errors import PeerError
 from penstock.broker.fast_paths.fast_core import are_direct
-from penstock.broker.fast_paths.message_run import MessageRun, Segment
+from penstock.broker.fast_paths.message_run import MessageRun, Segment, tell_sent
 from penstock.broker.fast_paths.shared_runs import Group
 from penstock.broker.fast_paths.sink_runs import RunSinks, sinks_of
 from penstock.broker.mqtt.enums import MQTT_5
@@ -208,7 +208,7 @@ def _send(core: FastCore, sessions: tuple[FastSession, ...], run: MessageRun, no
             n_sent += n_messages
         session.ledger.matched += n_messages
         if core.timing and not (core.spares and now < session.link.quiet_until):
-            _tell_sent(core, session, first, run, now)
+            tell_sent(core, session.link, first, run, now)
     core.counters.packets_sent += n_sent
     core.counters.publish_sent += n_sent + n_held
 
@@ -251,7 +251,7 @@ def _owe(
     else:
         journal.settle_after(receipt, run.payload_bytes, client, run, n_noted)
     if sinks is not None:
-        sinks.accept(run.data, run.n_messages, client.version, run.qos, receipt)
+        sinks.accept(client, run.data, run.n_messages, run.qos, receipt)
     if client.n_owed >= client.receive_maximum and not client.may_receive:
         core.turn.touch(client.outgoing)
 
@@ -674,23 +674,6 @@ def _take_pubrels(
     core.counters.packets_received += n_known
     client.sender.send_run(answers(_PUBCOMP, packet_ids), n_known, is_state=True)
     return stop
-
-
-def _tell_sent(
-    core: FastCore, session: FastSession, first: int, run: MessageRun, now: float
-) -> None:
-    link = session.link
-    for sampler in core.timing:
-        packet_id = first
-        try:
-            if run.n_messages == 1:
-                sampler.sent(link, first, run.payload_bytes, now)
-                continue
-            for n_packets, _, _, _, n_bytes, _ in run.segments:
-                sampler.sent_run(link, packet_id, n_packets, n_bytes, now)
-                packet_id += n_packets
-        except Exception as error:  # noqa: BLE001 (a plugin's fault is not the client's)
-            core.guard.failed(sampler, error)
 
 
 TAKE_RUN: Final[dict[int, Callable[[Any, bytes, int, int, int, float], int]]] = {

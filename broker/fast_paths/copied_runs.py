@@ -254,7 +254,7 @@ def _pass_to_waiting(
         return _deliver_run(client, waiting, run, now)
     if len(waiting) > 1:
         run, n_messages = _deliver_run(client, waiting[:-1], run, now)
-    sinks.accept(run, n_messages, client.version, 0, None)
+    sinks.accept(client, run, n_messages)
     return run, n_messages
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from penstock.broker.access_control import PUBLISH, RECEIVE, Action
 from penstock.broker.errors import PeerError
+from penstock.broker.fast_paths.mail_runs import take_mail_run
 from penstock.broker.fast_paths.run_window import RunWindow
 from penstock.broker.fast_paths.shared_runs import Group
 from penstock.broker.fast_paths.sink_runs import RunSinks
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from penstock.broker.access_control import SessionView
     from penstock.broker.config.limits import Limits
     from penstock.broker.events import Callbacks
-    from penstock.broker.extensions import MessageSink
+    from penstock.broker.extensions import MailRun, MessageSink
     from penstock.broker.fast_paths.fast_connection import FastClient
     from penstock.broker.message import Message
     from penstock.broker.routing.shared_subscriptions import SharedSubscription
@@ -265,6 +266,17 @@ class FastCore(Core):
         except Exception:  # noqa: BLE001 (a plugin's; the plain way meets it, too, and counts it)
             return None
         return answer if isinstance(answer, bool) else None
+
+    def take_mail_run(self, session: Session, mail: MailRun, now: float) -> int | None:
+        """Send a kept session messages that waited for it; see `LocalClients.deliver_run`."""
+        if not (self.has_fast_paths and self.is_plain):
+            return None
+
+        def may_get(topic: str) -> bool:
+            is_asked = self.router.asks_receivers
+            return not is_asked or self._may(session, topic, RECEIVE) is True
+
+        return take_mail_run(self, session, mail, may_get, now)
 
     def _new_fast_plan(self, topic_bytes: bytes, client: FastClient) -> FastPlan:
         if not topic_bytes or topic_bytes.startswith(b"$SYS"):

@@ -17,7 +17,9 @@ from penstock.broker.mqtt.properties import read_publish_properties
 from penstock.broker.mqtt.short_packets import number_packets
 
 if TYPE_CHECKING:
+    from penstock.broker.link import Link
     from penstock.broker.outbox.delivery import RunPart
+    from penstock.broker.sending.core_context import CoreContext
     from penstock.broker.sessions.client import PublishReceipt
 
 Segment: TypeAlias = tuple[int, int, int, int, int, tuple[str, bytes]]
@@ -286,3 +288,18 @@ class MessageRun:
                 payload = self.data[stop - payload_bytes : stop]
                 yield self.row + place, topic, payload, *alike
             index += n_messages
+
+
+def tell_sent(core: CoreContext, link: Link, first: int, run: MessageRun, now: float) -> None:
+    """Tell the samplers of a run that was sent, from its first Packet Identifier on."""
+    for sampler in core.timing:
+        packet_id = first
+        try:
+            if run.n_messages == 1:
+                sampler.sent(link, first, run.payload_bytes, now)
+                continue
+            for n_packets, _, _, _, n_bytes, _ in run.segments:
+                sampler.sent_run(link, packet_id, n_packets, n_bytes, now)
+                packet_id += n_packets
+        except Exception as error:  # noqa: BLE001 (a plugin's fault is not the client's)
+            core.guard.failed(sampler, error)

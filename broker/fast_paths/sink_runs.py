@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from penstock.broker.extensions import MessageSink, Receipt
+    from penstock.broker.fast_paths.fast_connection import FastClient
     from penstock.broker.fast_paths.fast_core import FastCore, FastSession
 
 _REFUSED: Final = 0x80
@@ -61,18 +62,24 @@ class RunSinks:
         return True
 
     def accept(
-        self, packets: bytes, n_messages: int, version: int, qos: int, receipt: Receipt | None
+        self,
+        client: FastClient,
+        packets: bytes,
+        n_messages: int,
+        qos: int = 0,
+        receipt: Receipt | None = None,
     ) -> None:
-        """Give a run to each of the sinks; arguments are as in `SinkRun`.
+        """Give a run to each of the sinks; see `SinkRun`.
 
         Args:
+            client: the publisher's.
             packets: whole packets.
             n_messages: how many.
-            version: of their publisher.
             qos: of all; with 1 or 2, `reserve` has held room.
             receipt: waits for one answer of each sink; None for QoS 0.
         """
-        run = SinkRun(packets, n_messages, MQTT_5 if version == MQTT_5 else 4, qos)
+        version = MQTT_5 if client.version == MQTT_5 else 4
+        run = SinkRun(packets, n_messages, version, qos, client.session.known_as)
         for sink in self.sinks:
             try:
                 sink.accept_run(run, receipt)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from penstock.broker.access_control import RECEIVE
 from penstock.broker.errors import PenstockError
-from penstock.broker.extensions import LOCAL_CLIENT_PREFIX, Mail
+from penstock.broker.extensions import LOCAL_CLIENT_PREFIX, Mail, MailRun
 from penstock.broker.message import Message, SizeClass
 from penstock.broker.mqtt.enums import PacketType
 from penstock.broker.mqtt.expiry import expiry_time
@@ -627,6 +627,17 @@ class InProcessClients:
 
         driver.take_turn(deliver)
         return taken
+
+    def deliver_run(self, client_id: str, run: MailRun) -> int | None:
+        """Give a kept session messages that go together; see `LocalClients.deliver_run`."""
+        driver = self._driver
+        session = driver.core.sessions.get(client_id)
+        if session is None:
+            return None
+        taken: list[int | None] = []
+        take = driver.core.take_mail_run
+        driver.take_turn(lambda: taken.append(take(session, run, driver.clock())))
+        return taken[0]
 
     def end_sessions(self, is_wanted: Callable[[str], bool]) -> Sequence[str]:
         """End sessions of local clients, and return their ids."""

@@ -49,9 +49,11 @@ from penstock.broker.sessions.source_subscriptions import Consuming
 if TYPE_CHECKING:
     from penstock.broker.config.limits import Limits
     from penstock.broker.config.mqtt_options import MqttOptions
+    from penstock.broker.extensions import MailRun
     from penstock.broker.message import SizeClass
     from penstock.broker.routing.topic_tree import Plan
     from penstock.broker.sessions.journal import Journal, KeptSessions
+    from penstock.broker.sessions.session import Session
 
 TakePublish: TypeAlias = "Callable[[Any, Plan, Message, int, int, float], None]"
 """Takes a message: its client, plan, message, Packet Identifier, first byte, now."""
@@ -292,6 +294,15 @@ class Core(CoreContext):
         if now - self._arrived_at >= ARRIVAL_SECONDS:
             self._arrived_at = now - now % ARRIVAL_SECONDS
         return self._arrived_at
+
+    def take_mail_run(
+        self,
+        session: Session,  # noqa: ARG002 (a default, as those below)
+        mail: MailRun,  # noqa: ARG002
+        now: float,  # noqa: ARG002
+    ) -> int | None:
+        """Send a kept session messages that waited for it; see `LocalClients.deliver_run`."""
+        return None
 
     def add_sink(self, sink: MessageSink) -> None:
         """Route to one more sink from now on."""

@@ -17,10 +17,13 @@ class SessionWatcher(DeliveryWatcher, Protocol):
     Attributes:
         lost_at: monotonic seconds at which its connection ended; None while it has one.
         row: the number of its row.
+        is_short: what waits for it elsewhere needs room in the inflight window: the next
+            acknowledgement asks for a pump.
     """
 
     lost_at: float | None
     row: int
+    is_short: bool
 
     def subscription_changed(self, topic_filter: str) -> None:
         """Note that a subscription was made, replaced or removed, or got what was due."""

@@ -29,7 +29,7 @@ LIBRARY: Final = Library("penstock_cluster_", 1, __package__)
 """The functions of the plugin."""
 ALIVE_SECONDS: Final = 3.0
 """A member whose beats have not come for so long may be evicted."""
-N_BUCKETS: Final = 1024
+N_BUCKETS: Final = 64
 """Client Identifiers are spread over so many keys, and so over the servers of a Redis cluster."""
 MOST_NOTES: Final = 10_000
 """Notes to a member that are kept; it reads them at once."""

@@ -19,7 +19,6 @@ from penstock.broker.mqtt.data_types import read_variable_byte_integer
 from penstock.broker.mqtt.enums import MAX_PACKET_ID, MQTT_5, PUBLISH
 from penstock.broker.mqtt.expiry import EXPIRY, interval_left
 from penstock.broker.mqtt.properties import write_properties
-from penstock.broker.mqtt.publish_head import read_publish_head
 from penstock.broker.mqtt.short_packets import end_of_equal_heads, number_packets
 from penstock.broker.mqtt.writer import publish_header
 
@@ -197,18 +196,6 @@ def packet(message: Message, now: float) -> tuple[int, bytes, bytes]:
     return MQTT_5, packet_head(message, len(payload), now), payload
 
 
-def in_mqtt_5(packet: bytes, version: int) -> bytes:
-    """Return a packet of a version in the form of MQTT 5."""
-    if version == MQTT_5:
-        return packet
-    _, start = read_variable_byte_integer(packet, 1)
-    stop = len(packet)
-    topic_end, packet_id, _, at = read_publish_head(packet, packet[0], start, stop, version)
-    qos, retain = packet[0] >> 1 & 3, bool(packet[0] & 1)
-    topic = packet[start + 2 : topic_end]
-    return publish_header(topic, stop - at, qos, retain, packet_id=packet_id) + packet[at:]
-
-
 def packets_of(body: bytes) -> Iterator[bytes]:
     """Yield the packets of a frame one by one."""
     position = 0
@@ -216,6 +203,22 @@ def packets_of(body: bytes) -> Iterator[bytes]:
         length, start = read_variable_byte_integer(body, position + 1)
         yield body[position : start + length]
         position = start + length
+
+
+def by_topic(packets: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Yield each Topic Name of PUBLISH packets, with the packets in a row that have it."""
+    topic, first, position, end = b"", 0, 0, len(packets)
+    while position < end:
+        length, start = read_variable_byte_integer(packets, position + 1)
+        topic_end = start + 2 + (packets[start] << 8 | packets[start + 1])
+        found = packets[start + 2 : topic_end]
+        if found != topic:
+            if position:
+                yield topic, packets[first:position]
+            topic, first = found, position
+        stop, n_bytes = start + length, start + length - position
+        position = end_of_equal_heads(packets, packets[position:topic_end], stop, n_bytes, end)
+    yield topic, packets[first:]
 
 
 def renumbered(packets: bytes, packet_id: int) -> bytes:

@@ -36,11 +36,15 @@
 --               ms at which they expire; and of those that have ended, until all nodes know it
 --   :s:CLIENT   hash: the session that the client may come back to: origin, which no other one has;
 --               options; expiry in s, '' for none; away, the time in ms since when it has no
---               connection; messages and bytes in :q; got, the newest entry that its owner has read;
---               dup, the newest one that may have been sent; told, where the owner knows of more
---               entries; commit and added, the newest commit and what it has added
+--               connection; messages and bytes in :q; shared, how many of them stand in :p; got, the
+--               newest entry that its owner has read; dup, the newest one that may have been sent;
+--               told, where the owner knows of more entries; commit and added, the newest commit and
+--               what it has added
 --   :f:CLIENT   hash: its subscriptions
---   :q:CLIENT   stream: its messages
+--   :q:CLIENT   stream: its messages. The one field of each is called as its head, see
+--               mail_entries.py; the value is the packet, or a byte 0, the packet's size and the
+--               NAME of one that several mailboxes have
+--   :p:NAME     hash: a packet, and in how many mailboxes it is
 --   :i:CLIENT   hash: entries of :q that have a packet identifier, to how they were sent
 --   :n:CLIENT   set: packet identifiers of QoS 2 messages that it has sent and not released
 --
@@ -51,6 +55,7 @@ local MOST_CHANGES = 20000  -- that are kept; who is behind them reads everythin
 local INLINE_BYTES = 4096   -- a larger retained message is looked up by who reads of it
 
 local READ_AT_ONCE = 10     -- entries of a mailbox: they may be large
+local SHARED_BYTES = 512    -- a larger packet for several mailboxes is there once
 local MOST_REFUSALS_BYTES = 8192  -- that are kept of each node, for posts that are repeated
 
 local MOST_KNOWN_MS = 7 * 86400 * 1000  -- for so long a QoS 2 message is told from its repeats
@@ -312,9 +317,61 @@ end
 
 local function text(n) return string.format('%d', n) end
 
+-- Returns a session and its mailbox; `origin` is false where there is none.
+local function session_of(base, client)
+  local key, stream = base .. ':s:' .. client, base .. ':q:' .. client
+  local told = call('HMGET', key, 'origin', 'away', 'got', 'commit', 'added', 'messages', 'bytes',
+    'shared')
+  return {base = base, client = client, key = key, stream = stream,
+    origin = told[1], away = told[2], got = told[3] or '0-0', commit = told[4], added = told[5],
+    messages = tonumber(told[6] or '0'), bytes = tonumber(told[7] or '0'),
+    shared = tonumber(told[8] or '0')}
+end
+
+local function write_counts(box, ...)
+  if box.messages <= 0 then box.messages, box.bytes = 0, 0 end
+  call('HSET', box.key, 'messages', text(box.messages), 'bytes', text(math.max(0, box.bytes)),
+    'shared', text(box.shared), ...)
+end
+
+-- Returns the packet that a value stands for.
+local function packet_of(base, value)
+  if string.byte(value) ~= 0 then return value end
+  return call('HGET', base .. ':p:' .. string.match(value, ' (.*)'), 'packet') or value
+end
+
+-- Takes note that an entry is no more, by its value; returns the bytes of its packet.
+local function forget_value(box, value)
+  if string.byte(value) ~= 0 then return #value end
+  local size, name = string.match(value, '(%d+) (.*)')
+  local key = box.base .. ':p:' .. name
+  box.shared = box.shared - 1
+  if call('HINCRBY', key, 'mailboxes', -1) <= 0 then call('UNLINK', key) end
+  return tonumber(size)
+end
+
+-- Removes entries of a mailbox, which have so many bytes.
+local function remove_entries(box, ids, bytes)
+  if #ids == 0 then return end
+  if box.shared > 0 then
+    for i = 1, #ids do
+      local found = call('XRANGE', box.stream, ids[i], ids[i])[1]
+      if found then forget_value(box, found[2][2]) end
+    end
+  end
+  local n = call('XDEL', box.stream, unpack(ids))
+  box.messages, box.bytes = box.messages - n, box.bytes - math.floor(bytes * n / #ids)
+end
+
 -- Ends a session. Its name stays until all nodes know it.
 local function end_session(base, client, origin)
-  local suffix = ':' .. client
+  local suffix, box, after = ':' .. client, session_of(base, client), '-'
+  while box.shared > 0 do
+    local entries = call('XRANGE', box.stream, after, '+', 'COUNT', 100)
+    if #entries == 0 then break end
+    for i = 1, #entries do forget_value(box, entries[i][2][2]) end
+    after = '(' .. entries[#entries][1]
+  end
   call('UNLINK', base .. ':s' .. suffix, base .. ':f' .. suffix, base .. ':q' .. suffix,
     base .. ':i' .. suffix, base .. ':n' .. suffix)
   call('ZADD', base .. ':x', text(now_ms()), origin .. ' ' .. client)
@@ -450,16 +507,65 @@ local function refusals(base, node, post, is_new, refused)
   return refused
 end
 
--- Puts messages into mailboxes, once. Behind the limits stand, for each message: its data, its QoS,
--- what tells its repeats ('' for nothing; '?' before it where it may be one), for how many clients it
--- is, and these. In place of the third, '.' says that another client can have it: it is refused where
--- this one has no session; with '!' also where it is away. Answers which messages were refused, and for each client the
--- messages and bytes in its mailbox (-1 and 0 where it has none), how many were dropped, how many of
--- QoS 0 as it is away, whether it is away, and the owner if that is to be told.
+-- Returns packets that follow each other; behind its first byte each has its length.
+local function packets_of(data)
+  local packets, at = {}, 1
+  while at <= #data do
+    local length, place, stop = 0, 1, at
+    repeat
+      stop = stop + 1
+      local byte = string.byte(data, stop)
+      length, place = length + byte % 128 * place, place * 128
+    until byte < 128
+    stop = stop + length
+    packets[#packets + 1] = string.sub(data, at, stop)
+    at = stop + 1
+  end
+  return packets
+end
+
+-- Puts a packet into a mailbox, as far as the limits go; says whether it is there.
 -- Where publishers are held back they learn of it a little late: twice the limits are allowed.
+local function put_packet(box, limits, qos, head, value, size)
+  if not box.origin then
+    box.dropped = box.dropped + 1
+    return false
+  end
+  if qos == '0' and box.away then
+    box.offline = box.offline + 1
+    return false
+  end
+  local most_messages, most_bytes = limits.messages, limits.bytes
+  if limits.mode == 'reject' and qos ~= '0' and not box.away then
+    most_messages, most_bytes = 2 * most_messages, 2 * most_bytes
+  end
+  while limits.mode == 'drop_oldest' and box.messages > 0
+    and (box.messages >= most_messages or box.bytes + size > most_bytes) do
+    local oldest = call('XRANGE', box.stream, '(' .. box.got, '+', 'COUNT', 1)[1]
+    if not oldest then break end
+    call('XDEL', box.stream, oldest[1])
+    box.messages, box.bytes = box.messages - 1, box.bytes - forget_value(box, oldest[2][2])
+    box.dropped, box.has_changed = box.dropped + 1, true
+  end
+  if box.messages > 0 and (box.messages >= most_messages or box.bytes + size > most_bytes) then
+    box.dropped = box.dropped + 1
+    return false
+  end
+  call('XADD', box.stream, '*', head, value)
+  box.messages, box.bytes, box.has_changed = box.messages + 1, box.bytes + size, true
+  return true
+end
+
+-- Puts messages into mailboxes, once. Behind the limits stand, for each run of them: its head, its
+-- packets, their QoS, what tells its repeats ('' for nothing; '?' before it where it may be one), for
+-- how many clients it is, and these. In place of the fourth, '.' says that another client can have
+-- them: they are refused where this one has no session; with '!' also where it is away. Answers which
+-- runs were refused, and for each client the messages and bytes in its mailbox (-1 and 0 where it has
+-- none), how many were dropped, how many of QoS 0 as it is away, whether it is away, and the owner if
+-- that is to be told.
 function functions.post(keys, args)
-  local base, node, epoch, number, most_messages, most_bytes, mode = keys[1], unpack(args, 1, 6)
-  most_messages, most_bytes = tonumber(most_messages), tonumber(most_bytes)
+  local base, node, epoch, number = keys[1], unpack(args, 1, 3)
+  local limits = {messages = tonumber(args[4]), bytes = tonumber(args[5]), mode = args[6]}
   local is_new = #args > 6
   local last = call('HGET', base .. ':last', node)
   if last then
@@ -468,72 +574,62 @@ function functions.post(keys, args)
     if last_epoch > tonumber(epoch) then return refuse(FENCED) end
     is_new = last_epoch < tonumber(epoch) or tonumber(last_number) < tonumber(number)
   end
-  if is_new then call('HSET', base .. ':last', node, epoch .. ' ' .. number) end
-  local boxes, answer, refused = {}, {}, {}
-  local at, message = 7, 0
+  local origin, n_shared = epoch .. ' ' .. number, 0
+  if is_new then call('HSET', base .. ':last', node, origin) end
+  local boxes, asked, refused = {}, {}, {}
+  local at, run = 7, 0
   while at <= #args do
-    local data, qos, token, n = args[at], args[at + 1], args[at + 2], tonumber(args[at + 3])
-    message = message + 1
+    local head, data, qos, token, n = unpack(args, at, at + 4)
+    local first, stop = at + 5, at + 4 + tonumber(n)
     local has_others = token == '.' or token == '!'
-    local is_wanted = is_new and #data > 0 and (has_others or not is_here(base, token))
-    for i = at + 4, at + 3 + n do
-      local client = args[i]
-      local box = boxes[client]
-      if not box then
-        local told = call('HMGET', base .. ':s:' .. client, 'origin', 'away', 'messages', 'bytes',
-          'got')
-        box = {is_there = told[1], is_away = told[2], messages = tonumber(told[3] or '0'),
-          bytes = tonumber(told[4] or '0'), got = told[5] or '0-0', dropped = 0, offline = 0,
-          added = 0}
-        boxes[client] = box
-        answer[#answer + 1] = client
+    run = run + 1
+    for i = first, stop do
+      if not boxes[args[i]] then
+        local box = session_of(base, args[i])
+        box.dropped, box.offline, boxes[args[i]], asked[#asked + 1] = 0, 0, box, box
       end
-      if not is_wanted then  -- it is here, or a question
-      elseif has_others and (not box.is_there or token == '!' and box.is_away) then
-        refused[#refused + 1] = message
-      elseif not box.is_there then
-        box.dropped = box.dropped + 1
-      elseif qos == '0' and box.is_away then
-        box.offline = box.offline + 1
-      else
-        local key = base .. ':q:' .. client
-        local is_held_back = mode == 'reject' and qos ~= '0' and not box.is_away
-        local most_n, most = most_messages, most_bytes
-        if is_held_back then most_n, most = 2 * most_n, 2 * most end
-        while mode == 'drop_oldest' and box.messages > 0
-          and (box.messages >= most_n or box.bytes + #data > most) do
-          local oldest = call('XRANGE', key, '(' .. box.got, '+', 'COUNT', 1)[1]
-          if not oldest then break end
-          call('XDEL', key, oldest[1])
-          box.messages, box.bytes = box.messages - 1, box.bytes - #oldest[2][2]
-          box.dropped, box.added = box.dropped + 1, 1
+    end
+    local box = boxes[args[first]]
+    if not is_new or data == '' then  -- it is here, or a question
+    elseif has_others and (not box.origin or token == '!' and box.away) then
+      refused[#refused + 1] = run
+    elseif has_others or not is_here(base, token) then
+      local packets = packets_of(data)
+      for i = 1, #packets do
+        local packet, name = packets[i], nil
+        local value, size, n_there = packet, #packet, 0
+        if stop > first and size > SHARED_BYTES then
+          n_shared = n_shared + 1
+          name = node .. ' ' .. origin .. ' ' .. n_shared
+          value = '\0' .. size .. ' ' .. name
         end
-        if box.messages > 0 and (box.messages >= most_n or box.bytes + #data > most) then
-          box.dropped = box.dropped + 1
-        else
-          call('XADD', key, '*', qos, data)
-          box.messages, box.bytes, box.added = box.messages + 1, box.bytes + #data, 1
+        for j = first, stop do
+          box = boxes[args[j]]
+          if put_packet(box, limits, qos, head, value, size) then
+            n_there = n_there + 1
+            if name then box.shared = box.shared + 1 end
+          end
+        end
+        if name and n_there > 0 then
+          call('HSET', base .. ':p:' .. name, 'packet', packet, 'mailboxes', n_there)
         end
       end
     end
-    at = at + 4 + n
+    at = stop + 1
   end
   local told = {refusals(base, node, epoch .. '/' .. number, is_new, table.concat(refused, ','))}
-  for i = 1, #answer do
-    local client = answer[i]
-    local box, key = boxes[client], base .. ':s:' .. client
-    if box.is_there then
-      if box.added > 0 then
-        call('HSET', key, 'messages', text(box.messages), 'bytes', text(box.bytes))
-      end
+  for i = 1, #asked do
+    local box = asked[i]
+    if box.origin then
+      if box.has_changed then write_counts(box) end
       local owner = ''
-      if not box.is_away and box.messages > 0 and call('HSETNX', key, 'told', '1') == 1 then
-        owner = call('HGET', base .. ':o', client) or ''
+      if not box.away and box.messages > 0 and call('HSETNX', box.key, 'told', '1') == 1 then
+        owner = call('HGET', base .. ':o', box.client) or ''
       end
-      told[#told + 1] = {client, box.messages, box.bytes, box.dropped, box.offline,
-        box.is_away and 1 or 0, owner}
+      local away = box.away and 1 or 0
+      told[#told + 1] = {box.client, box.messages, box.bytes, box.dropped, box.offline, away, owner}
     else
-      told[#told + 1] = {client, -1, 0, box.dropped, 0, 1, ''}
+      told[#told + 1] = {box.client, -1, 0, box.dropped, 0, 1, ''}
     end
   end
   return told
@@ -543,13 +639,24 @@ local function is_owner(base, client, owner)
   return call('HGET', base .. ':o', client) == owner
 end
 
--- Answers with all of a session but its messages.
+-- Returns some entries of a mailbox, with their packets.
+local function entries_of(box, after, stop, n)
+  local entries = call('XRANGE', box.stream, after, stop, 'COUNT', n)
+  if box.shared > 0 then
+    for i = 1, #entries do entries[i][2][2] = packet_of(box.base, entries[i][2][2]) end
+  end
+  return entries
+end
+
+-- Answers with all of a session, but of its messages only those with a packet identifier.
 function functions.load(keys, args)
   local base, client, owner = keys[1], unpack(args)
   if not is_owner(base, client, owner) then return refuse(FENCED) end
-  local suffix = ':' .. client
-  return {call('HGETALL', base .. ':s' .. suffix), call('HGETALL', base .. ':f' .. suffix),
-    call('HGETALL', base .. ':i' .. suffix), call('SMEMBERS', base .. ':n' .. suffix)}
+  local suffix, box, entries = ':' .. client, session_of(base, client), {}
+  local sent = call('HGETALL', base .. ':i' .. suffix)
+  for i = 1, #sent, 2 do entries[#entries + 1] = entries_of(box, sent[i], sent[i], 1)[1] end
+  return {call('HGETALL', box.key), call('HGETALL', base .. ':f' .. suffix), sent,
+    call('SMEMBERS', base .. ':n' .. suffix), entries}
 end
 
 -- Answers with the time in ms, whether there is more, and entries behind one: so many at most, and
@@ -558,9 +665,9 @@ function functions.fetch(keys, args)
   local base, client, owner, after, most, most_bytes = keys[1], unpack(args)
   if not is_owner(base, client, owner) then return refuse(FENCED) end
   most, most_bytes = tonumber(most), tonumber(most_bytes)
-  local entries, bytes, has_more = {}, 0, false
+  local box, entries, bytes, has_more = session_of(base, client), {}, 0, false
   repeat
-    local some = call('XRANGE', base .. ':q:' .. client, '(' .. after, '+', 'COUNT', READ_AT_ONCE)
+    local some = entries_of(box, '(' .. after, '+', READ_AT_ONCE)
     for i = 1, #some do
       bytes = bytes + #some[i][2][2]
       has_more = #entries == most or (#entries > 0 and bytes > most_bytes)
@@ -568,69 +675,83 @@ function functions.fetch(keys, args)
       entries[#entries + 1], after = some[i], some[i][1]
     end
   until has_more or #some < READ_AT_ONCE
-  local key = base .. ':s:' .. client
-  if call('EXISTS', key) == 1 then
-    if not has_more then call('HDEL', key, 'told') end
-    if #entries > 0 then call('HSET', key, 'got', after) end
+  if box.origin then
+    if not has_more then call('HDEL', box.key, 'told') end
+    if #entries > 0 then call('HSET', box.key, 'got', after) end
   end
   return {text(now_ms()), has_more and 1 or 0, entries}
 end
 
--- Changes a session, once; answers with the entries that it has added. What follows the number of
--- the commit and the origin of the session are changes: a letter, and two words. Those of a new
--- session begin with 's'.
-function functions.commit(keys, args)
-  local base, client, owner, number, origin = keys[1], unpack(args, 1, 4)
-  if not is_owner(base, client, owner) then return refuse(FENCED) end
-  local suffix = ':' .. client
-  local key, stream, sent = base .. ':s' .. suffix, base .. ':q' .. suffix, base .. ':i' .. suffix
-  local told = call('HMGET', key, 'origin', 'commit', 'added', 'messages', 'bytes')
+local function split(words)
+  local found = {}
+  for word in string.gmatch(words, '%S+') do found[#found + 1] = word end
+  return found
+end
+
+-- Changes a session as `commit` has it, by some of the words that it was given.
+local function commit(base, words, first, stop)
+  local client, owner, number, origin = unpack(words, first, first + 3)
+  if not is_owner(base, client, owner) then return FENCED end
+  local suffix, head = ':' .. client, ''
+  local subscriptions, incoming = base .. ':f' .. suffix, base .. ':n' .. suffix
+  local sent = base .. ':i' .. suffix
+  local box = session_of(base, client)
   local stamp = owner .. ' ' .. number
-  if told[1] and told[1] ~= origin then
-    end_session(base, client, told[1])
-    told = {origin}
+  if box.origin and box.origin ~= origin then
+    end_session(base, client, box.origin)
+    box = session_of(base, client)
+  elseif not box.origin and words[first + 5] ~= 's' then
+    return FENCED  -- a failover has lost it
   end
-  if not told[1] and args[5] ~= 's' then return refuse(FENCED) end  -- a failover has lost it
-  if told[2] == stamp then return told[3] end
-  local messages, bytes = tonumber(told[4] or '0'), tonumber(told[5] or '0')
+  if box.commit == stamp then return box.added end
   local added = {}
-  for i = 5, #args, 3 do
-    local what, one, other = args[i], args[i + 1], args[i + 2]
-    if what == 's' then call('HSET', key, one, other)
-    elseif what == 'f' then call('HSET', base .. ':f' .. suffix, one, other)
-    elseif what == 'F' then call('HDEL', base .. ':f' .. suffix, one)
-    elseif what == 'n' then call('SADD', base .. ':n' .. suffix, one)
-    elseif what == 'N' then call('SREM', base .. ':n' .. suffix, one)
+  for i = first + 5, stop, 3 do
+    local what, one, other = words[i], words[i + 1], words[i + 2]
+    if what == 's' then call('HSET', box.key, one, other)
+    elseif what == 'f' then call('HSET', subscriptions, one, other)
+    elseif what == 'F' then call('HDEL', subscriptions, one)
+    elseif what == 'n' then call('SADD', incoming, one)
+    elseif what == 'N' then call('SREM', incoming, one)
     elseif what == 'i' then call('HSET', sent, one, other)
+    elseif what == 'h' then head = one
     elseif what == 'a' then
-      local id = call('XADD', stream, '*', '1', one)
+      local id = call('XADD', box.stream, '*', head, one)
       if other ~= '' then call('HSET', sent, id, other) end
-      messages, bytes = messages + 1, bytes + #one
+      box.messages, box.bytes = box.messages + 1, box.bytes + #one
       added[#added + 1] = id
     elseif what == 'd' then
-      call('HDEL', sent, one)
-      local n = call('XDEL', stream, one)
-      messages, bytes = messages - n, bytes - n * tonumber(other)
+      local ids = split(one)
+      call('HDEL', sent, unpack(ids))
+      remove_entries(box, ids, other)
     end
   end
   added = table.concat(added, ' ')
-  if messages <= 0 then messages, bytes = 0, 0 end
-  call('HSET', key, 'origin', origin, 'commit', stamp, 'added', added, 'messages', text(messages),
-    'bytes', text(math.max(0, bytes)))
+  write_counts(box, 'origin', origin, 'commit', stamp, 'added', added)
   return added
 end
 
--- Removes messages of a session: the identifier of each, and its bytes.
-function functions.erase(keys, args)
-  local base, client, owner = keys[1], args[1], args[2]
-  if not is_owner(base, client, owner) then return refuse(FENCED) end
-  local key = base .. ':s:' .. client
-  for i = 3, #args, 2 do
-    if call('XDEL', base .. ':q:' .. client, args[i]) == 1 then
-      call('HINCRBY', key, 'messages', -1)
-      call('HINCRBY', key, 'bytes', -args[i + 1])
-    end
+-- Changes sessions, each once; answers with the entries that each has got, or that its caller has it
+-- no more. For each stand there: client, owner, the number of the commit, origin of the session, how
+-- many words follow, and these. They are changes: a letter, and two words. Those of a new session
+-- begin with 's'; 'h' is the head for each 'a' behind it.
+function functions.commit(keys, args)
+  local answers, at = {}, 1
+  while at <= #args do
+    local stop = at + 4 + tonumber(args[at + 4])
+    answers[#answers + 1] = commit(keys[1], args, at, stop)
+    at = stop + 1
   end
+  return answers
+end
+
+-- Removes messages of a session, of so many bytes.
+function functions.erase(keys, args)
+  local base, client, owner, ids, bytes = keys[1], unpack(args)
+  if not is_owner(base, client, owner) then return refuse(FENCED) end
+  local box = session_of(base, client)
+  if not box.origin then return 0 end
+  remove_entries(box, split(ids), bytes)
+  write_counts(box)
   return 1
 end
 

@@ -7,18 +7,24 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from penstock.plugins.cluster.engine import ClusterEngine, Row, fenced
+from penstock.plugins.cluster.mail_entries import Entry
 from penstock.plugins.redis.calls import plain
 
 FROM_START: Final = b"0-0"
 """Stands before all entries."""
 
 IF_THERE: Final = b"."
-"""Of a message that another client can have: it is refused where this one has no session."""
+"""Of messages that another client can have: they are refused where this one has no session."""
 IF_CONNECTED: Final = b"!"
 """The same, also where this one has no connection."""
 
+MOST_GONE: Final = 1000
+"""Entries that one change removes."""
 _MOST_EXPIRED: Final = 100
 """Sessions that one call ends."""
+_MOST_WORDS: Final = 3000
+"""Words of a call that changes sessions, and those of one session."""
+_FENCED: Final = b"PENSTOCK fenced"
 
 
 class Posted(NamedTuple):
@@ -59,12 +65,14 @@ class State(NamedTuple):
         filters: its subscriptions.
         sent: entries with Packet Identifiers.
         incoming: Packet Identifiers of QoS 2 messages from the client.
+        entries: those that are there of `sent`, in any order.
     """
 
     values: dict[bytes, bytes]
     filters: dict[bytes, bytes]
     sent: dict[bytes, bytes]
     incoming: list[int]
+    entries: list[Entry]
 
 
 class Fetched(NamedTuple):
@@ -73,12 +81,30 @@ class Fetched(NamedTuple):
     Attributes:
         now_ms: the engine's time, in milliseconds.
         has_more: whether there are more behind them.
-        entries: identifier and value of each.
+        entries: in their order.
     """
 
     now_ms: int
     has_more: bool
-    entries: list[tuple[bytes, bytes]]
+    entries: list[Entry]
+
+
+class Commit(NamedTuple):
+    """Changes of a session that this node has.
+
+    Attributes:
+        client_id: Client Identifier.
+        owner: the claim by which this node has it.
+        number: of the commit, by which it is told from others of the owner.
+        origin: of the session; one of another origin ends.
+        changes: letters with two words each; see ``library.lua``.
+    """
+
+    client_id: str
+    owner: Row
+    number: int
+    origin: str
+    changes: list[Any]
 
 
 class MailEngine:
@@ -99,13 +125,14 @@ class MailEngine:
 
         Args:
             bucket: the common beginning of the keys of all of them.
-            words: for each message its data, its QoS, what tells its repeats, the number of
-                clients, and these. Without data it is asked how the mailboxes are. In place of
-                what tells its repeats may stand `IF_THERE` or `IF_CONNECTED`.
+            words: for each run of messages its head, its packets, their QoS, what tells its
+                repeats, the number of clients, and these. Without packets it is asked how the
+                mailboxes are. In place of what tells its repeats may stand `IF_THERE` or
+                `IF_CONNECTED`.
 
         Returns:
-            A future of numbers of messages that were refused, with commas, the first being 1; and
-            of what `Posted.read` takes, for each mailbox.
+            A future of numbers of runs that were refused, with commas, the first being 1; and of
+            what `Posted.read` takes, for each mailbox.
         """
         engine = self.engine
         number = engine.next_number(f"post {bucket}")
@@ -127,18 +154,7 @@ class MailEngine:
         bucket = self.engine.bucket(client_id)
         found = await fenced(self.engine.call("load", bucket, client_id, str(owner)))
         values, filters, sent = (dict(zip(one[::2], one[1::2], strict=True)) for one in found[:3])
-        return State(values, filters, sent, [int(one) for one in found[3]])
-
-    async def entries(
-        self, client_id: str, identifiers: Sequence[bytes]
-    ) -> list[tuple[bytes, bytes]]:
-        """Return those of some entries that are there, with their values."""
-        bucket = self.engine.bucket(client_id)
-        calls = [
-            self.engine.read(bucket, "XRANGE", f":q:{client_id}", one, one) for one in identifiers
-        ]
-        found = [await plain(call) for call in calls]
-        return [(one[0][0], one[0][1][1]) for one in found if one]
+        return State(values, filters, sent, [int(one) for one in found[3]], _entries(found[4]))
 
     async def fetch(
         self, client_id: str, owner: Row, after: bytes, most: int, most_bytes: int
@@ -152,37 +168,39 @@ class MailEngine:
         bucket = self.engine.bucket(client_id)
         call = self.engine.call("fetch", bucket, client_id, str(owner), after, most, most_bytes)
         now_ms, has_more, entries = await fenced(call)
-        some = [(identifier, fields[1]) for identifier, fields in entries]
-        return Fetched(int(now_ms), bool(has_more), some)
+        return Fetched(int(now_ms), bool(has_more), _entries(entries))
 
-    async def commit(
-        self, client_id: str, owner: Row, number: int, origin: str, changes: Sequence[Any]
-    ) -> list[bytes]:
-        """Change a session that this node has, once; return the entries that were added.
-
-        Args:
-            client_id: Client Identifier.
-            owner: the claim by which this node has it.
-            number: of the commit, by which it is told from others of the owner.
-            origin: of the session; one of another origin ends.
-            changes: letters with two words each; see ``library.lua``.
+    async def commit(self, commits: Sequence[Commit]) -> list[list[bytes] | None]:
+        """Change sessions, once; return the entries that each has got; None if another has it.
 
         Raises:
-            FencedError: this node has the session no more.
             StorageError: the engine cannot be asked, or refuses.
         """
-        bucket = self.engine.bucket(client_id)
-        words = (client_id, str(owner), number, origin, *changes)
-        added = await fenced(self.engine.call("commit", bucket, *words, is_stored=True))
-        return list(added.split())
+        calls: dict[str, list[list[Any]]] = {}  # the words of each call, by bucket
+        places = []
+        for client_id, owner, number, origin, changes in commits:
+            bucket = self.engine.bucket(client_id)
+            of_bucket = calls.setdefault(bucket, [[]])
+            if len(of_bucket[-1]) + len(changes) > _MOST_WORDS and of_bucket[-1]:
+                of_bucket.append([])
+            of_bucket[-1] += (client_id, str(owner), number, origin, len(changes), *changes)
+            places.append((bucket, len(of_bucket) - 1))
+        waiting = {
+            (bucket, at): self.engine.call("commit", bucket, *words, is_stored=True)
+            for bucket, of_bucket in calls.items()
+            for at, words in enumerate(of_bucket)
+        }
+        found = await asyncio.gather(*map(plain, waiting.values()))
+        answers = dict(zip(waiting, map(iter, found), strict=True))
+        each = (next(answers[place]) for place in places)
+        return [None if one == _FENCED else one.split() for one in each]
 
     def erase(
-        self, client_id: str, owner: Row, entries: Sequence[tuple[bytes, int]]
+        self, client_id: str, owner: Row, identifiers: Sequence[bytes], n_bytes: int
     ) -> asyncio.Future[Any]:
-        """Remove messages of a session that this node has: identifier and bytes of each."""
-        bucket = self.engine.bucket(client_id)
-        words = (word for entry in entries for word in entry)
-        return self.engine.call("erase", bucket, client_id, str(owner), *words, is_stored=True)
+        """Remove messages of a session that this node has, which have so many bytes."""
+        words = client_id, str(owner), b" ".join(identifiers), n_bytes
+        return self.engine.call("erase", self.engine.bucket(client_id), *words, is_stored=True)
 
     def finish(self, client_id: str, owner: Row, origin: str) -> asyncio.Future[Any]:
         """End a session that this node has; it waits for a server however long that takes."""
@@ -200,3 +218,7 @@ class MailEngine:
         """Forget sessions that have ended, once all nodes know it."""
         words = (f"{origin} {client_id}" for origin, client_id in ended)
         await plain(self.engine.call("forget", bucket, *words))
+
+
+def _entries(found: Sequence[Any]) -> list[Entry]:
+    return [(identifier, head, packet) for identifier, (head, packet) in found]

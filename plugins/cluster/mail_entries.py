@@ -1,17 +1,19 @@
 """Entries of a mailbox: what the engine has of a message that waits for a session.
 
-The value of an entry has the publisher, the shared subscription by which the message comes, and the
-PUBLISH packet in the form of MQTT 5, with what was left of its Message Expiry Interval. When that
-was, the identifier of the entry says, by the engine's clock.
+An entry is a field and its value: the *head*, which says who has published the message, by which
+shared subscription it comes and in the form of which version it is; and the PUBLISH packet, with
+what was left of its Message Expiry Interval. When that was, the identifier of the entry says, by
+the engine's clock.
 """
 
 from __future__ import annotations
 
 import json
+from functools import lru_cache
 from struct import Struct
 from typing import Any, Final, NamedTuple
 
-from penstock.broker.message import Message
+from penstock.broker.errors import MalformedPacketError
 from penstock.broker.mqtt.data_types import read_variable_byte_integer
 from penstock.broker.mqtt.enums import MQTT_5, PUBLISH
 from penstock.broker.mqtt.expiry import EXPIRY, interval_left
@@ -23,34 +25,44 @@ from penstock.broker.mqtt.properties import (
 from penstock.broker.mqtt.publish_head import read_publish_head
 from penstock.broker.mqtt.writer import publish_header
 from penstock.broker.session_rows import DeliveryRow, MessageRow
-from penstock.plugins.cluster.frames import packet_head
 
-_HEAD: Final = Struct(">HH")
-"""The bytes of the publisher's name, and of the shared subscription's."""
+_HEAD: Final = Struct(">BHH")
+"""The version, and the bytes of the publisher's name and of the shared subscription's."""
+_MOST_HEADS: Final = 1024
+
+Entry = tuple[bytes, bytes, bytes]
+"""An entry's identifier, its head and its packet."""
 
 
-def entry_of(message: Message, payload: bytes, now: float) -> bytes:
-    """Return the value of an entry.
+def head_of(publisher: str, share: str = "", version: int = MQTT_5) -> bytes:
+    """Return the head of an entry.
 
     Args:
-        message: the message.
-        payload: of it.
-        now: monotonic seconds.
+        publisher: Client Identifier of the publisher.
+        share: the shared subscription by which the message comes; "" for none.
+        version: the protocol version in whose form the packet is, 4 or 5.
     """
-    return _entry(message.publisher, "", packet_head(message, len(payload), now), payload)
+    name, other = publisher.encode(), share.encode()
+    return b"".join((_HEAD.pack(version, len(name), len(other)), name, other))
 
 
-def shared_entry(packet: bytes, share: str) -> bytes:
-    """Return the value of an entry of a packet, in the form of MQTT 5, of a shared subscription."""
-    return _entry("", share, packet)
+@lru_cache(_MOST_HEADS)
+def read_head(head: bytes) -> tuple[int, str, str]:
+    """Return version, publisher and shared subscription of an entry, by its head.
+
+    Raises:
+        struct.error: it is not what `head_of` has written; and ValueError.
+    """
+    version, n_name, n_share = _HEAD.unpack_from(head)
+    at = _HEAD.size + n_name
+    return version, head[_HEAD.size : at].decode(), head[at : at + n_share].decode()
 
 
-def entry_of_row(row: MessageRow, share: str, now: float) -> bytes:
-    """Return the value of an entry of a message that a session has, and not from a mailbox.
+def packet_of_row(row: MessageRow, now: float) -> bytes:
+    """Return the packet of an entry for a message that a session has, and not from a mailbox.
 
     Args:
         row: the message with its payload, and times of the monotonic clock.
-        share: the shared subscription by which it comes; "" for none.
         now: monotonic seconds.
     """
     payload = row.payload
@@ -69,43 +81,43 @@ def entry_of_row(row: MessageRow, share: str, now: float) -> bytes:
         properties=write_properties(properties, PUBLISH),
         version=MQTT_5,
     )
-    return _entry(row.publisher, share, head, payload)
+    return head + payload
 
 
-def _entry(publisher: str, share: str, *packet: bytes) -> bytes:
-    name, other = publisher.encode(), share.encode()
-    return b"".join((_HEAD.pack(len(name), len(other)), name, other, *packet))
-
-
-def read_entry(value: bytes, row: int, arrived_at: float) -> tuple[MessageRow, str]:
+def read_entry(head: bytes, packet: bytes, row: int, arrived_at: float) -> tuple[MessageRow, str]:
     """Return the row of a message, and the shared subscription by which it comes; "" for none.
 
     Args:
-        value: of the entry.
+        head: of the entry.
+        packet: of the entry.
         row: the number that the row is to have.
         arrived_at: monotonic seconds when the entry was made.
 
     Raises:
-        PeerError: it is not what `entry_of` has written.
+        PeerError: it is no PUBLISH packet; and as `read_head`.
     """
-    n_name, n_share = _HEAD.unpack_from(value)
-    at = _HEAD.size + n_name
-    publisher = value[_HEAD.size : at].decode()
-    share = value[at : at + n_share].decode()
-    packet = value[at + n_share :]
+    version, publisher, share = read_head(head)
     _, start = read_variable_byte_integer(packet, 1)
-    topic_end, _, at, _ = read_publish_head(packet, packet[0], start, len(packet), MQTT_5)
-    properties, at = read_publish_properties(packet, at)
-    interval = properties.pop(EXPIRY, None)
+    first_byte, encoded, expires_at = packet[0], None, None
+    topic_end, _, properties_at, at = read_publish_head(
+        packet, first_byte, start, len(packet), version
+    )
+    if first_byte >> 4 != PUBLISH:
+        raise MalformedPacketError(f"entry: first byte {first_byte:#x}; allowed: of a PUBLISH")
+    if at - properties_at > 1:
+        properties, _ = read_publish_properties(packet, properties_at)
+        interval = properties.pop(EXPIRY, None)
+        expires_at = None if interval is None else arrived_at + interval
+        encoded = write_properties(properties, PUBLISH) if properties else None
     message = MessageRow(
         row,
         packet[start + 2 : topic_end].decode(),
         packet[at:],
-        packet[0] >> 1 & 3,
-        bool(packet[0] & 1),
+        first_byte >> 1 & 3,
+        bool(first_byte & 1),
         arrived_at,
-        None if interval is None else arrived_at + interval,
-        write_properties(properties, PUBLISH) if properties else None,
+        expires_at,
+        encoded,
         publisher,
     )
     return message, share
@@ -128,17 +140,13 @@ class Sent(NamedTuple):
     retain: bool = False
     subscription_ids: str | None = None
 
-    def written(self) -> bytes:
-        """Return what the engine has of it."""
-        return json.dumps(self).encode()
-
     @classmethod
     def read(cls, data: bytes) -> Sent:
         """Return what was `written`."""
         return cls._make(json.loads(data))
 
-    @classmethod
-    def of(cls, row: DeliveryRow) -> Sent:
-        """Return how a delivery was sent."""
-        retain = bool(row.retain)
-        return cls(row.packet_id, bool(row.is_released), row.qos, retain, row.subscription_ids)
+
+def written(how: Sent | DeliveryRow, packet_id: int, is_released: int) -> bytes:
+    """Return what the engine has of how a message was sent, whatever it had before."""
+    ids = how.subscription_ids
+    return json.dumps((packet_id, bool(is_released), how.qos, bool(how.retain), ids)).encode()

@@ -10,7 +10,7 @@ next one. The node that has a session knows best, and takes what others have tol
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from penstock.broker.mqtt.topics import SHARE_PREFIX, matching_nodes
@@ -30,18 +30,16 @@ class Mailbox:
         client_id: Client Identifier.
         bucket: the common beginning of its keys.
         filters: its topic filters, each with the origin of the session that has it.
-        n_messages: in the mailbox, as the engine has last said.
-        n_bytes: of them.
-        is_away: whether it had no connection then, and has not subscribed or come back since.
+        is_away: whether it had no connection when the engine last said, and has not subscribed or
+            come back since.
     """
 
-    __slots__ = ("bucket", "client_id", "filters", "is_away", "n_bytes", "n_messages")
+    __slots__ = ("bucket", "client_id", "filters", "is_away")
 
     def __init__(self, client_id: str, bucket: str) -> None:
         self.client_id = client_id
         self.bucket = bucket
         self.filters: dict[str, str] = {}
-        self.n_messages = self.n_bytes = 0
         self.is_away = False
 
 
@@ -80,7 +78,7 @@ class MailRoutes:
         self._on_filter = on_filter
         self._on_share = on_share
         self._root = _Node()
-        self._found: dict[str, Sequence[Mailbox]] = {}
+        self._found: dict[str, Mapping[str, Sequence[str]]] = {}
 
     def changed(self, name: str, value: str) -> None:
         """Take a change that was told among those of routes."""
@@ -167,8 +165,8 @@ class MailRoutes:
             del parent[level]
         self._on_filter(topic_filter, False)
 
-    def of(self, topic: str) -> Sequence[Mailbox]:
-        """Return the mailboxes that get the messages of a topic."""
+    def of(self, topic: str) -> Mapping[str, Sequence[str]]:
+        """Return the clients whose mailboxes get the messages of a topic, by their buckets."""
         found = self._found.get(topic)
         if found is None:
             boxes: dict[Mailbox, None] = {}
@@ -176,5 +174,8 @@ class MailRoutes:
                 boxes.update(node.boxes)
             if len(self._found) >= _MOST_TOPICS:
                 self._found.clear()
-            found = self._found[topic] = tuple(boxes)
+            clients: dict[str, list[str]] = {}
+            for box in boxes:
+                clients.setdefault(box.bucket, []).append(box.client_id)
+            found = self._found[topic] = clients
         return found

@@ -16,10 +16,10 @@ import secrets
 from collections.abc import Callable, Sequence
 from logging import Logger
 from struct import error as StructError  # noqa: N812 (it is a class)
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.broker.errors import PeerError, PenstockError
-from penstock.broker.extensions import LocalClients, Mail, SessionStore
+from penstock.broker.extensions import LocalClients, Mail, MailRun, SessionStore
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.mqtt.topics import SHARE_PREFIX, matches
 from penstock.broker.session_rows import (
@@ -32,8 +32,16 @@ from penstock.broker.session_rows import (
     SubscriptionRow,
 )
 from penstock.plugins.cluster.engine import FencedError, Row
-from penstock.plugins.cluster.mail_engine import FROM_START, MailEngine
-from penstock.plugins.cluster.mail_entries import Sent, entry_of_row, read_entry
+from penstock.plugins.cluster.mail_engine import FROM_START, MOST_GONE, Commit, MailEngine
+from penstock.plugins.cluster.mail_entries import (
+    Entry,
+    Sent,
+    head_of,
+    packet_of_row,
+    read_entry,
+    read_head,
+    written,
+)
 from penstock.plugins.cluster.mail_routes import MARK, MailRoutes
 from penstock.plugins.cluster.members import order
 from penstock.plugins.redis.errors import StorageError
@@ -41,7 +49,7 @@ from penstock.plugins.redis.errors import StorageError
 if TYPE_CHECKING:
     from penstock.plugins.cluster.announcer import Announcer
 
-FETCHED_MESSAGES: Final = 100
+FETCHED_MESSAGES: Final = 250
 """Messages that are fetched at once."""
 FETCHED_BYTES: Final = 1024 * 1024
 """Bytes of them, and one message of any size."""
@@ -52,18 +60,13 @@ _LOOKS: Final = 100
 RETRY_SECONDS: Final = 1.0
 
 
-class _Entry(NamedTuple):
-    """A message of a mailbox that the broker has.
+_Entry = tuple[bytes, int, Sent | DeliveryRow]
+"""A message of a mailbox that the broker has: the identifier of its entry, the bytes of its packet,
+and how it was sent; without QoS where that is as the subscriptions say."""
 
-    Attributes:
-        identifier: of the entry.
-        n_bytes: of its value.
-        sent: how it was sent; without QoS where that is as the subscriptions say.
-    """
-
-    identifier: bytes
-    n_bytes: int
-    sent: Sent
+_PLAIN: Final = Sent(0, is_released=False, qos=1)
+_OF_RUNS: Final = {b"\x30": 0, b"\x32": 1}
+"""First bytes of packets that may go together, to their QoS."""
 
 
 class Kept:
@@ -77,11 +80,13 @@ class Kept:
         row: the number of its row in the broker.
         entries: rows of messages that the broker has, with their entries.
         restored: entries that it had from the beginning, or not from the mailbox.
+        adding: is done once the engine has said which entries it has added; None for none.
         unreleased: deduplication identifiers of messages that its client has sent to other nodes.
         sent: the newest entry that may have been sent before this node had the session.
-        after: the newest entry that was fetched.
+        fetched: entries that were fetched and not given, and the monotonic time of the engine's 0.
+        after: the newest entry that was given.
         has_more: whether the mailbox may have more.
-        is_drained: whether the client has taken what was fetched.
+        is_drained: whether the client may take more.
         fetching: fetches.
     """
 
@@ -93,8 +98,11 @@ class Kept:
         self.row = 0
         self.entries: dict[int, _Entry] = {}
         self.restored: set[bytes] = set()
+        self.adding: asyncio.Future[None] | None = None
         self.unreleased: set[bytes] = set()
         self.sent = self.after = FROM_START
+        self.fetched: list[Entry] = []
+        self.of_engine = 0.0
         self.has_more = True
         self.is_drained = False
         self.fetching: asyncio.Task[None] | None = None
@@ -157,7 +165,7 @@ class KeptSessions(SessionStore):
             StorageError: the engine cannot be asked, or another node has it by now.
         """
         state = await self._engine.load(client_id, owner)
-        found = await self._engine.entries(client_id, sorted(state.sent, key=order))
+        found = sorted(state.entries, key=lambda entry: order(entry[0]))
         values = state.values
         kept = Kept(client_id, values[b"origin"].decode(), owner)
         kept.sent = values.get(b"dup", FROM_START)
@@ -174,14 +182,14 @@ class KeptSessions(SessionStore):
         for packet_id in state.incoming:
             stored.incoming.append(IncomingRow(kept.row, packet_id))
             kept.unreleased.add(bytes.fromhex(origin) + packet_id.to_bytes(2, "big"))
-        for row, (entry, value) in enumerate(found, kept.row + 1):
-            read = self._read(client_id, value, row, now)
+        for row, (entry, head, packet) in enumerate(found, kept.row + 1):
+            read = self._read(client_id, head, packet, row, now)
             if read is None:
-                self._engine.erase(client_id, owner, [(entry, len(value))]).add_done_callback(_heed)
+                self._erase(kept, [(entry, len(packet), _PLAIN)])
                 continue
             message, share = read
             sent = Sent.read(state.sent[entry])
-            kept.entries[row] = _Entry(entry, len(value), sent)
+            kept.entries[row] = entry, len(packet), sent
             kept.restored.add(entry)
             stored.messages.append(message)
             granted = _granted(share or message.topic, stored.subscriptions)
@@ -305,24 +313,31 @@ class KeptSessions(SessionStore):
             self._fetch_soon(kept)
 
     def _fetch_soon(self, kept: Kept) -> None:
-        if kept.fetching is None and kept.has_more and kept.is_drained:
+        if kept.fetching is None and (kept.has_more or kept.fetched) and kept.is_drained:
             kept.fetching = asyncio.create_task(self._fetch(kept), name="penstock-cluster mail")
 
     async def _fetch(self, kept: Kept) -> None:
         most, is_anew = (FETCHED_MESSAGES, FETCHED_BYTES), False
         try:
-            while kept.has_more and kept.is_drained:
-                kept.has_more = False
-                found = await self._engine.fetch(kept.client_id, kept.owner, kept.after, *most)
-                if not is_anew and found.now_ms < order(kept.after)[0]:
-                    # Another server has taken over, whose clock is behind, and so may be what is
-                    # new: all is read anew, but for what the broker has.
-                    is_anew = kept.has_more = True
-                    kept.restored.update(one.identifier for one in kept.entries.values())
-                    kept.after = FROM_START
-                    continue
-                kept.has_more = kept.has_more or found.has_more
-                await self._give(kept, found.now_ms, found.entries)
+            while kept.is_drained and (kept.fetched or kept.has_more):
+                if not kept.fetched:
+                    kept.has_more = False
+                    found = await self._engine.fetch(kept.client_id, kept.owner, kept.after, *most)
+                    if kept.adding is not None:  # entries among these may be its own
+                        await asyncio.shield(kept.adding)
+                    if not is_anew and found.now_ms < order(kept.after)[0]:
+                        # Another server has taken over, whose clock is behind, and so may be what
+                        # is new: all is read anew, but for what the broker has.
+                        is_anew = kept.has_more = True
+                        kept.restored.update(one[0] for one in kept.entries.values())
+                        kept.after = FROM_START
+                        continue
+                    kept.has_more = kept.has_more or found.has_more
+                    kept.of_engine = self._clock() - found.now_ms / 1000
+                    kept.fetched = [one for one in found.entries if one[0] not in kept.restored]
+                    if found.entries:
+                        kept.after = found.entries[-1][0]
+                await self._give(kept)
         except FencedError:
             kept.fetching = None
             self._lost(kept)
@@ -338,63 +353,114 @@ class KeptSessions(SessionStore):
         asyncio.get_running_loop().call_later(RETRY_SECONDS, self.told, kept.client_id)
 
     def _read(
-        self, client_id: str, value: bytes, row: int, arrived_at: float
+        self, client_id: str, head: bytes, packet: bytes, row: int, arrived_at: float
     ) -> tuple[MessageRow, str] | None:
         """Return what an entry stands for; None for one that cannot be read, and is dropped."""
         try:
-            return read_entry(value, row, arrived_at)
+            return read_entry(head, packet, row, arrived_at)
         except (PeerError, ValueError, LookupError, StructError) as error:
             self.n_unreadable += 1
             self._logger.warning("client %s: a message is dropped: %s", client_id, error)
             return None
 
-    async def _give(self, kept: Kept, now_ms: int, entries: Sequence[tuple[bytes, bytes]]) -> None:
-        """Give entries to the broker."""
-        fresh = [one for one in entries if one[0] not in kept.restored]
-        now = self._clock()
-        row = self._clients.take_rows(len(fresh)) if fresh else 0
+    def _erase(self, kept: Kept, done: Sequence[_Entry]) -> None:
+        if done:
+            ids, n_bytes = [one[0] for one in done], sum([one[1] for one in done])
+            self._engine.erase(kept.client_id, kept.owner, ids, n_bytes).add_done_callback(_heed)
+
+    async def _give(self, kept: Kept) -> None:
+        """Give the broker what was fetched, as far as it takes it."""
+        while kept.fetched and kept.is_drained:
+            n_taken = self._give_run(kept)
+            if n_taken is None:
+                await self._give_mail(kept)
+            else:
+                kept.is_drained = n_taken > 0
+                del kept.fetched[:n_taken]
+
+    def _arrived_at(self, kept: Kept, entry: bytes) -> float:
+        return min(self._clock(), kept.of_engine + order(entry)[0] / 1000)
+
+    def _give_run(self, kept: Kept) -> int | None:
+        """Give the first messages that go together; as `LocalClients.deliver_run`."""
+        entry, head, packet = kept.fetched[0]
+        first_byte = packet[:1]
+        if first_byte not in _OF_RUNS or order(entry) <= order(kept.sent):
+            return None
+        try:
+            version, publisher, share = read_head(head)
+        except (ValueError, StructError):
+            return None
+        if share:
+            return None
+        packets = []
+        for _, other, packet in kept.fetched:
+            if other != head or packet[:1] != first_byte:
+                break
+            packets.append(packet)
+        row, qos = self._clients.take_rows(len(packets)), _OF_RUNS[first_byte]
+        arrived_at = self._arrived_at(kept, entry)
+        run = MailRun(row, b"".join(packets), len(packets), version, qos, publisher, arrived_at)
+        n_taken = self._clients.deliver_run(kept.client_id, run)
+        if n_taken:
+            self.n_fetched += n_taken
+            taken = [(one[0], len(one[2]), _PLAIN) for one in kept.fetched[:n_taken]]
+            if qos:
+                kept.entries.update(enumerate(taken, row))
+                self._rows.update(dict.fromkeys(range(row, row + n_taken), kept))
+            else:
+                self._erase(kept, taken)
+        return n_taken
+
+    async def _give_mail(self, kept: Kept) -> None:
+        """Give all that was fetched, one by one."""
+        sent = order(kept.sent)
+        row = self._clients.take_rows(len(kept.fetched))
         mail: list[Mail] = []
-        done: list[tuple[bytes, int]] = []
-        for entry, value in fresh:
-            arrived_at = now - max(0, now_ms - order(entry)[0]) / 1000
-            read = self._read(kept.client_id, value, row, arrived_at)
+        given: list[Entry] = []
+        done: list[_Entry] = []
+        for one in kept.fetched:
+            entry, head, packet = one
+            arrived_at = self._arrived_at(kept, entry)
+            read = self._read(kept.client_id, head, packet, row, arrived_at)
             if read is None:
-                done.append((entry, len(value)))
+                done.append((entry, len(packet), _PLAIN))
                 continue
             message, share = read
-            mail.append(Mail(message, share, is_repeat=order(entry) <= order(kept.sent)))
-            kept.entries[row] = _Entry(entry, len(value), Sent(0, is_released=False))
+            given.append(one)
+            mail.append(Mail(message, share, order(entry) <= sent))
+            kept.entries[row] = entry, len(packet), _PLAIN
             self._rows[row] = kept
             row += 1
-        if mail:
-            kept.is_drained = False
-            try:
-                taken = await self._clients.deliver(kept.client_id, mail)
-            except (PenstockError, OSError) as error:  # such as no room for payloads
-                self._take_back(kept, mail)
-                raise StorageError(str(error)) from error
-            if not taken:  # the client is not connected
-                self._take_back(kept, mail)
-                return
-            self.n_fetched += len(mail)
-            for one, delivery in zip(mail, taken, strict=True):
-                row = one.message.row
-                if delivery is None:
-                    self._rows.pop(row, None)
-                    done.append(kept.entries.pop(row)[:2])
-                elif (known := kept.entries.get(row)) is not None:
-                    kept.entries[row] = known._replace(sent=Sent.of(delivery))
-        if entries:
-            kept.after = entries[-1][0]
-        if done:
-            self._engine.erase(kept.client_id, kept.owner, done).add_done_callback(_heed)
+        self._erase(kept, done)
+        kept.fetched, done = given, []
+        if not mail:
+            return
+        kept.is_drained = False
+        try:
+            taken = await self._clients.deliver(kept.client_id, mail)
+        except (PenstockError, OSError) as error:  # such as no room for payloads
+            self._take_back(kept, mail)
+            raise StorageError(str(error)) from error
+        if not taken:  # the client is not connected
+            self._take_back(kept, mail)
+            return
+        self.n_fetched += len(mail)
+        kept.fetched = []
+        for each, delivery in zip(mail, taken, strict=True):
+            row = each.message.row
+            if delivery is None:
+                self._rows.pop(row, None)
+                done.append(kept.entries.pop(row))
+            elif (known := kept.entries.get(row)) is not None:
+                kept.entries[row] = known[0], known[1], delivery
+        self._erase(kept, done)
 
     def _take_back(self, kept: Kept, mail: Sequence[Mail]) -> None:
         """Take note that the broker has not taken messages."""
         for one in mail:
             self._rows.pop(one.message.row, None)
             kept.entries.pop(one.message.row, None)
-        kept.has_more = True
 
     # -- what the broker changes -------------------------------------------------------------------
 
@@ -405,7 +471,7 @@ class KeptSessions(SessionStore):
             StorageError: the engine cannot be asked, or refuses.
         """
         changes: dict[Kept, list[Any]] = {}
-        added: dict[Kept, list[tuple[int, int, Sent]]] = {}
+        added: dict[Kept, list[tuple[int, int, DeliveryRow]]] = {}
         self._sessions_of(batch, changes)
         messages = {message.row: message for message in batch.messages}
         now = self._clock()
@@ -413,41 +479,51 @@ class KeptSessions(SessionStore):
             kept, message = self._rows.get(delivery.session), messages.get(delivery.message)
             if kept is None or message is None or message.payload is None:
                 continue  # without a payload the broker drops it, and counts it, when it sends it
-            value, sent = entry_of_row(message, delivery.share, now), Sent.of(delivery)
-            changes.setdefault(kept, []).extend(("a", value, sent.written()))
-            added.setdefault(kept, []).append((delivery.row, len(value), sent))
+            packet = packet_of_row(message, now)
+            sent = written(delivery, delivery.packet_id, delivery.is_released)
+            some = changes.setdefault(kept, [])
+            some += ("h", head_of(message.publisher, delivery.share), "", "a", packet, sent)
+            added.setdefault(kept, []).append((delivery.row, len(packet), delivery))
         moved = batch.moved_deliveries
         for at in range(0, len(moved), 4):
             _, packet_id, is_released, row = moved[at : at + 4]
             kept = self._rows.get(row)
             if kept is not None:
-                entry = kept.entries[row]
-                sent = entry.sent._replace(packet_id=packet_id, is_released=bool(is_released))
-                changes.setdefault(kept, []).extend(("i", entry.identifier, sent.written()))
+                entry, _, how = kept.entries[row]
+                sent = written(how, packet_id, is_released)
+                changes.setdefault(kept, []).extend(("i", entry, sent))
+        gone: dict[Kept, list[_Entry]] = {}
         for row in batch.gone_deliveries:
             kept = self._rows.get(row)
             if kept is not None:
-                changes.setdefault(kept, []).extend(("d", *kept.entries[row][:2]))
-        calls = (self._commit(kept, batch.number, some) for kept, some in changes.items())
-        found = await asyncio.gather(*calls, return_exceptions=True)
+                gone.setdefault(kept, []).append(kept.entries[row])
+        for kept, entries in gone.items():
+            some = changes.setdefault(kept, [])
+            for at in range(0, len(entries), MOST_GONE):
+                part = entries[at : at + MOST_GONE]
+                some += ("d", b" ".join([one[0] for one in part]), sum([one[1] for one in part]))
+        for kept in added:
+            kept.adding = kept.adding or asyncio.get_running_loop().create_future()
+        commits = [
+            Commit(kept.client_id, kept.owner, batch.number, kept.origin, some)
+            for kept, some in changes.items()
+        ]
+        found = await self._engine.commit(commits) if commits else ()
         for kept, answer in zip(changes, found, strict=True):
-            if isinstance(answer, FencedError):
+            if answer is None:
                 self._lost(kept)
-            elif isinstance(answer, BaseException):
-                raise answer
-        for kept, answer in zip(changes, found, strict=True):
-            if isinstance(answer, list) and self.sessions.get(kept.client_id) is kept:
-                for (row, n_bytes, sent), new in zip(added.get(kept, ()), answer, strict=True):
-                    kept.entries[row] = _Entry(new, n_bytes, sent)
+            elif self.sessions.get(kept.client_id) is kept:
+                for (row, n_bytes, how), new in zip(added.get(kept, ()), answer, strict=True):
+                    kept.entries[row] = new, n_bytes, how
                     kept.restored.add(new)
                     self._rows[row] = kept
+                if kept.adding is not None:
+                    kept.adding.set_result(None)
+                    kept.adding = None
         for row in batch.gone_deliveries:
             kept = self._rows.pop(row, None)
             if kept is not None:
                 del kept.entries[row]
-
-    async def _commit(self, kept: Kept, number: int, changes: Sequence[Any]) -> list[bytes]:
-        return await self._engine.commit(kept.client_id, kept.owner, number, kept.origin, changes)
 
     def _sessions_of(self, batch: Changes, changes: dict[Kept, list[Any]]) -> None:
         """Add what has changed of sessions but their messages."""

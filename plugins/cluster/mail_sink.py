@@ -14,23 +14,18 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
 from penstock.broker.counters import count
 from penstock.broker.errors import PenstockError
-from penstock.broker.extensions import MessageSink, Receipt, SinkCounts
+from penstock.broker.extensions import MessageSink, Receipt, SinkCounts, SinkRun
 from penstock.broker.message import Message
 from penstock.broker.mqtt.reason_codes import ReasonCode
-from penstock.plugins.cluster.frames import in_mqtt_5, packets_of
-from penstock.plugins.cluster.mail_engine import (
-    IF_CONNECTED,
-    IF_THERE,
-    MailEngine,
-    Posted,
-)
-from penstock.plugins.cluster.mail_entries import entry_of, shared_entry
+from penstock.plugins.cluster.frames import by_topic, packet
+from penstock.plugins.cluster.mail_engine import IF_CONNECTED, IF_THERE, MailEngine, Posted
+from penstock.plugins.cluster.mail_entries import head_of
 from penstock.plugins.cluster.mail_routes import Mailbox, MailRoutes
 from penstock.plugins.cluster.node_sink import Give, Shared
 
@@ -49,51 +44,35 @@ _MESSAGE_BYTES: Final = 64
 _HALF: Final = 0.5
 _EXACTLY_ONCE: Final = 2
 
+Settle = Callable[[int], None]
 Patience = Callable[[], float | None]
+_Part = tuple[bytes, bytes, int, bytes, Mapping[str, Sequence[str]]]
+"""Head, packets, their QoS, what tells their repeats, and who gets them, by bucket."""
 Tell = Callable[[Posted], None]
 """Is given each mailbox whose owner is to be told."""
 
 
 class _Letter:
-    """A message that goes to some buckets.
+    """Messages that go to some buckets.
 
     Attributes:
-        receipt: of the publisher.
+        settle: takes the outcome; None where nobody waits for it.
+        n_messages: how many, 0 for a look at mailboxes.
         n_bytes: counted against `MOST_BYTES`.
-        n_left: buckets that have not answered.
-        reason_code: the outcome.
-        shared: the same message, if another client can have it.
+        n_left: calls that were not answered.
+        reason_code: the worst outcome.
+        shared: the same messages, if another client can have them.
     """
 
-    __slots__ = ("n_bytes", "n_left", "reason_code", "receipt", "shared")
+    __slots__ = ("n_bytes", "n_left", "n_messages", "reason_code", "settle", "shared")
 
-    def __init__(
-        self, receipt: Receipt | None, n_bytes: int, n_left: int, shared: Shared | None = None
-    ) -> None:
-        self.receipt = receipt
-        self.shared = shared
+    def __init__(self, settle: Settle | None, n_messages: int, n_bytes: int, n_left: int) -> None:
+        self.settle = settle
+        self.shared: Shared | None = None
+        self.n_messages = n_messages
         self.n_bytes = n_bytes
         self.n_left = n_left
         self.reason_code = 0
-
-
-class _Several:
-    """The receipt of messages that are settled together: the worst outcome counts."""
-
-    deduplication_id = b""
-    is_repeat = False
-
-    def __init__(self, n_left: int, done: Callable[[int], None]) -> None:
-        self._n_left = n_left
-        self._reason_code = 0
-        self._done = done
-
-    def settle(self, reason_code: int) -> None:
-        """Take the outcome of one."""
-        self._n_left -= 1
-        self._reason_code = max(self._reason_code, reason_code)
-        if not self._n_left:
-            self._done(self._reason_code)
 
 
 class _Bucket:
@@ -158,7 +137,7 @@ class MailSink(MessageSink):
         self._give = give
         self._clock = clock
         self._patience = patience
-        self._full: dict[Mailbox, float] = {}
+        self._full: dict[str, float] = {}  # clients
         self._seen: dict[bytes, tuple[float, Sequence[str]]] = {}  # since when, and its buckets
         self.unreleased: set[bytes] = set()
         self._buckets: dict[str, _Bucket] = {}
@@ -181,9 +160,9 @@ class MailSink(MessageSink):
         if not reason and self._full and message.qos:
             patience = self._patience()
             since = -math.inf if patience is None else self._clock() - patience
-            boxes = self.routes.of(message.topic)
-            if any(self._full.get(box, since) > since for box in boxes):
-                reason = "queue_full"
+            for clients in self.routes.of(message.topic).values():
+                if any(self._full.get(client_id, since) > since for client_id in clients):
+                    reason = "queue_full"
         if reason:
             self._has_refused = True
             self._look_soon()
@@ -195,6 +174,17 @@ class MailSink(MessageSink):
         """Give back the room of a message; see `MessageSink`."""
         self._free(_charge(message))
 
+    def reserve_run(self, n_messages: int, n_bytes: int) -> bool:
+        """Hold room for a run, if no mailbox is full; see `MessageSink`."""
+        if self._full or self.lacks():
+            return False
+        self.bytes_on_way += n_bytes + n_messages * _MESSAGE_BYTES
+        return True
+
+    def release_run(self, n_messages: int, n_bytes: int) -> None:
+        """Give back the room of a run; see `MessageSink`."""
+        self._free(n_bytes + n_messages * _MESSAGE_BYTES)
+
     def _free(self, n_bytes: int) -> None:
         self.bytes_on_way -= n_bytes
         if not self.bytes_on_way and self._finished is not None and not self._finished.done():
@@ -205,13 +195,13 @@ class MailSink(MessageSink):
 
     def _note(self, box: Mailbox, posted: Posted) -> None:
         """Take note of how full a mailbox is."""
-        box.n_messages, box.n_bytes, box.is_away = posted[1], posted[2], posted.is_away
+        box.is_away = posted.is_away
         most_messages, most_bytes, mode = self._engine.limits()
-        part = max(box.n_messages / most_messages, box.n_bytes / most_bytes)
+        part = max(posted.n_messages / most_messages, posted.n_bytes / most_bytes)
         if part >= 1 and mode == "reject" and not box.is_away:
-            self._full.setdefault(box, self._clock())
-        elif box in self._full and (box.is_away or part <= _HALF):
-            del self._full[box]
+            self._full.setdefault(box.client_id, self._clock())
+        elif part <= _HALF or box.is_away:
+            self._full.pop(box.client_id, None)
 
     def _look_soon(self) -> None:
         if self._full and self._look is None and not self._is_closed:
@@ -221,11 +211,12 @@ class MailSink(MessageSink):
     def _look_again(self) -> None:
         """Ask how full the full mailboxes are."""
         self._look = None
-        for box in [*self._full]:
-            if self.routes.boxes.get(box.client_id) is box:
-                self._add(box.bucket, _Letter(None, 0, 1), b"", 0, [box.client_id])
+        for client_id in [*self._full]:
+            box = self.routes.boxes.get(client_id)
+            if box is not None:
+                self._add(box.bucket, _Letter(None, 0, 0, 1), (b"", b"", 0, b""), [client_id])
             else:
-                del self._full[box]
+                del self._full[client_id]
         self._look_soon()
         self._free(0)
 
@@ -234,19 +225,37 @@ class MailSink(MessageSink):
     def accept(self, message: Message, receipt: Receipt | None) -> None:
         """Take a message for which room is held; see `MessageSink`."""
         n_bytes = _charge(message)
-        self.counts.matched += 1
-        self.counts.queued += 1
+        settle = None if receipt is None else receipt.settle
         try:
-            value = entry_of(message, message.read_payload(), self._clock())
+            version, *parts = packet(message, self._clock())
         except OSError:
-            self._done(_Letter(receipt, n_bytes, 1), ReasonCode.UNSPECIFIED_ERROR, "payload_lost")
+            letter = self._letter(settle, 1, n_bytes)
+            self._done(letter, ReasonCode.UNSPECIFIED_ERROR, "payload_lost")
             return
         token = b""
-        if receipt is not None and message.qos == _EXACTLY_ONCE:
+        if receipt is not None and message.qos == _EXACTLY_ONCE and receipt.deduplication_id:
             token = (b"?" if receipt.is_repeat else b"+") + receipt.deduplication_id
-        boxes = self.routes.of(message.topic)
-        letter = _Letter(receipt, n_bytes, 1)
-        self._put(letter, value, message.qos, boxes, token if len(token) > 1 else b"")
+        letter = self._letter(settle, 1, n_bytes)
+        head = head_of(message.publisher, "", version)
+        routes = self.routes.of(message.topic)
+        if token:
+            self._note_seen(token[1:], [*routes])
+        self._put(letter, [(head, b"".join(parts), message.qos, token, routes)])
+
+    def accept_run(self, run: SinkRun, receipt: Receipt | None) -> None:
+        """Take messages that came together; see `MessageSink`."""
+        n_bytes = len(run.packets) + run.n_messages * _MESSAGE_BYTES
+        if not run.qos:
+            reason = self.lacks()
+            if reason:
+                self.counts.matched += run.n_messages
+                count(self.counts.dropped, reason, run.n_messages)
+                return
+            self.bytes_on_way += n_bytes
+        letter = self._letter(None if receipt is None else receipt.settle, run.n_messages, n_bytes)
+        head, of = head_of(run.publisher, "", run.version), self.routes.of
+        parts = by_topic(run.packets)
+        self._put(letter, [(head, one, run.qos, b"", of(topic.decode())) for topic, one in parts])
 
     def accept_shared(self, box: Mailbox, shared: Shared) -> None:
         """Take messages of a shared subscription for one mailbox.
@@ -254,47 +263,40 @@ class MailSink(MessageSink):
         Those that come when its session has ended, or when its client has gone since this node
         heard of it last, are given back.
         """
-        self.counts.matched += shared.n_messages
-        self.counts.queued += shared.n_messages
-        receipt = _Several(shared.n_messages, shared.done)
-        for packet in packets_of(shared.packets):
-            n_bytes = len(packet) + _MESSAGE_BYTES
-            self.bytes_on_way += n_bytes
-            value = shared_entry(in_mqtt_5(packet, shared.lane.version), shared.lane.share)
-            one = shared._replace(n_messages=1, packets=packet, done=receipt.settle)
-            letter = _Letter(receipt, n_bytes, 1, one)
-            self._put(letter, value, shared.qos, (box,), IF_THERE if box.is_away else IF_CONNECTED)
+        n_bytes = len(shared.packets) + shared.n_messages * _MESSAGE_BYTES
+        self.bytes_on_way += n_bytes
+        head = head_of("", shared.lane.share, shared.lane.version)
+        letter = self._letter(shared.done, shared.n_messages, n_bytes)
+        letter.shared = shared
+        token = IF_THERE if box.is_away else IF_CONNECTED
+        routes = {box.bucket: [box.client_id]}
+        self._put(letter, [(head, shared.packets, shared.qos, token, routes)])
 
-    def _put(
-        self, letter: _Letter, value: bytes, qos: int, boxes: Sequence[Mailbox], token: bytes
-    ) -> None:
-        names: dict[str, list[str]] = {}
-        for box in boxes:
-            names.setdefault(box.bucket, []).append(box.client_id)
-        if not names or self._is_closed:  # without names the sessions have just ended
-            self._done(letter, ReasonCode.QUOTA_EXCEEDED if names else 0, "not_stored")
+    def _letter(self, settle: Settle | None, n_messages: int, n_bytes: int) -> _Letter:
+        self.counts.matched += n_messages
+        self.counts.queued += n_messages
+        return _Letter(settle, n_messages, n_bytes, 1)
+
+    def _put(self, letter: _Letter, parts: Sequence[_Part]) -> None:
+        """Send messages to the buckets of their mailboxes."""
+        if self._is_closed:
+            self._done(letter, ReasonCode.QUOTA_EXCEEDED, "not_stored")
             return
-        letter.n_left = len(names)
-        if len(token) > 1:
-            self._note_seen(token[1:], [*names])
-        for bucket, clients in names.items():
-            self._add(bucket, letter, value, qos, clients, token)
+        for *words, routes in parts:
+            letter.n_left += len(routes)
+            for bucket, clients in routes.items():
+                self._add(bucket, letter, words, clients)
+        self._done(letter, 0, "")  # without routes the sessions have just ended
 
     def _add(
-        self,
-        name: str,
-        letter: _Letter,
-        value: bytes,
-        qos: int,
-        clients: Sequence[str],
-        token: bytes = b"",
+        self, name: str, letter: _Letter, words: Sequence[Any], clients: Sequence[str]
     ) -> None:
         bucket = self._buckets.get(name)
         if bucket is None:
             bucket = self._buckets[name] = _Bucket()
-        bucket.words += (value, qos, token, len(clients), *clients)
+        bucket.words += (*words, len(clients), *clients)
         bucket.letters.append(letter)
-        bucket.n_bytes += len(value)
+        bucket.n_bytes += len(words[1])
         bucket.n_names += len(clients)
         if bucket.n_bytes > MOST_POST_BYTES or bucket.n_names > MOST_POST_NAMES:
             self._post(name, bucket)
@@ -352,10 +354,10 @@ class MailSink(MessageSink):
                 del self._buckets[name]
 
     def _give_back(self, letter: _Letter) -> None:
-        """Have a message of a shared subscription sent to another member."""
+        """Have messages of a shared subscription sent to another member."""
         assert letter.shared is not None  # noqa: S101 (others are not refused)
         self._give(letter.shared)
-        letter.receipt = None
+        letter.settle = None
         self._done(letter, ReasonCode.QUOTA_EXCEEDED, "member_left")
 
     def _take(self, posted: Posted) -> None:
@@ -376,14 +378,13 @@ class MailSink(MessageSink):
         letter.reason_code = max(letter.reason_code, reason_code)
         if letter.n_left:
             return
-        if letter.n_bytes:
-            self.counts.queued -= 1
-            if letter.reason_code:
-                count(self.counts.dropped, why or "not_stored")
-            else:
-                self.counts.stored += 1
-        if letter.receipt is not None:
-            letter.receipt.settle(letter.reason_code)
+        self.counts.queued -= letter.n_messages
+        if letter.reason_code and letter.n_messages:
+            count(self.counts.dropped, why or "not_stored", letter.n_messages)
+        else:
+            self.counts.stored += letter.n_messages
+        if letter.settle is not None:
+            letter.settle(letter.reason_code)
         self._free(letter.n_bytes)
 
     def _note_seen(self, deduplication_id: bytes, buckets: Sequence[str]) -> None:

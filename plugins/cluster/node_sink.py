@@ -222,7 +222,7 @@ class NodeSink(MessageSink):
 
     def accept_run(self, run: SinkRun, receipt: Receipt | None) -> None:
         """Take messages that came together; see `MessageSink`."""
-        packets, n_messages, version, qos = run
+        packets, n_messages, version, qos, _ = run
         n_bytes = len(packets) + n_messages * _MESSAGE_BYTES
         if not qos:
             reason = self.lacks()

@@ -10,8 +10,9 @@ from typing import Any
 
 from penstock.broker.durable.journal import Journal
 from penstock.broker.durable.kept_sessions import KeptSessions
-from penstock.broker.extensions import Mail, SessionOwner, SessionStore
+from penstock.broker.extensions import Mail, MailRun, SessionOwner, SessionStore
 from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.broker.mqtt.writer import publish_header
 from penstock.broker.session_rows import (
     Changes,
     DeliveryRow,
@@ -21,6 +22,7 @@ from penstock.broker.session_rows import (
     Stored,
     SubscriptionRow,
 )
+from penstock.broker.sessions.session import Session
 from tests.helpers.virtual import VirtualBroker
 
 EPOCH = 5_000_000.0
@@ -207,6 +209,8 @@ class Node(VirtualBroker):
         kept: the broker's kept sessions.
         is_dead: the broker has ended without a word.
         is_refusing: the store takes no batch.
+        gives_runs: what waits is given together where it may be.
+        n_in_runs: messages that were.
         wait: what a claim waits for; None for nothing.
         wanting: clients that are to be given what waits.
         given: entries that sessions in memory have been given.
@@ -220,6 +224,8 @@ class Node(VirtualBroker):
         super().__init__(session_owner=self.owner, **extensions)
         self.boxes = boxes
         self.is_dead = self.is_refusing = False
+        self.gives_runs = True
+        self.n_in_runs = 0
         self.wait: Awaitable[None] | None = None
         self.wanting: set[str] = set()
         self.given: dict[str, set[int]] = {}
@@ -285,6 +291,12 @@ class Node(VirtualBroker):
             each = box.entries[number]
             mail.append(each._replace(message=each.message._replace(row=row)))
             self.numbers[row] = number
+        n_taken = self._give_run(session, mail) if self.gives_runs else None
+        if n_taken is not None:
+            given.update(waiting[:n_taken])
+            if n_taken:
+                self.wanting.add(client_id)
+            return n_taken > 0
         given.update(waiting)
         for each, taken in zip(mail, self.kept.deliver(session, mail, self.now), strict=True):
             if taken is None:
@@ -292,6 +304,34 @@ class Node(VirtualBroker):
             else:
                 self.taken[taken.row] = taken
         return bool(waiting)
+
+    def _give_run(self, session: Session, mail: Sequence[Mail]) -> int | None:
+        """Give the first messages together, if they are for that way."""
+        packets = b""
+        n_messages = 0
+        for message, share, is_repeat in mail:
+            if share or is_repeat or message.qos != 1 or message.retain or message.expires_at:
+                break
+            if message.publisher != mail[0].message.publisher:
+                break
+            payload = message.payload
+            assert isinstance(payload, bytes)
+            head = publish_header(
+                message.topic.encode(), len(payload), 1, packet_id=9, version=session.version
+            )
+            packets += head + payload
+            n_messages += 1
+        if not n_messages:
+            return None
+        first = mail[0].message
+        run = MailRun(first.row, packets, n_messages, session.version, 1, first.publisher, self.now)
+        n_taken = self.core.take_mail_run(session, run, self.now)
+        self.n_in_runs += n_taken or 0
+        own = session.journal
+        assert own is not None
+        for row in range(first.row, first.row + (n_taken or 0)):
+            self.taken[row] = DeliveryRow(row, own.row, row, 1, False, None, 0, False, "")
+        return n_taken
 
     def stored(self, box: Mailbox) -> Stored:
         """Return what a claimant gets of a mailbox."""

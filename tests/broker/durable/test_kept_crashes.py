@@ -120,12 +120,13 @@ class Wandering(RuleBasedStateMachine):
         client.send(Connect(client_id="s", keep_alive=0, **options))
         assert client.inbox, "no CONNACK"
 
-    @rule(place=st.integers(0, N_NODES - 1))
-    def die(self, place: int) -> None:
+    @rule(place=st.integers(0, N_NODES - 1), gives_runs=st.booleans())
+    def die(self, place: int, gives_runs: bool) -> None:  # noqa: FBT001 (of a rule)
         """A broker ends, and another one takes its place."""
         node = self.nodes[place]
         node.die()
         self.nodes[place] = Node(self.boxes)
+        self.nodes[place].gives_runs = gives_runs
         if self.peer.client is not None and self.peer.client.broker is node:
             self.peer.client = None
 

@@ -16,7 +16,7 @@ from penstock.plugins.cluster.frames import (
     FrameBuffer,
     FrameError,
     Lane,
-    in_mqtt_5,
+    by_topic,
     packet,
     packet_head,
     packets_of,
@@ -141,10 +141,9 @@ def test_a_message_is_sent_in_the_form_of_its_publisher_s_version() -> None:
     assert packet(message, 0.0) == (4, b"\x32\x09\x00\x01t\x00\x01", b"data")
 
 
-@pytest.mark.parametrize("qos", [0, 1])
-def test_a_packet_of_mqtt_3_1_1_gets_the_form_of_mqtt_5(qos: int) -> None:
-    """Mailboxes have one form."""
-    payload = b"x" * 200
-    old, new = published("t/1", payload, qos, 7, 4), published("t/1", payload, qos, 7, 5)
-    assert in_mqtt_5(old, 4) == new
-    assert in_mqtt_5(new, 5) == new
+def test_packets_of_one_topic_stay_together() -> None:
+    """Also where they have not one length; a topic may come again."""
+    packets = [published(*one, 7, 4) for one in (("t", b"1", 1), ("t", b"2", 1), ("t", b"", 1))]
+    packets += [published("u", b"3" * 200, 1, 7, 4), published("t", b"4", 1, 7, 4)]
+    found = [(b"t", b"".join(packets[:3])), (b"u", packets[3]), (b"t", packets[4])]
+    assert list(by_topic(b"".join(packets))) == found

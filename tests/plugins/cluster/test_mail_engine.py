@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,13 @@ import pytest
 from redis import Redis
 
 from penstock.broker.errors import PenstockError
+from penstock.broker.mqtt.data_types import write_variable_byte_integer
 from penstock.plugins.cluster.engine import ClusterEngine, FencedError, Row
 from penstock.plugins.cluster.mail_engine import (
     FROM_START,
     IF_CONNECTED,
     IF_THERE,
+    Commit,
     MailEngine,
     Posted,
 )
@@ -60,7 +63,7 @@ async def claimed(mail: MailEngine, number: int = 1, displaced: Row | None = Non
 async def kept(mail: MailEngine, expiry: str = "", origin: str = "o1") -> Row:
     """Claim the client, and begin a session."""
     own = await claimed(mail)
-    await mail.commit(X, own, 1, origin, ["s", "expiry", expiry, "f", "a/+", "1"])
+    await commit(mail, own, 1, origin, "s", "expiry", expiry, "f", "a/+", "1")
     return own
 
 
@@ -69,19 +72,38 @@ def bucket(mail: MailEngine) -> str:
     return mail.engine.bucket(X)
 
 
-async def posted(mail: MailEngine, *messages: bytes, qos: int = 1, token: bytes = b"") -> Posted:
-    """Put messages into the client's mailbox."""
+def run(*messages: bytes) -> bytes:
+    """Return packets of so many bytes, and two more for each."""
+    return b"".join(
+        b"\x30" + write_variable_byte_integer(len(message)) + message for message in messages
+    )
+
+
+async def posted(
+    mail: MailEngine, *messages: bytes, qos: int = 1, token: bytes = b"", to: Sequence[str] = (X,)
+) -> Posted:
+    """Put messages into mailboxes, each as a packet that came by itself."""
     words: list[Any] = []
     for message in messages or (b"",):
-        words += [message, qos, token, 1, X]
+        words += [b"head", run(message) if message else b"", qos, token, len(to), *to]
     _, *found = await plain(mail.post(bucket(mail), words))
     return Posted.read(found[0])
 
 
-async def values(mail: MailEngine, own: Row) -> list[bytes]:
+async def values(mail: MailEngine, own: Row, client_id: str = X) -> list[bytes]:
     """Return what is in the mailbox."""
-    fetched = await mail.fetch(X, own, FROM_START, 100, 1000)
-    return [value for _, value in fetched.entries]
+    fetched = await mail.fetch(client_id, own, FROM_START, 100, 10_000)
+    return [packet[2:] for _, _, packet in fetched.entries]
+
+
+async def commit(
+    mail: MailEngine, own: Row, number: int, origin: str, *changes: Any
+) -> list[bytes]:
+    """Change the client's session; raise FencedError where another node has it."""
+    (found,) = await mail.commit([Commit(X, own, number, origin, [*changes])])
+    if found is None:
+        raise FencedError("over")
+    return found
 
 
 async def released(mail: MailEngine, own: Row) -> None:
@@ -98,7 +120,7 @@ async def test_messages_wait_for_a_session_in_their_order() -> None:
         own = await kept(a)
         await posted(a, b"1")
         await posted(b, b"2", b"3")
-        assert await posted(a, b"4") == Posted(X, 4, 4, 0, 0, False, None)
+        assert await posted(a, b"4") == Posted(X, 4, 12, 0, 0, False, None)
         assert await values(a, own) == [b"1", b"2", b"3", b"4"]
         assert (await a.load(X, own)).filters == {b"a/+": b"1"}
 
@@ -107,7 +129,7 @@ async def test_repeated_post_changes_nothing() -> None:
     """A post is repeated where its answer was lost."""
     async with joined(server(), "a") as a:
         own = await kept(a)
-        words = (a.engine.node, a.engine.epoch, 1, *a.limits(), b"1", 1, "", 1, X)
+        words = (a.engine.node, a.engine.epoch, 1, *a.limits(), b"head", run(b"1"), 1, "", 1, X)
         for _ in range(2):
             await plain(a.engine.calls.call("post", (bucket(a),), *words))
         assert await values(a, own) == [b"1"]
@@ -130,7 +152,8 @@ async def test_message_that_its_publisher_repeats_is_there_once() -> None:
 async def test_message_that_another_client_can_have_is_refused_where_this_one_has_gone() -> None:
     """Its session has ended, or it has no connection and a message is for one that has."""
     async with joined(server(), "a") as a:
-        words = [b"1", 1, IF_CONNECTED, 1, X, b"2", 1, b"", 1, "other", b"3", 2, IF_THERE, 1, X]
+        words = [b"head", run(b"1"), 1, IF_CONNECTED, 1, X, b"head", run(b"2"), 1, b"", 1, "other"]
+        words += [b"head", run(b"3", b"4"), 2, IF_THERE, 1, X]
 
         async def refused(number: int) -> bytes:
             call = "a", a.engine.epoch, number, *a.limits(), *words
@@ -144,7 +167,7 @@ async def test_message_that_another_client_can_have_is_refused_where_this_one_ha
         assert await refused(2) == b""
         await released(a, own)
         assert await refused(3) == b"1"
-        assert await values(a, await claimed(a, 2)) == [b"1", b"3", b"3"]
+        assert await values(a, await claimed(a, 2)) == [b"1", b"3", b"4", b"3", b"4"]
         assert [await refused(number) for number in (1, 2, 3)] == [b"1,3", b"", b"1"]
 
 
@@ -153,14 +176,14 @@ async def test_large_messages_are_fetched_one_by_one() -> None:
     async with joined(server(), "a", (1000, 10**6, "drop_newest")) as a:
         own, after, sizes = await kept(a), FROM_START, []
         for size in [5] * 30 + [600] * 3 + [2000] + [5] * 4:
-            await posted(a, bytes(size))
+            await posted(a, bytes(size), to=[X, "other"])  # which has no session
         while True:
             found = await a.fetch(X, own, after, 20, 1000)
-            sizes.append([len(value) for _, value in found.entries])
+            sizes.append([len(packet) for _, _, packet in found.entries])
             if not found.has_more:
                 break
             after = found.entries[-1][0]
-        assert sizes == [[5] * 20, [5] * 10 + [600], [600], [600], [2000], [5] * 4]
+        assert sizes == [[7] * 20, [7] * 10 + [603], [603], [603], [2003], [7] * 4]
 
 
 async def test_owner_is_named_once_until_it_has_fetched() -> None:
@@ -179,22 +202,22 @@ async def test_session_goes_on_at_another_node() -> None:
     async with joined(at, "a") as a, joined(at, "b") as b:
         own = await kept(a)
         await posted(a, b"1", b"2", b"3")
-        first, second, _ = (await a.fetch(X, own, FROM_START, 10, 1000)).entries
-        changes = ["i", second[0], b"sent", "d", first[0], 1, "n", 7, "", "n", 8, "", "N", 8, ""]
-        await a.commit(X, own, 2, "o1", changes)
+        first, second, _ = (await a.fetch(X, own, FROM_START, 10, 10_000)).entries
+        changes = ["i", second[0], b"sent", "d", first[0], 3, "n", 7, "", "n", 8, "", "N", 8, ""]
+        await commit(a, own, 2, "o1", *changes)
         await released(a, own)
-        assert (await posted(b, b"4", b"")) == Posted(X, 3, 3, 0, 0, True, None)
+        assert (await posted(b, b"4", b"")) == Posted(X, 3, 9, 0, 0, True, None)
         new = await claimed(b)
         state = await b.load(X, new)
         assert state.values[b"origin"] == b"o1"
         assert b"away" not in state.values
         assert (state.sent, state.incoming) == ({second[0]: b"sent"}, [7])
-        assert await b.entries(X, [first[0], second[0]]) == [second]
+        assert state.entries == [second]
         assert await values(b, new) == [b"2", b"3", b"4"]
         for call in (
-            a.fetch(X, own, FROM_START, 1, 1000),
+            a.fetch(X, own, FROM_START, 1, 10_000),
             a.load(X, own),
-            a.commit(X, own, 3, "o1", []),
+            commit(a, own, 3, "o1"),
         ):
             with pytest.raises(FencedError):
                 await call
@@ -204,7 +227,8 @@ async def test_repeated_commit_answers_with_what_it_has_added() -> None:
     """And adds nothing more."""
     async with joined(server(), "a") as a:
         own = await kept(a)
-        added = [await a.commit(X, own, 2, "o1", ["a", b"1", b"s", "a", b"2", ""]) for _ in "ab"]
+        changes = ["h", b"head", "", "a", run(b"1"), b"s", "a", run(b"2"), ""]
+        added = [await commit(a, own, 2, "o1", *changes) for _ in "ab"]
         assert added[0] == added[1]
         assert await values(a, own) == [b"1", b"2"]
         assert (await a.load(X, own)).sent == {added[0][0]: b"s"}
@@ -229,16 +253,16 @@ async def test_more_messages_than_allowed(mode: str, left: bytes, n_dropped: int
     async with joined(server(), "a", (3, 1000, mode)) as a:
         own = await kept(a)
         found = await posted(a, b"0", b"1", b"2", b"3", b"4")
-        assert found[1:4] == (len(left), len(left), n_dropped)
+        assert found[1:4] == (len(left), 3 * len(left), n_dropped)
         assert b"".join(await values(a, own)) == left
 
 
 async def test_what_the_owner_has_read_is_not_dropped() -> None:
     """It may be on its way to the client."""
-    async with joined(server(), "a", (100, 6, "drop_oldest")) as a:
+    async with joined(server(), "a", (100, 12, "drop_oldest")) as a:
         own = await kept(a)
         await posted(a, b"00", b"11", b"22")
-        await a.fetch(X, own, FROM_START, 1, 1000)
+        await a.fetch(X, own, FROM_START, 1, 10_000)
         await posted(a, b"33")
         assert await values(a, own) == [b"00", b"22", b"33"]
 
@@ -248,8 +272,8 @@ async def test_what_was_read_and_not_sent_may_be_dropped_once_the_client_is_away
     async with joined(server(), "a", (3, 1000, "drop_oldest")) as a:
         own = await kept(a)
         await posted(a, b"0", b"1", b"2")
-        first, *_ = (await a.fetch(X, own, FROM_START, 3, 1000)).entries
-        await a.commit(X, own, 2, "o1", ["i", first[0], b"sent"])
+        first, *_ = (await a.fetch(X, own, FROM_START, 3, 10_000)).entries
+        await commit(a, own, 2, "o1", "i", first[0], b"sent")
         await released(a, own)
         await posted(a, b"3")
         assert await values(a, await claimed(a, 2)) == [b"0", b"2", b"3"]
@@ -260,7 +284,7 @@ async def test_too_many_for_a_client_that_is_away_are_dropped() -> None:
     async with joined(server(), "a", (2, 1000, "reject")) as a:
         await released(a, await kept(a))
         found = await posted(a, b"0", b"1", b"2")
-        assert found[1:4] == (2, 2, 1)
+        assert found[1:4] == (2, 6, 1)
         assert found.is_away
 
 
@@ -306,7 +330,7 @@ async def test_new_session_ends_an_earlier_one_of_the_client() -> None:
     async with joined(server(), "a") as a:
         own = await kept(a)
         await posted(a, b"1")
-        await a.commit(X, own, 2, "o2", ["f", "b", "2"])
+        await commit(a, own, 2, "o2", "f", "b", "2")
         assert await values(a, own) == []
         assert (await a.load(X, own)).filters == {b"b": b"2"}
         await a.finish(X, own, "o1")
@@ -321,7 +345,7 @@ async def test_sessions_of_a_dead_node_wait_for_their_clients() -> None:
     async with joined(at, "a") as a, joined(at, "b") as b:
         own = await kept(a, "60")
         await posted(a, b"1", b"2")
-        (entry,) = (await a.fetch(X, own, FROM_START, 1, 1000)).entries
+        (entry,) = (await a.fetch(X, own, FROM_START, 1, 10_000)).entries
         await b.engine.sweep_owners("a", a.engine.epoch)
         new = await claimed(b)
         assert (await b.load(X, new)).values[b"dup"] == entry[0]
@@ -337,7 +361,7 @@ async def test_what_a_dead_node_still_posts_is_refused() -> None:
         await b.engine.sweep_owners("a", a.engine.epoch)
         await posted(b, b"1", token=b"?id")
         with pytest.raises(PenstockError, match="fenced"):
-            await plain(a.post(bucket(a), [b"1", 2, b"+id", 1, X]))
+            await posted(a, b"1", qos=2, token=b"+id")
         with pytest.raises(PenstockError, match="fenced"):
             await plain(a.unsee(bucket(a), b"id"))
         await posted(b, b"1", token=b"?id")
@@ -353,7 +377,7 @@ async def test_owner_that_died_is_displaced_before_its_sessions_are_given_up() -
     async with joined(at, "a") as a, joined(at, "b") as b:
         own = await kept(a, "60")
         await posted(a, b"1")
-        (entry,) = (await a.fetch(X, own, FROM_START, 1, 1000)).entries
+        (entry,) = (await a.fetch(X, own, FROM_START, 1, 10_000)).entries
         new = await claimed(b, displaced=own)
         assert (await b.load(X, new)).values[b"dup"] == entry[0]
         await b.engine.sweep_owners("a", a.engine.epoch)
@@ -372,9 +396,9 @@ async def test_what_waits_is_read_while_the_memory_of_the_engine_is_full(tmp_pat
             redis.config_set("maxmemory", 1)
             own = await claimed(a, 2)
             assert (await a.load(X, own)).filters == {b"a/+": b"1"}
-            (entry,) = (await a.fetch(X, own, FROM_START, 1, 1000)).entries
-            await a.commit(X, own, 2, "o1", ["i", entry[0], b"sent"])
-            await a.commit(X, own, 3, "o1", ["d", entry[0], 1])
+            (entry,) = (await a.fetch(X, own, FROM_START, 1, 10_000)).entries
+            await commit(a, own, 2, "o1", "i", entry[0], b"sent")
+            await commit(a, own, 3, "o1", "d", entry[0], 3)
             assert await values(a, own) == []
             with pytest.raises(StorageFullError):
                 await posted(a, b"3")
@@ -388,5 +412,124 @@ async def test_session_that_a_failover_has_lost_is_not_made_of_its_later_changes
         with Redis(port=shared_redis()) as redis:
             redis.delete(f"{bucket(a)}:s:{X}", f"{bucket(a)}:f:{X}")
             with pytest.raises(FencedError):
-                await a.commit(X, own, 2, "o1", ["n", 7, ""])
+                await commit(a, own, 2, "o1", "n", 7, "")
             assert not redis.exists(f"{bucket(a)}:s:{X}", f"{bucket(a)}:n:{X}")
+
+
+@pytest.mark.parametrize(
+    ("mode", "left"), [("drop_newest", b"012"), ("drop_oldest", b"234"), ("reject", b"01234")]
+)
+async def test_messages_of_a_run_are_taken_one_by_one(mode: str, left: bytes) -> None:
+    """The limits of a mailbox are what they are for messages that came by themselves."""
+    async with joined(server(), "a", (3, 1000, mode)) as a:
+        own = await kept(a)
+        words = [b"head", run(b"0", b"1", b"2", b"3", b"4"), 1, b"", 1, X]
+        _, found = await plain(a.post(bucket(a), words))
+        assert found[1:4] == [len(left), 3 * len(left), 5 - len(left)]
+        assert b"".join(await values(a, own)) == left
+
+
+LARGE = b"x" * 1000
+
+
+class Shared:
+    """Mailboxes of several clients of one bucket, which have large messages.
+
+    Attributes:
+        own: the owner of the first two clients by name; the others are away.
+    """
+
+    def __init__(self, mail: MailEngine) -> None:
+        found = (f"client {n}" for n in count())
+        self.clients = [X, *islice((c for c in found if mail.engine.bucket(c) == bucket(mail)), 3)]
+        self.own: dict[str, Row] = {}
+        self._mail = mail
+
+    async def begin(self) -> None:
+        """Begin the sessions."""
+        engine = self._mail.engine
+        for number, client_id in enumerate(self.clients, 1):
+            own = self.own[client_id] = Row(engine.node, engine.epoch, number)
+            await engine.claim(client_id, own, None)
+            changes = ["s", "expiry", "0", "f", "a/+", "1"]
+            await self._mail.commit([Commit(client_id, own, 1, "o", changes)])
+
+    def copies(self) -> list[tuple[int, int]]:
+        """Return the bytes of each packet that stands by itself, and how many have it."""
+        with Redis(port=shared_redis()) as redis:
+            found = [redis.hgetall(key) for key in redis.keys(f"{bucket(self._mail)}:p:*")]
+        return sorted((len(one[b"packet"]), int(one[b"mailboxes"])) for one in found)
+
+
+async def test_large_message_for_several_mailboxes_is_there_once() -> None:
+    """Until the last of them has it no more, however that comes; small ones are in each."""
+    async with joined(server(), "a", (3, 100_000, "drop_oldest")) as a:
+        shared = Shared(a)
+        await shared.begin()
+        first, second, third, fourth = shared.clients
+        await posted(a, LARGE, b"small", to=shared.clients)
+        assert shared.copies() == [(1003, 4)]
+        for client_id, own in shared.own.items():
+            assert await values(a, own, client_id) == [b"\x07" + LARGE, b"small"]
+        entries = (await a.fetch(first, shared.own[first], FROM_START, 9, 10_000)).entries
+        ids = b" ".join(entry[0] for entry in entries)
+        changes = ["d", ids, sum(len(entry[2]) for entry in entries)]
+        for _ in range(2):  # a repeat
+            await a.commit([Commit(first, shared.own[first], 2, "o", changes)])
+        assert shared.copies() == [(1003, 3)]
+        (entry, *_) = (await a.fetch(second, shared.own[second], FROM_START, 1, 10_000)).entries
+        for _ in range(2):
+            await plain(a.erase(second, shared.own[second], [entry[0]], len(entry[2])))
+        assert shared.copies() == [(1003, 2)]
+        await plain(a.engine.release(third, shared.own[third]))
+        await posted(a, b"1", b"2", b"3", to=[third])  # it drops the oldest one
+        assert shared.copies() == [(1003, 1)]
+        await plain(a.finish(fourth, shared.own[fourth], "o"))
+        assert shared.copies() == []
+        for client_id, own in list(shared.own.items())[:2]:
+            found = await a.fetch(client_id, own, FROM_START, 9, 10_000)
+            counted = (await a.load(client_id, own)).values
+            assert int(counted[b"messages"]) == len(found.entries)
+            assert int(counted[b"bytes"]) == sum(len(entry[2]) for entry in found.entries)
+
+
+async def test_ended_sessions_leave_no_large_message_behind() -> None:
+    """By their expiry, by another session of the client, or as a client comes too late."""
+    async with joined(server(), "a", (10, 100_000, "reject")) as a:
+        shared = Shared(a)
+        await shared.begin()
+        first, second, third, fourth = shared.clients
+        await posted(a, *[LARGE] * 3, to=shared.clients)
+        state = await a.load(first, shared.own[first])
+        assert state.values[b"shared"] == b"3"
+        await a.commit([Commit(first, shared.own[first], 2, "new", ["s", "expiry", "0"])])
+        assert shared.copies() == [(1003, 3)] * 3
+        for client_id in (second, third):
+            await plain(a.engine.release(client_id, shared.own[client_id]))
+        await a.engine.claim(second, shared.own[second]._replace(number=9), None)
+        await a.expire(bucket(a))
+        assert shared.copies() == [(1003, 1)] * 3
+        (entry, *_) = (await a.fetch(fourth, shared.own[fourth], FROM_START, 1, 10_000)).entries
+        changes = ["i", entry[0], b"sent"]
+        await a.commit([Commit(fourth, shared.own[fourth], 2, "o", changes)])
+        assert (await a.load(fourth, shared.own[fourth])).entries == [entry]
+        assert len(entry[2]) == len(LARGE) + 3
+
+
+async def test_session_that_another_node_has_keeps_no_others_from_their_changes() -> None:
+    """All of a bucket are changed by one call."""
+    async with joined(server(), "a") as a:
+        shared = Shared(a)
+        await shared.begin()
+        first, second, *_ = shared.clients
+        other = shared.own[first]._replace(number=99)
+        commits = [
+            Commit(first, other, 2, "o", ["f", "b", "2"]),
+            Commit(second, shared.own[second], 2, "o", ["h", b"head", "", "a", run(b"1"), ""]),
+        ]
+        found = await a.commit(commits)
+        assert found[0] is None
+        assert found == [
+            None,
+            [(await a.fetch(second, shared.own[second], b"0", 1, 10_000)).entries[0][0]],
+        ]

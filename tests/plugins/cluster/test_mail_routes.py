@@ -27,7 +27,7 @@ class Told:
 
     def of(self, topic: str) -> list[str]:
         """Return the clients whose mailboxes get a topic's messages."""
-        return [box.client_id for box in self.routes.of(topic)]
+        return [client_id for clients in self.routes.of(topic).values() for client_id in clients]
 
 
 def test_each_mailbox_gets_a_message_once() -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from penstock.broker.extensions import SinkRun
 from penstock.broker.message import Message
-from penstock.broker.mqtt.writer import publish_header
 from penstock.plugins.cluster import mail_sink
 from penstock.plugins.cluster.engine import Row
 from penstock.plugins.cluster.frames import Lane
-from penstock.plugins.cluster.mail_engine import IF_THERE, Posted
+from penstock.plugins.cluster.mail_engine import IF_CONNECTED, IF_THERE, Posted
+from penstock.plugins.cluster.mail_entries import head_of
 from penstock.plugins.cluster.mail_routes import MailRoutes
 from penstock.plugins.cluster.mail_sink import MailSink
 from penstock.plugins.cluster.node_sink import Shared
@@ -118,6 +119,12 @@ class Sink:
         return reason
 
 
+def run_of(*topics: str, qos: int = 1) -> SinkRun:
+    """Return a run with a message for each topic."""
+    packets = b"".join(bytes((0x30 | qos << 1, 6)) + b"\0\1%b\0\7-" % t.encode() for t in topics)
+    return SinkRun(packets, len(topics), 4, qos, "publisher")
+
+
 def full(client_id: str, n: int, owner: str = "") -> list[Any]:
     """Return the engine's answer about a mailbox with so many messages."""
     return [client_id.encode(), n, n, 0, 0, 0, owner.encode()]
@@ -129,18 +136,76 @@ async def test_each_bucket_gets_one_call_for_all_its_mailboxes() -> None:
     sink.send(receipt)
     await asyncio.sleep(0)
     assert [bucket for bucket, _, _ in sink.engine.posts] == ["x", "y"]
-    assert sink.engine.posts[0][1][1:] == [1, b"", 2, "x1", "x2"]
+    packet = b"\x32\x07\0\1t\0\1\x001"
+    assert sink.engine.posts[0][1] == [head_of(""), packet, 1, b"", 2, "x1", "x2"]
     sink.send()
     sink.send()
     await sink.engine.answer(full("x1", 1, "node 1 1"), full("x2", 1))
     assert (sink.told, receipt.codes) == (["x1"], [])
     await sink.engine.answer(full("y1", 1))
     assert receipt.codes == [0]
-    assert [len(words) for _, words, _ in sink.engine.posts] == [12, 10]
+    assert [len(words) for _, words, _ in sink.engine.posts] == [14, 12]
     for _ in range(2):
         await sink.engine.answer()
     assert (sink.sink.counts.stored, sink.sink.counts.queued, sink.sink.bytes_on_way) == (3, 0, 0)
     await sink.sink.finish()
+
+
+async def test_run_goes_as_it_came_to_the_mailboxes_of_each_of_its_topics() -> None:
+    """It is counted and acknowledged once; a full mailbox has its messages looked at one by one."""
+    sink, receipt = Sink(), Receipt()
+    sink.sink.routes.set("y2", "u", "o")
+    run = run_of("t", "t", "u", "u", "u", "t")
+    assert sink.sink.reserve_run(6, len(run.packets))
+    sink.sink.accept_run(run, receipt)
+    sink.sink.accept_run(run_of("u", qos=0), None)
+    await asyncio.sleep(0)
+    (_, words, _), (_, others, _) = sink.engine.posts
+    head = head_of("publisher", version=4)
+    assert words[:7] == [head, run.packets[:16], 1, b"", 2, "x1", "x2"]
+    assert words[7:9] == [head, run.packets[40:]]
+    packets = [run.packets[:16], run.packets[16:40], run.packets[40:], run_of("u", qos=0).packets]
+    assert others[1::6] == packets
+    await sink.engine.answer()
+    assert receipt.codes == []
+    await sink.engine.answer(full("y1", 10))
+    assert receipt.codes == [0]
+    assert (sink.sink.counts.stored, sink.sink.counts.matched, sink.sink.bytes_on_way) == (7, 7, 0)
+    assert not sink.sink.reserve_run(1, 8)
+    sink.sink.bytes_on_way = mail_sink.MOST_BYTES
+    sink.sink.accept_run(run_of("t", "t", qos=0), None)
+    assert sink.sink.counts.dropped == {"engine_away": 2}
+
+
+async def test_messages_of_a_shared_subscription_go_to_one_mailbox_together() -> None:
+    """In the form of their publisher's version; the outcome is told once."""
+    sink, codes = Sink(), list[int]()
+    run = run_of("t", "t")
+    shared = Shared(Lane(4, "$share/g/t"), 1, 2, run.packets, codes.append)
+    sink.sink.accept_shared(sink.sink.routes.boxes["x2"], shared)
+    await asyncio.sleep(0)
+    ((_, words, _),) = sink.engine.posts
+    assert words == [head_of("", "$share/g/t", 4), run.packets, 1, IF_CONNECTED, 1, "x2"]
+    await sink.engine.answer(error=StorageError("no server"))
+    assert codes == [0x97]
+    assert (sink.sink.counts.dropped, sink.sink.bytes_on_way) == ({"not_stored": 2}, 0)
+
+
+async def test_messages_of_a_share_come_back_whose_member_has_gone() -> None:
+    """The publisher is acknowledged once another member has them."""
+    sink, codes = Sink(), list[int]()
+    box, run = sink.sink.routes.boxes["x1"], run_of("t", "t", "t")
+    shared = Shared(Lane(4, "$share/g/t"), 1, 3, run.packets, codes.append)
+    sink.sink.accept_shared(box, shared)
+    await sink.engine.answer([b"x1", 1, 1, 0, 0, 1, b""], refused=b"1")
+    assert sink.given == [shared]
+    assert sink.sink.counts.dropped == {"member_left": 3}
+    assert (sink.sink.counts.stored, sink.sink.bytes_on_way, codes) == (0, 0, [])
+    sink.sink.accept_shared(box, shared)
+    await asyncio.sleep(0)
+    assert sink.engine.posts[0][1][3] == IF_THERE  # it is known to be away
+    await sink.engine.answer()
+    assert codes == [0]
 
 
 async def test_publisher_is_refused_where_a_bucket_could_not_store() -> None:
@@ -191,7 +256,7 @@ async def test_qos_2_message_is_told_from_its_repeats_until_it_is_forgotten() ->
     sink.send(Receipt(b"other", is_repeat=True), qos=2)
     await asyncio.sleep(0)
     _, (_, words, _) = sink.engine.posts
-    assert words[2::5] == [b"+id", b"?other"]
+    assert words[3::6] == [b"+id", b"?other"]
     sink.sink.forget(b"id", done.append)
     sink.sink.forget(b"never seen", done.append)
     sink.sink.unreleased.add(b"elsewhere")
@@ -240,24 +305,3 @@ async def test_what_nobody_has_stored_is_counted_and_not_acknowledged_at_the_end
     sink.send(late)
     assert late.codes[0] >= 0x80
     assert sink.sink.counts.dropped == {"not_stored": 1}
-
-
-async def test_messages_of_a_share_come_back_whose_member_has_gone() -> None:
-    """The publisher is acknowledged once another member has them."""
-    sink, codes = Sink(), list[int]()
-    box = sink.sink.routes.boxes["x1"]
-    packets = [publish_header(b"t", 1, 1, retain=False, packet_id=n) + b"%d" % n for n in (1, 2, 3)]
-    lane = Lane(5, "$share/g/t")
-    sink.sink.accept_shared(box, Shared(lane, 1, 3, b"".join(packets), codes.append))
-    await sink.engine.answer([b"x1", 1, 1, 0, 0, 1, b""], refused=b"1,3")
-    assert [one.packets for one in sink.given] == [packets[0], packets[2]]
-    assert sink.sink.counts.dropped == {"member_left": 2}
-    assert (sink.sink.counts.stored, sink.sink.bytes_on_way, codes) == (1, 0, [])
-    for one in sink.given:
-        one.done(0)
-    assert codes == [0]
-    sink.sink.accept_shared(box, Shared(lane, 1, 1, packets[0], codes.append))
-    await asyncio.sleep(0)
-    assert sink.engine.posts[0][1][2] == IF_THERE  # it is known to be away
-    await sink.engine.answer()
-    assert codes == [0, 0]
