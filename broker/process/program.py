@@ -129,13 +129,24 @@ def run_until_stopped(service: Service) -> None:
 async def _serve(service: Service) -> None:
     asked: asyncio.Queue[signal.Signals] = asyncio.Queue()
     loop = asyncio.get_running_loop()
+    starting = loop.create_task(service.start(), name="start")
+
+    def stop(number: signal.Signals) -> None:
+        asked.put_nowait(number)
+        starting.cancel()  # it may wait for another program
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, asked.put_nowait, number)
+        loop.add_signal_handler(number, stop, number)
     if isinstance(service, ReloadingService):
         loop.add_signal_handler(signal.SIGHUP, asked.put_nowait, signal.SIGHUP)
     keep_a_little()
     manager = ServiceManager()
-    await service.start()
+    try:
+        await starting
+    except asyncio.CancelledError:
+        if asked.empty():
+            raise
+        return
     manager.ready("serving")
     manager.beat(loop)
     collector = Collector(kept=service.kept) if isinstance(service, KeepingService) else Collector()

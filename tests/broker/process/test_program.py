@@ -43,6 +43,25 @@ def test_a_service_runs_on_uvloop_until_a_signal() -> None:
     assert service.steps == ["start on uvloop", "stop"]
 
 
+class Unready(Service):
+    """Waits in vain for another program, when it is asked to stop."""
+
+    async def start(self) -> None:
+        """Start."""
+        await super().start()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.steps.append("not started")
+
+
+def test_a_service_that_cannot_start_yet_is_stopped_by_a_signal() -> None:
+    """It ends what it has begun, as at a failed start."""
+    service = Unready()
+    run_until_stopped(service)
+    assert service.steps == ["start on uvloop", "not started"]
+
+
 def test_a_busy_thread_keeps_the_loop_waiting_for_a_millisecond_at_most() -> None:
     """Such as the one that writes a queue's messages to its database."""
     before = sys.getswitchinterval()
