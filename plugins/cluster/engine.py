@@ -164,6 +164,14 @@ class ClusterEngine:
         """
         await self.calls.open()
 
+    async def look(self) -> None:
+        """See that what is stored from now on is as safe as it is to be.
+
+        Raises:
+            StorageError: the engine cannot be asked, or has not as many replicas as it should.
+        """
+        await plain(self._of_cluster("done", self.node, 0, is_stored=True))
+
     async def close(self) -> None:
         """Wait for answers, and disconnect; may be called again."""
         await self.calls.close()

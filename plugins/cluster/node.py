@@ -43,7 +43,7 @@ from penstock.plugins.cluster.policy_digests import differences, policy_digests
 from penstock.plugins.cluster.retained import RetainedSink
 from penstock.plugins.cluster.routes import OtherRoutes, OwnRoutes, is_routed
 from penstock.plugins.cluster.shared import Groups, MemberSink
-from penstock.plugins.redis.errors import StorageError
+from penstock.plugins.redis.errors import EngineAwayError, StorageError, StorageFullError
 from penstock.plugins.redis.server import redis_server
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ _OF_THE_BROKER: Final = f"{LOCAL_CLIENT_PREFIX}$"
 """Local clients whose names begin so are a broker's own, and so are their subscriptions."""
 
 
+_WAIT_SECONDS: Final = 2.0
 _FINISH_SECONDS: Final = 2.0
 """For so long a node that ends waits for the engine to have what is for other nodes."""
 
@@ -187,12 +188,16 @@ class Node:
     async def start(self) -> None:
         """Become a member whom others do not see yet.
 
+        It waits for servers that cannot be reached yet, and for the replicas that they should have:
+        after a loss of power, all start at once.
+
         Raises:
             EngineStartError: the servers cannot be used, or another broker has this node's name.
             StorageError: they refuse.
         """
         loop = asyncio.get_running_loop()
-        await self.engine.open()
+        while not await self._has_engine():  # noqa: ASYNC110 (time is a part of it)
+            await asyncio.sleep(_WAIT_SECONDS)
         await self.members.join()
         sinks = ChainMap[str, MemberSink](
             cast("dict[str, MemberSink]", self.sinks), self.mail.members
@@ -202,6 +207,18 @@ class Node:
         self.inheritance = Inheritance(self.engine, self.groups, self._clients)
         self.members.start()
         self.mail.start()
+
+    async def _has_engine(self) -> bool:
+        try:
+            await self.engine.open()
+            await self.engine.look()
+        except StorageFullError:
+            raise
+        except (EngineAwayError, StorageError) as error:
+            self._logger.warning("this broker waits for its engine: %s", error)
+            await self.engine.close()
+            return False
+        return True
 
     async def serve(self) -> None:
         """Take what the others have, and show this node to them.

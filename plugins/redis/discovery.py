@@ -9,8 +9,8 @@ from typing import Any, Final
 from redis.exceptions import RedisError
 
 from penstock.broker.errors import PenstockError
-from penstock.plugins.redis.errors import EngineStartError
-from penstock.plugins.redis.login import CONNECT_SECONDS, Address, Login, named
+from penstock.plugins.redis.errors import EngineAwayError, EngineStartError
+from penstock.plugins.redis.login import CONNECT_SECONDS, Address, Login, is_away, named
 from penstock.plugins.redis.routes import N_SLOTS, Range
 
 _ASK_SECONDS: Final = (1.0, CONNECT_SECONDS)
@@ -63,9 +63,7 @@ class SentinelFinder:
         try:
             return await _first(self._order, self._ask)
         except EngineStartError as error:
-            raise EngineStartError(
-                f"sentinels of master {self._sentinels.master}: {error}"
-            ) from error
+            raise type(error)(f"sentinels of master {self._sentinels.master}: {error}") from error
 
     async def _ask(self, address: Address, seconds: float) -> list[Range]:
         master = self._sentinels.master
@@ -95,7 +93,7 @@ class ClusterFinder:
         try:
             return await _first(self._nodes, self._ask)
         except EngineStartError as error:
-            raise EngineStartError(f"Redis cluster: {error}") from error
+            raise type(error)(f"Redis cluster: {error}") from error
 
     async def _ask(self, address: Address, seconds: float) -> list[Range]:
         answer = await self._login.ask(address, "CLUSTER", "SLOTS", seconds=seconds)
@@ -117,9 +115,10 @@ async def _first(
         ask: asks one, for so many seconds.
 
     Raises:
+        EngineAwayError: none can be reached.
         EngineStartError: says what each has answered.
     """
-    problems: list[str] = []
+    problems: list[tuple[Address, Exception]] = []
     for seconds in _ASK_SECONDS:
         problems.clear()
         for address in list(order):
@@ -127,8 +126,9 @@ async def _first(
             try:
                 return await ask(address, seconds)
             except (RedisError, OSError, PenstockError) as error:
-                problems.append(f"{named(address)}: {error}")
-    raise EngineStartError("; ".join(problems))
+                problems.append((address, error))
+    kind = EngineAwayError if all(is_away(error) for _, error in problems) else EngineStartError
+    raise kind("; ".join(f"{named(address)}: {error}" for address, error in problems))
 
 
 def _range(told: Sequence[Any], asked: Address) -> Range:

@@ -9,6 +9,10 @@ class EngineStartError(PenstockError):
     """An engine that cannot be opened; the program ends with status 2."""
 
 
+class EngineAwayError(EngineStartError):
+    """The same, as it cannot be reached: it may start later."""
+
+
 class StorageError(PenstockError):
     """The engine's storage cannot be read or written; what was acknowledged before is safe."""
 

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from redis import connection as blocking
+from redis import exceptions
 from redis.asyncio.connection import AbstractConnection, Connection, SSLConnection
 
-from penstock.plugins.redis.errors import EngineStartError
+from penstock.plugins.redis.errors import EngineAwayError, EngineStartError
 
 Address: TypeAlias = tuple[str, int]
 """Host and port."""
@@ -23,6 +24,14 @@ def named(address: Address) -> str:
     """Return an address as users write it."""
     host, port = address
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_away(error: Exception) -> bool:
+    """Say whether an error means that a server cannot be reached now, such as while it starts."""
+    if isinstance(error, exceptions.AuthenticationError | exceptions.AuthorizationError):
+        return False
+    lost = exceptions.ConnectionError | exceptions.TimeoutError | OSError | EngineAwayError
+    return isinstance(error, lost)
 
 
 def read_password(password_file: str) -> str:

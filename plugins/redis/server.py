@@ -18,9 +18,9 @@ from penstock.plugins.redis.discovery import (
     SentinelFinder,
     listed,
 )
-from penstock.plugins.redis.errors import EngineStartError
+from penstock.plugins.redis.errors import EngineAwayError, EngineStartError
 from penstock.plugins.redis.library import Library
-from penstock.plugins.redis.login import CONNECT_SECONDS, Address, Login, named
+from penstock.plugins.redis.login import CONNECT_SECONDS, Address, Login, is_away, named
 from penstock.plugins.redis.pipeline import Patience
 from penstock.plugins.redis.routes import Finder
 from penstock.plugins.web.bind import split_bind
@@ -76,6 +76,7 @@ class RedisServer:
             library: the functions that are loaded into it where they are missing; None for none.
 
         Raises:
+            EngineAwayError: it cannot be reached.
             EngineStartError: says why it cannot be used.
         """
         address = address or (self.host, self.port)
@@ -95,7 +96,8 @@ class RedisServer:
         except (RedisError, OSError) as error:
             await connection.disconnect(nowait=True)
             why = str(error) or f"no answer for {CONNECT_SECONDS:g} s"
-            raise EngineStartError(f"Redis server {named(address)}: {why}") from error
+            kind = EngineAwayError if is_away(error) else EngineStartError
+            raise kind(f"Redis server {named(address)}: {why}") from error
         except BaseException:
             await connection.disconnect(nowait=True)
             raise

@@ -49,12 +49,6 @@ def test_a_wrong_password(tmp_path: Path) -> None:
         assert "password" in log.lower() or "WRONGPASS" in log
 
 
-def test_no_engine(tmp_path: Path) -> None:
-    """Named with its address."""
-    log = refused(Cluster(tmp_path, {"server": "127.0.0.1:1"}), "a", tmp_path / "a")
-    assert "127.0.0.1:1" in log
-
-
 def test_an_engine_that_forgets(tmp_path: Path) -> None:
     """A server that evicts keys would lose clients, filters and messages."""
     with running_redis(tmp_path / "redis", "maxmemory 100mb", "maxmemory-policy allkeys-lru") as r:

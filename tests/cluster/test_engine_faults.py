@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from contextlib import ExitStack
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+import yaml
 from redis import Redis
 
 from penstock.broker.mqtt.packets import PubAck, Publish
 from penstock.netem.runs.broker_process import reserved_port
 from tests.helpers.cluster import Cluster, Reading, Stream, reached, running_brokers
+from tests.helpers.process import Program
 from tests.helpers.redis_server import (
     running_redis,
     running_sentinels,
@@ -127,6 +131,36 @@ async def test_the_master_is_killed(tmp_path: Path) -> None:
             await asyncio.sleep(AWAY_SECONDS)
 
         await through_an_outage(cluster, outage)
+
+
+@contextmanager
+def starting(folder: Path, section: dict[str, Any]) -> Iterator[Program]:
+    """Start a broker whose engine is not ready, for a block."""
+    (folder / "policy.yaml").write_text(yaml.safe_dump(Cluster(folder, section).policy("a")))
+    command = [sys.executable, "-m", "penstock.broker", "-c", "policy.yaml"]
+    broker = Program(command, cwd=folder, is_forked=True)
+    try:
+        broker.wait_for_log("waits for its engine")
+        yield broker
+    finally:
+        broker.end()
+
+
+def test_a_broker_waits_for_its_engine(tmp_path: Path) -> None:
+    """It says for what: all machines may have started at once. A signal ends it."""
+    with ExitStack() as stack:
+        port = stack.enter_context(reserved_port())
+        master = stack.enter_context(reserved_port())
+        section = {"server": f"127.0.0.1:{port}", "min_replicas": 1}
+        with starting(tmp_path, section) as broker:
+            broker.wait_for_log(f"127.0.0.1:{port}")
+            assert broker.stop() == 0
+        stack.enter_context(running_redis(tmp_path / "0", port=port))
+        with starting(tmp_path, section) as broker:
+            broker.wait_for_log("read 0; allowed: 1 or more")
+            line = f"replicaof 127.0.0.1 {port}"
+            stack.enter_context(running_redis(tmp_path / "1", line, port=master))
+            broker.wait_for_log("listening")
 
 
 async def test_the_engine_is_a_cluster(tmp_path: Path) -> None:
