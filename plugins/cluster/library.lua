@@ -350,16 +350,24 @@ local function forget_value(box, value)
   return tonumber(size)
 end
 
--- Removes entries of a mailbox, which have so many bytes.
+-- Removes entries of a mailbox, which have so many bytes. Most are its first ones, in their order:
+-- then all of them go at once, as XDEL looks for each from the beginning of a hundred.
 local function remove_entries(box, ids, bytes)
-  if #ids == 0 then return end
-  if box.shared > 0 then
-    for i = 1, #ids do
-      local found = call('XRANGE', box.stream, ids[i], ids[i])[1]
-      if found then forget_value(box, found[2][2]) end
-    end
+  local last, n = ids[#ids], 0
+  local found, are_first = {}, bytes / #ids < INLINE_BYTES or box.shared > 0
+  if are_first then found = call('XRANGE', box.stream, '-', last, 'COUNT', #ids + 1) end
+  are_first = #found == #ids
+  for i = 1, #found do are_first = are_first and found[i][1] == ids[i] end
+  for i = 1, box.shared > 0 and #ids or 0 do
+    local entry = are_first and found[i] or call('XRANGE', box.stream, ids[i], ids[i])[1]
+    if entry then forget_value(box, entry[2][2]) end
   end
-  local n = call('XDEL', box.stream, unpack(ids))
+  if are_first then
+    local time, number = string.match(last, '(%d+)-(%d+)')
+    n = call('XTRIM', box.stream, 'MINID', time .. '-' .. text(number + 1))
+  else
+    n = call('XDEL', box.stream, unpack(ids))
+  end
   box.messages, box.bytes = box.messages - n, box.bytes - math.floor(bytes * n / #ids)
 end
 
@@ -719,10 +727,8 @@ local function commit(base, words, first, stop)
       if other ~= '' then call('HSET', sent, id, other) end
       box.messages, box.bytes = box.messages + 1, box.bytes + #one
       added[#added + 1] = id
-    elseif what == 'd' then
-      local ids = split(one)
-      call('HDEL', sent, unpack(ids))
-      remove_entries(box, ids, other)
+    elseif what == 'I' then call('HDEL', sent, unpack(split(one)))
+    elseif what == 'd' then remove_entries(box, split(one), other)
     end
   end
   added = table.concat(added, ' ')

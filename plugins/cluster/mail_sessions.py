@@ -81,6 +81,7 @@ class Kept:
         entries: rows of messages that the broker has, with their entries.
         restored: entries that it had from the beginning, or not from the mailbox.
         adding: is done once the engine has said which entries it has added; None for none.
+        noted: entries of which the engine has how they were sent.
         unreleased: deduplication identifiers of messages that its client has sent to other nodes.
         sent: the newest entry that may have been sent before this node had the session.
         fetched: entries that were fetched and not given, and the monotonic time of the engine's 0.
@@ -99,6 +100,7 @@ class Kept:
         self.entries: dict[int, _Entry] = {}
         self.restored: set[bytes] = set()
         self.adding: asyncio.Future[None] | None = None
+        self.noted: set[bytes] = set()
         self.unreleased: set[bytes] = set()
         self.sent = self.after = FROM_START
         self.fetched: list[Entry] = []
@@ -169,6 +171,7 @@ class KeptSessions(SessionStore):
         values = state.values
         kept = Kept(client_id, values[b"origin"].decode(), owner)
         kept.sent = values.get(b"dup", FROM_START)
+        kept.noted.update(state.sent)
         stored = Stored()
         kept.row = self._clients.take_rows(1 + len(found))
         now = self._clock()
@@ -492,6 +495,7 @@ class KeptSessions(SessionStore):
                 entry, _, how = kept.entries[row]
                 sent = written(how, packet_id, is_released)
                 changes.setdefault(kept, []).extend(("i", entry, sent))
+                kept.noted.add(entry)
         gone: dict[Kept, list[_Entry]] = {}
         for row in batch.gone_deliveries:
             kept = self._rows.get(row)
@@ -501,7 +505,10 @@ class KeptSessions(SessionStore):
             some = changes.setdefault(kept, [])
             for at in range(0, len(entries), MOST_GONE):
                 part = entries[at : at + MOST_GONE]
-                some += ("d", b" ".join([one[0] for one in part]), sum([one[1] for one in part]))
+                ids = [one[0] for one in part]
+                if noted := kept.noted.intersection(ids):
+                    some += ("I", b" ".join(noted), "")
+                some += ("d", b" ".join(ids), sum([one[1] for one in part]))
         for kept in added:
             kept.adding = kept.adding or asyncio.get_running_loop().create_future()
         commits = [
@@ -516,6 +523,7 @@ class KeptSessions(SessionStore):
                 for (row, n_bytes, how), new in zip(added.get(kept, ()), answer, strict=True):
                     kept.entries[row] = new, n_bytes, how
                     kept.restored.add(new)
+                    kept.noted.add(new)
                     self._rows[row] = kept
                 if kept.adding is not None:
                     kept.adding.set_result(None)
@@ -523,7 +531,7 @@ class KeptSessions(SessionStore):
         for row in batch.gone_deliveries:
             kept = self._rows.pop(row, None)
             if kept is not None:
-                del kept.entries[row]
+                kept.noted.discard(kept.entries.pop(row)[0])
 
     def _sessions_of(self, batch: Changes, changes: dict[Kept, list[Any]]) -> None:
         """Add what has changed of sessions but their messages."""

@@ -186,6 +186,24 @@ async def test_large_messages_are_fetched_one_by_one() -> None:
         assert sizes == [[7] * 20, [7] * 10 + [603], [603], [603], [2003], [7] * 4]
 
 
+async def test_messages_go_from_the_beginning_or_from_the_midst_of_a_mailbox() -> None:
+    """In whatever order the client acknowledges them."""
+    async with joined(server(), "a") as a:
+        own = await kept(a)
+        await posted(a, b"0", b"1", b"2", b"3", b"4", b"5")
+        ids = [entry[0] for entry in (await a.fetch(X, own, FROM_START, 9, 1000)).entries]
+        removals = ([0, 1], [3], [4, 2], [5])
+        left = (b"2345", b"245", b"5", b"")
+        for number, (gone, rest) in enumerate(zip(removals, left, strict=True), 2):
+            await commit(
+                a, own, number, "o1", "d", b" ".join(ids[at] for at in gone), 3 * len(gone)
+            )
+            assert b"".join(await values(a, own)) == rest
+            counted = (await a.load(X, own)).values
+            assert counted[b"bytes"] == b"%d" % (3 * int(counted[b"messages"]))
+            assert int(counted[b"messages"]) == len(rest)
+
+
 async def test_owner_is_named_once_until_it_has_fetched() -> None:
     """It is told of the first message alone, however many come before it looks."""
     async with joined(server(), "a") as a:
@@ -398,7 +416,8 @@ async def test_what_waits_is_read_while_the_memory_of_the_engine_is_full(tmp_pat
             assert (await a.load(X, own)).filters == {b"a/+": b"1"}
             (entry,) = (await a.fetch(X, own, FROM_START, 1, 10_000)).entries
             await commit(a, own, 2, "o1", "i", entry[0], b"sent")
-            await commit(a, own, 3, "o1", "d", entry[0], 3)
+            await commit(a, own, 3, "o1", "I", entry[0], "", "d", entry[0], 3)
+            assert (await a.load(X, own)).sent == {}
             assert await values(a, own) == []
             with pytest.raises(StorageFullError):
                 await posted(a, b"3")

@@ -189,7 +189,7 @@ async def test_refused_batch_is_the_same_when_it_comes_again() -> None:
     numbers = [number for number, _ in node.engine.commits["x"]]
     assert numbers == [1, 2, 2, 3, 3]
     first, again = (changes for _, changes in node.engine.commits["x"][3:])
-    assert first == again == ["d", b"9-0", len(ENTRY[1])]
+    assert first == again == ["I", b"9-0", "", "d", b"9-0", len(ENTRY[1])]
     assert not node.kept.sessions["x"].entries
     assert len(node.engine.commits["y"]) == 1
 
