@@ -447,8 +447,14 @@ class Node:
     # -- reports -----------------------------------------------------------------------------------
 
     def problem(self) -> str:
-        """Return why other nodes cannot be reached now; "" where they can."""
-        return self.engine.failure or self.announcer.failure
+        """Return why this node lets in no client that is new to it; "" where it does.
+
+        An engine that refuses what is to be stored is no reason: all nodes have that in common, and
+        a load balancer that asks would take them all away.
+        """
+        if self.members.is_certain:
+            return ""
+        return self.engine.failure or "no beat of this node was answered in time"
 
 
 def _policy_of(info: str) -> dict[str, str]:

@@ -72,7 +72,7 @@ class ClusterPlugin(Plugin):
         await self._started.serve()
 
     async def problem(self) -> str:
-        """Return why other nodes cannot be reached now; "" where they can."""
+        """Return why this node lets in no client that is new to it; "" where it does."""
         return self._started.problem()
 
     def figures(self) -> Iterator[Metric]:

@@ -34,18 +34,20 @@ class Site:
 
     Attributes:
         brokers: that run, by machine.
+        programs: the others that run, each with the name of its folder.
         port: of the load balancer.
     """
 
     def __init__(self, stack: ExitStack, folder: Path) -> None:
         self.brokers: dict[str, BrokerProcess] = {}
+        self.programs: dict[str, RunningBroker] = {}
         self._stack = stack
         self._folder = folder
         # One address for each port of each machine.
         self._ports = {
             f"10.0.0.{machine}:{port}": stack.enter_context(reserved_port())
             for machine in (1, 2, 9)
-            for port in (1883, 6379, 26379)
+            for port in (1883, 6379, 8081, 26379)
         }
         self.port = self._ports["10.0.0.9:1883"]
         (folder / "passwords").write_text(f"{USER[0]}:{make_hash(USER[1].encode(), b's' * 12)}\n")
@@ -56,6 +58,11 @@ class Site:
     def _here(self, text: str, machine: int) -> str:
         """Return a file of the page as this machine can have it."""
         text = text.replace("/etc/penstock/", f"{self._folder}/")
+        text = re.sub(
+            r"(10\.0\.0\.\d)(:1883 .* port )(8081)",
+            lambda found: f"{found[1]}{found[2]}{self._ports[f'{found[1]}:8081']}",
+            text,
+        )
         for address, port in self._ports.items():
             host, _, own = address.partition(":")
             text = text.replace(f"{address}", f"127.0.0.1:{port}")
@@ -72,7 +79,7 @@ class Site:
         command = [find_program(program), *arguments, str(file)]
         if program == "redis-server":
             command = [find_program(program), str(file), *arguments]
-        running = RunningBroker(program, command, file.parent)
+        running = self.programs[file.parent.name] = RunningBroker(program, command, file.parent)
         self._stack.callback(running.kill)
 
     def start_redis(self, machine: int) -> None:
@@ -185,3 +192,19 @@ def test_clients_find_their_sessions_wherever_the_load_balancer_sends_them(site:
     for client_id in ("two", "one", "three", "one"):
         with come(site, client_id, **lasting) as client:
             assert client.connack[0]
+
+
+def test_brokers_are_reached_while_redis_is_away(site: Site) -> None:
+    """They say that they are not ready; clients that are there go on, others are told by them."""
+    with come(site, "stays") as stays, PahoClient(site.port, "comes") as comes:
+        assert stays.subscribe("own/#", 1)
+        for machine in (1, 2):
+            site.programs[f"redis{machine}"].kill()
+        log = site.programs["haproxy"].log
+        until(lambda: "Server brokers/one is DOWN" in log.read_text(), "what /readyz says of one")
+        until(lambda: "Server brokers/two is DOWN" in log.read_text(), "what /readyz says of two")
+        assert "Layer7 wrong status, code: 503" in log.read_text()
+        assert not comes.connect(*USER)
+        assert comes.connack[1] == "Server unavailable"
+        stays.paho.publish("own/1", b"x", 0)
+        assert stays.payloads(1) == [b"x"]
