@@ -106,9 +106,9 @@ def read_entry(head: bytes, packet: bytes, row: int, arrived_at: float) -> tuple
         raise MalformedPacketError(f"entry: first byte {first_byte:#x}; allowed: of a PUBLISH")
     if at - properties_at > 1:
         properties, _ = read_publish_properties(packet, properties_at)
-        interval = properties.pop(EXPIRY, None)
+        interval = properties.get(EXPIRY)  # which stays: what has no properties is sent without any
         expires_at = None if interval is None else arrived_at + interval
-        encoded = write_properties(properties, PUBLISH) if properties else None
+        encoded = packet[properties_at:at]
     message = MessageRow(
         row,
         packet[start + 2 : topic_end].decode(),

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import socket
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from paho.mqtt.enums import MQTTProtocolVersion
 from redis import Redis
@@ -25,8 +26,9 @@ from penstock.broker.mqtt.packets import (
     PubRec,
     PubRel,
 )
+from penstock.netem.runs.broker_process import find_program
 from tests.helpers.paho_client import MQTT_5, PahoClient
-from tests.helpers.process import SECONDS, BrokerProcess, anonymous_policy
+from tests.helpers.process import SECONDS, BrokerProcess, Program, anonymous_policy
 from tests.helpers.redis_server import shared_redis
 from tests.helpers.wire import WireClient, connected
 
@@ -145,6 +147,67 @@ def running_brokers(
         yield cluster
     finally:
         cluster.end()
+
+
+HAPROXY: Final = """
+global
+    nbthread 1
+defaults
+    mode tcp
+    timeout connect 5s
+    timeout client 2h
+    timeout server 2h
+"""
+"""One thread, so that successive connections go to successive brokers."""
+
+
+@contextmanager
+def load_balancer(
+    folder: Path, *services: tuple[socket.socket, Sequence[int]]
+) -> Iterator[Program]:
+    """Run HAProxy for a block: each connection goes to the next broker.
+
+    Args:
+        folder: of its file.
+        services: each a socket that listens, and the ports of the brokers.
+    """
+    lines = [HAPROXY]
+    for number, (sock, ports) in enumerate(services):
+        lines += [f"listen mqtt{number}", f"    bind fd@{sock.fileno()}", "    balance roundrobin"]
+        lines += [f"    server broker{at} 127.0.0.1:{port}" for at, port in enumerate(ports)]
+    file = folder / "haproxy.cfg"
+    file.write_text("\n".join([*lines, ""]))
+    descriptors = [sock.fileno() for sock, _ in services]
+    haproxy = Program([find_program("haproxy"), "-db", "-f", str(file)], pass_fds=descriptors)
+    try:
+        yield haproxy
+    finally:
+        haproxy.end()
+
+
+class Service(NamedTuple):
+    """One broker to its clients.
+
+    Attributes:
+        port: that they connect to.
+    """
+
+    port: int
+
+
+@contextmanager
+def balanced_brokers(folder: Path, *names: str, **options: Any) -> Iterator[Service]:
+    """Run a cluster for a block, behind a load balancer; the arguments are those of `Cluster`."""
+    with (
+        running_brokers(folder, *names, **options) as cluster,
+        socket.create_server(("127.0.0.1", 0)) as sock,
+        load_balancer(folder, (sock, [cluster[name].port for name in names])),
+    ):
+        yield Service(sock.getsockname()[1])
+        for name in names:
+            assert cluster[name].stop() == 0
+            assert "ERROR" not in cluster[name].log
+            assert "Traceback" not in cluster[name].log
 
 
 class Stream:

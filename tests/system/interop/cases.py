@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final
 
 from paho.mqtt.client import MQTTMessage
 from paho.mqtt.enums import MQTTProtocolVersion
 
 from penstock.broker.mqtt.packets import Disconnect, Will
+from tests.helpers.cluster import Service, balanced_brokers
 from tests.helpers.paho_client import MQTT_5, PahoClient, connect_properties
+from tests.helpers.process import anonymous_policy, running_broker
 from tests.helpers.wire import connected
 
 NO_SUBSCRIBE: Final = "test/nosubscribe"
@@ -21,6 +26,57 @@ LIMITS: Final = {
     "maximum_keep_alive": 60,
 }
 """Limits of the broker, as low as the cases need them to reach them."""
+
+_GUARD: Final = f'''
+"""Refuses subscriptions to one topic filter, as a plugin of aMQTT."""
+
+from amqtt.contexts import Action
+from amqtt.plugins.base import BaseTopicPlugin
+
+
+class Guard(BaseTopicPlugin):
+    async def topic_filtering(self, *, session=None, topic=None, action=None):
+        return action != Action.SUBSCRIBE or topic != "{NO_SUBSCRIBE}"
+'''
+
+_NODES: Final = ("a", "b", "c")
+KINDS: Final = ("one", "cluster")
+"""One broker; or three behind a load balancer, which sends each connection to the next one."""
+
+
+@contextmanager
+def running(
+    kind: str, folder: Path, plugins: Mapping[str, Any] | None = None, **keys: Any
+) -> Iterator[Service]:
+    """Run what is of one of `KINDS` for a block.
+
+    Args:
+        kind: of it.
+        folder: of its files.
+        plugins: of each broker.
+        keys: further keys of its policy.
+    """
+    if kind == "cluster":
+        with balanced_brokers(folder, *_NODES, plugins=plugins, **keys) as service:
+            yield service
+        return
+    with running_broker(anonymous_policy(plugins, **keys), folder) as broker:
+        yield Service(broker.port)
+        assert broker.stop() == 0
+        assert "ERROR" not in broker.log
+        assert "Traceback" not in broker.log
+
+
+@contextmanager
+def running_cases(kind: str, folder: Path) -> Iterator[Service]:
+    """Run what the cases ask for, of one of `KINDS`, for a block."""
+    for name in ("", *_NODES):
+        (folder / name).mkdir(exist_ok=True)
+        (folder / name / "guard.py").write_text(_GUARD)
+    keys = {"limits": LIMITS, "mqtt": {"reveal_refusals": False}}
+    with running(kind, folder, {"guard.Guard": {}}, **keys) as service:
+        yield service
+
 
 _NUMBERS = itertools.count()
 

@@ -20,26 +20,26 @@ from penstock.broker.mqtt.packets import (
     Subscribe,
     SubscriptionRequest,
 )
-from tests.helpers.process import BrokerProcess, anonymous_policy, running_broker
+from tests.helpers.cluster import Service
 from tests.helpers.wire import WireClient
+from tests.system.interop.cases import running
 
 N_MESSAGES = 100
 TOPIC = "exactly/once"
 
 
-@pytest.fixture(scope="module", params=["memory", "durable"])
+@pytest.fixture(scope="module", params=["memory", "durable", "cluster"])
 def keeper(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[BrokerProcess]:
-    """Return a broker that keeps sessions in memory alone, or in a file too."""
+) -> Iterator[Service]:
+    """Return a broker that keeps sessions in memory alone, or in a file too; or three brokers."""
     keys: dict[str, Any] = {}
     if request.param == "durable":
         keys["persistence"] = {"path": "sessions.db", "durability": "normal"}
     folder = tmp_path_factory.mktemp("cuts")
-    with running_broker(anonymous_policy(**keys), folder) as running:
-        yield running
-        assert running.stop() == 0
-        assert "Traceback" not in running.log
+    kind = "cluster" if request.param == "cluster" else "one"
+    with running(kind, folder, **keys) as service:
+        yield service
 
 
 class CutError(Exception):
@@ -155,9 +155,7 @@ class Publisher(Client):
 
 
 @pytest.mark.parametrize("version", [3, 4, 5])
-async def test_each_message_comes_exactly_once_and_in_order(
-    keeper: BrokerProcess, version: int
-) -> None:
+async def test_each_message_comes_exactly_once_and_in_order(keeper: Service, version: int) -> None:
     """However publisher and subscribers of all versions lose their connections."""
     subscribers = [Subscriber(keeper.port, other) for other in (3, 4, 5)]
     for subscriber in subscribers:

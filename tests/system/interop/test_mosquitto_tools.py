@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
+from tests.helpers.cluster import Service
 from tests.helpers.paho_client import PahoClient, publish_properties
-from tests.helpers.process import SECONDS, BrokerProcess
+from tests.helpers.process import SECONDS
 from tests.system.interop.cases import fresh, until
 
 
-def run(broker: BrokerProcess, program: str, *options: str) -> str:
+def run(broker: Service, program: str, *options: str) -> str:
     """Run one of mosquitto's tools to its end; return what it prints."""
     command = [program, "-h", "127.0.0.1", "-p", str(broker.port), *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=True)
@@ -20,7 +21,7 @@ def run(broker: BrokerProcess, program: str, *options: str) -> str:
 
 
 @pytest.mark.parametrize("version", ["311", "5"])
-def test_request_and_response(broker: BrokerProcess, version: str) -> None:
+def test_request_and_response(broker: Service, version: str) -> None:
     """mosquitto_rr asks and gets its answer; with MQTT 5.0 the question says where to."""
     topic = fresh("rr")
     command = ["mosquitto_rr", "-h", "127.0.0.1", "-p", str(broker.port), "-V", version]
@@ -45,7 +46,7 @@ def test_request_and_response(broker: BrokerProcess, version: str) -> None:
 
 
 @pytest.mark.parametrize("version", ["31", "311", "5"])
-def test_retained_messages_are_listed_and_removed(broker: BrokerProcess, version: str) -> None:
+def test_retained_messages_are_listed_and_removed(broker: Service, version: str) -> None:
     """mosquitto_sub prints what is retained; then it removes each message as it sees it."""
     base = fresh("listed")
     expected = [f"{base}/{name} 1 {name}" for name in "abc"]
@@ -72,7 +73,7 @@ def test_retained_messages_are_listed_and_removed(broker: BrokerProcess, version
         assert not until(client, b"end")
 
 
-def test_subscriptions_of_a_session_are_given_up(broker: BrokerProcess) -> None:
+def test_subscriptions_of_a_session_are_given_up(broker: Service) -> None:
     """mosquitto_sub unsubscribes for a session that stays, which then gets nothing more."""
     topic = fresh("given up")
     session = ("-i", topic, "-c", "-q", "1", "-E")

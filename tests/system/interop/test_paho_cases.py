@@ -41,8 +41,8 @@ from paho.mqtt.enums import MQTTProtocolVersion
 
 from penstock.broker.mqtt.packets import Connect, PubAck, PubComp, Publish, PubRec, PubRel, Will
 from penstock.broker.mqtt.writer import write_packet
+from tests.helpers.cluster import Service
 from tests.helpers.paho_client import MQTT_3_1_1, MQTT_5, PahoClient
-from tests.helpers.process import BrokerProcess
 from tests.helpers.wire import WireClient, connected, ending
 from tests.system.interop.cases import NO_SUBSCRIBE, connect, fresh, until
 
@@ -57,7 +57,7 @@ def kept(version: int) -> dict[str, object]:
 
 
 @PAHO
-def test_basic(cases: BrokerProcess, version: MQTTProtocolVersion) -> None:
+def test_basic(cases: Service, version: MQTTProtocolVersion) -> None:
     """A client that comes again without a session gets what it publishes at each QoS."""
     name = fresh("basic")
     connect(cases.port, name, version).close()
@@ -75,7 +75,7 @@ def test_basic(cases: BrokerProcess, version: MQTTProtocolVersion) -> None:
 @WIRE
 @pytest.mark.mqtt311("3.1.0-2")
 @pytest.mark.mqtt5("3.1.0-2")
-async def test_second_connect(cases: BrokerProcess, version: int) -> None:
+async def test_second_connect(cases: Service, version: int) -> None:
     """A second CONNECT on a connection ends it [MQTT-3.1.0-2]."""
     async with await connected(cases.port, fresh("twice"), version) as client:
         await client.send(Connect(protocol_version=version))
@@ -84,7 +84,7 @@ async def test_second_connect(cases: BrokerProcess, version: int) -> None:
 
 
 @WIRE
-async def test_wrong_protocol_name(cases: BrokerProcess, version: int) -> None:
+async def test_wrong_protocol_name(cases: Service, version: int) -> None:
     """Who speaks another protocol is not let in [MQTT-3.1.2-1]."""
     packet = write_packet(Connect(protocol_version=version), version)
     async with await WireClient.dial(cases.port, version) as client:
@@ -95,7 +95,7 @@ async def test_wrong_protocol_name(cases: BrokerProcess, version: int) -> None:
 
 @PAHO
 @pytest.mark.mqtt311("3.3.1-5", "3.3.1-6", "3.3.1-8", "3.3.1-10")
-def test_retained_messages(cases: BrokerProcess, version: MQTTProtocolVersion) -> None:
+def test_retained_messages(cases: Service, version: MQTTProtocolVersion) -> None:
     """They come at their own QoS to who subscribes later; an empty payload removes them."""
     base = fresh("retained")
     with connect(cases.port, base, version) as client:
@@ -115,7 +115,7 @@ def test_retained_messages(cases: BrokerProcess, version: MQTTProtocolVersion) -
 
 
 @pytest.mark.mqtt311("3.1.3-6", "3.1.3-8")
-async def test_zero_length_client_id_of_3_1_1(cases: BrokerProcess) -> None:
+async def test_zero_length_client_id_of_3_1_1(cases: Service) -> None:
     """It is accepted with Clean Session alone, else refused with return code 2."""
     async with await WireClient.dial(cases.port, 4) as client:
         assert (await client.connect("", clean_start=False)).reason_code == 0x85
@@ -126,7 +126,7 @@ async def test_zero_length_client_id_of_3_1_1(cases: BrokerProcess) -> None:
 
 @pytest.mark.parametrize("clean_start", [False, True])
 @pytest.mark.mqtt5("3.1.3-6")
-async def test_zero_length_client_id(cases: BrokerProcess, *, clean_start: bool) -> None:
+async def test_zero_length_client_id(cases: Service, *, clean_start: bool) -> None:
     """MQTT 5.0 accepts it with and without Clean Start."""
     async with await WireClient.dial(cases.port) as client:
         connack = await client.connect("", clean_start=clean_start)
@@ -135,7 +135,7 @@ async def test_zero_length_client_id(cases: BrokerProcess, *, clean_start: bool)
 
 @PAHO
 @pytest.mark.mqtt311("3.1.2-4", "3.1.2-5", "3.2.2-2")
-def test_offline_message_queueing(cases: BrokerProcess, version: MQTTProtocolVersion) -> None:
+def test_offline_message_queueing(cases: Service, version: MQTTProtocolVersion) -> None:
     """What came at QoS 1 and 2 while a client was away waits for it."""
     base = fresh("offline")
     with connect(cases.port, base, version, expiry=60) as client:
@@ -152,7 +152,7 @@ def test_offline_message_queueing(cases: BrokerProcess, version: MQTTProtocolVer
 @PAHO
 @pytest.mark.mqtt311("3.3.5-1")
 @pytest.mark.mqtt5("3.3.4-2")
-def test_overlapping_subscriptions(cases: BrokerProcess, version: MQTTProtocolVersion) -> None:
+def test_overlapping_subscriptions(cases: Service, version: MQTTProtocolVersion) -> None:
     """One message comes, at the highest QoS of the subscriptions that match."""
     base = fresh("overlapping")
     with connect(cases.port, base, version) as client:
@@ -166,7 +166,7 @@ def test_overlapping_subscriptions(cases: BrokerProcess, version: MQTTProtocolVe
 @WIRE
 @pytest.mark.mqtt311("3.1.2-24")
 @pytest.mark.mqtt5("3.1.2-22")
-async def test_keep_alive(cases: BrokerProcess, version: int) -> None:
+async def test_keep_alive(cases: Service, version: int) -> None:
     """A client that is silent for longer than it said is dropped, and its will comes."""
     topic = fresh("silent")
     will = Will(topic, b"keep-alive expired")
@@ -181,7 +181,7 @@ async def test_keep_alive(cases: BrokerProcess, version: int) -> None:
 @WIRE
 @pytest.mark.mqtt311("4.4.0-1")
 @pytest.mark.mqtt5("4.4.0-1")
-async def test_redelivery_on_reconnect(cases: BrokerProcess, version: int) -> None:
+async def test_redelivery_on_reconnect(cases: Service, version: int) -> None:
     """What was sent and not acknowledged comes again with DUP, and its exchange goes on."""
     topic = fresh("again")
     publisher = await connected(cases.port, f"{topic}-publisher", version)
@@ -211,7 +211,7 @@ async def test_redelivery_on_reconnect(cases: BrokerProcess, version: int) -> No
 
 
 @WIRE
-async def test_subscribe_failure(cases: BrokerProcess, version: int) -> None:
+async def test_subscribe_failure(cases: Service, version: int) -> None:
     """A subscription that is not allowed is answered by a failure; others are granted."""
     async with await connected(cases.port, fresh("refused"), version) as client:
         assert await client.subscribe(NO_SUBSCRIBE, 2) == 0x80
@@ -221,7 +221,7 @@ async def test_subscribe_failure(cases: BrokerProcess, version: int) -> None:
 @PAHO
 @pytest.mark.mqtt311("4.7.2-1")
 @pytest.mark.mqtt5("4.7.2-1")
-def test_dollar_topics(cases: BrokerProcess, version: MQTTProtocolVersion) -> None:
+def test_dollar_topics(cases: Service, version: MQTTProtocolVersion) -> None:
     """A filter that begins with a wildcard matches no topic that begins with $."""
     base = fresh("dollar")
     with connect(cases.port, base, version) as client:
@@ -239,7 +239,7 @@ def test_dollar_topics(cases: BrokerProcess, version: MQTTProtocolVersion) -> No
 @PAHO
 @pytest.mark.mqtt311("3.10.4-2")
 @pytest.mark.mqtt5("3.10.4-2")
-def test_unsubscribe(cases: BrokerProcess, version: MQTTProtocolVersion) -> None:
+def test_unsubscribe(cases: Service, version: MQTTProtocolVersion) -> None:
     """Nothing comes of the filter that was given up; the others stay."""
     base = fresh("unsubscribe")
     with connect(cases.port, base, version) as client:

@@ -11,8 +11,8 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from penstock.broker.mqtt.packets import Disconnect, PingReq, PingResp, PubAck, Publish, Will
+from tests.helpers.cluster import Service
 from tests.helpers.paho_client import properties, publish_properties
-from tests.helpers.process import BrokerProcess
 from tests.helpers.wire import WireClient, connected, ending
 from tests.system.interop.cases import LIMITS, connect, fresh, let_pass, until
 
@@ -31,7 +31,7 @@ async def session_is_present(port: int, client_id: str, expiry: int = 0) -> bool
 
 
 @pytest.mark.mqtt5("3.1.2-8")
-async def test_will_message(cases: BrokerProcess) -> None:
+async def test_will_message(cases: Service) -> None:
     """A will has the User Properties it was given, in their order."""
     topic = fresh("will")
     pairs = [("a", "2"), ("c", "3")]
@@ -45,7 +45,7 @@ async def test_will_message(cases: BrokerProcess) -> None:
 
 
 @pytest.mark.mqtt5("3.1.3-9")
-async def test_will_delay(cases: BrokerProcess) -> None:
+async def test_will_delay(cases: Service) -> None:
     """A delayed will waits, and is gone if the client comes back before."""
     topic = fresh("delayed")
     kept: dict[str, Any] = {"properties": {"session_expiry_interval": 60}, "clean_start": False}
@@ -73,7 +73,7 @@ async def test_will_delay(cases: BrokerProcess) -> None:
         assert others == [f"{topic}/soon", f"{topic}/later"]
 
 
-async def test_will_comes_with_the_end_of_session(cases: BrokerProcess) -> None:
+async def test_will_comes_with_the_end_of_session(cases: Service) -> None:
     """A session that ends before the delay of its will publishes it then (3.1.3.2.2)."""
     topic = fresh("ending")
     will = Will(topic, properties={"will_delay_interval": 3600})
@@ -86,7 +86,7 @@ async def test_will_comes_with_the_end_of_session(cases: BrokerProcess) -> None:
     assert not await session_is_present(cases.port, topic)
 
 
-async def test_will_delay_without_a_session(cases: BrokerProcess) -> None:
+async def test_will_delay_without_a_session(cases: Service) -> None:
     """Where the session ends with its connection, the will does not wait."""
     topic = fresh("at once")
     will = Will(topic, properties={"will_delay_interval": 3600})
@@ -98,7 +98,7 @@ async def test_will_delay_without_a_session(cases: BrokerProcess) -> None:
 
 
 @pytest.mark.mqtt5("3.1.2-23")
-async def test_session_expiry(cases: BrokerProcess) -> None:
+async def test_session_expiry(cases: Service) -> None:
     """A session outlives its connection by its Session Expiry Interval and no longer."""
     name = fresh("expiry")
     assert not await session_is_present(cases.port, name, 0)
@@ -108,7 +108,7 @@ async def test_session_expiry(cases: BrokerProcess) -> None:
     assert not await session_is_present(cases.port, name)
 
 
-async def test_session_expiry_of_disconnect(cases: BrokerProcess) -> None:
+async def test_session_expiry_of_disconnect(cases: Service) -> None:
     """DISCONNECT may change the Session Expiry Interval, up or down to none."""
     name = fresh("changed")
     for expiry, is_kept in ((60, True), (0, False)):
@@ -126,7 +126,7 @@ async def test_session_expiry_of_disconnect(cases: BrokerProcess) -> None:
 
 
 @pytest.mark.mqtt5("3.3.2-4", "3.3.2-15", "3.3.2-16", "3.3.2-17", "3.3.2-18", "3.3.2-20")
-def test_properties_come_as_published(cases: BrokerProcess) -> None:
+def test_properties_come_as_published(cases: Service) -> None:
     """At each QoS, live and retained, those of the message are what the publisher gave."""
     topic = fresh("properties")
     pairs = [("c", "3"), ("a", "2"), ("c", "3")]
@@ -153,7 +153,7 @@ def test_properties_come_as_published(cases: BrokerProcess) -> None:
 
 
 @pytest.mark.mqtt5("3.3.2-5", "3.3.2-6")
-async def test_publication_expiry(cases: BrokerProcess) -> None:
+async def test_publication_expiry(cases: Service) -> None:
     """Expired messages do not come; the others say how many seconds are left."""
     topic = fresh("publication")
     with connect(cases.port, topic, expiry=60) as client:
@@ -172,7 +172,7 @@ async def test_publication_expiry(cases: BrokerProcess) -> None:
 
 
 @pytest.mark.mqtt5("3.8.3-3")
-def test_no_local(cases: BrokerProcess) -> None:
+def test_no_local(cases: Service) -> None:
     """A client that wants none of its own gets none; another one gets it."""
     topic = fresh("no local")
     with connect(cases.port, topic) as client, connect(cases.port, f"{topic}-other") as other:
@@ -186,7 +186,7 @@ def test_no_local(cases: BrokerProcess) -> None:
 
 @pytest.mark.mqtt5("3.3.1-12", "3.3.1-13")
 @pytest.mark.parametrize("as_published", [False, True])
-def test_retain_as_published(cases: BrokerProcess, *, as_published: bool) -> None:
+def test_retain_as_published(cases: Service, *, as_published: bool) -> None:
     """A live message has the publisher's RETAIN flag for who asked for it."""
     topic = fresh("flag")
     with connect(cases.port, topic) as client:
@@ -199,7 +199,7 @@ def test_retain_as_published(cases: BrokerProcess, *, as_published: bool) -> Non
 
 @pytest.mark.mqtt5("3.3.1-9", "3.3.1-10", "3.3.1-11")
 @pytest.mark.parametrize(("handling", "n_first", "n_again"), [(0, 3, 3), (1, 3, 0), (2, 0, 0)])
-def test_retain_handling(cases: BrokerProcess, handling: int, n_first: int, n_again: int) -> None:
+def test_retain_handling(cases: Service, handling: int, n_first: int, n_again: int) -> None:
     """Retained messages come at each subscribe, at the first one, or at none."""
     base = fresh("handling")
     with connect(cases.port, base) as client:
@@ -214,7 +214,7 @@ def test_retain_handling(cases: BrokerProcess, handling: int, n_first: int, n_ag
 
 
 @pytest.mark.mqtt5("3.1.3-7", "3.2.2-16")
-async def test_assigned_client_id(cases: BrokerProcess) -> None:
+async def test_assigned_client_id(cases: Service) -> None:
     """Clients without a Client Identifier are told the one they got, each its own."""
     names = set()
     for _ in range(2):
@@ -225,7 +225,7 @@ async def test_assigned_client_id(cases: BrokerProcess) -> None:
 
 
 @pytest.mark.mqtt5("3.3.4-3", "3.3.4-4")
-def test_subscription_identifiers(cases: BrokerProcess) -> None:
+def test_subscription_identifiers(cases: Service) -> None:
     """A message says which of the client's subscriptions it came for."""
     topic = fresh("identifiers")
 
@@ -243,7 +243,7 @@ def test_subscription_identifiers(cases: BrokerProcess) -> None:
         assert sorted(came[1].properties.SubscriptionIdentifier) == [2, 3]
 
 
-def test_request_response(cases: BrokerProcess) -> None:
+def test_request_response(cases: Service) -> None:
     """A responder finds where to answer, and the answer finds its request."""
     topic = fresh("request")
     asked = publish_properties(ResponseTopic=f"{topic}/answer", CorrelationData=b"\x00\xff")
@@ -261,7 +261,7 @@ def test_request_response(cases: BrokerProcess) -> None:
 # -- limits -----------------------------------------------------------------------------------
 
 
-async def test_maximum_packet_size_of_server(cases: BrokerProcess) -> None:
+async def test_maximum_packet_size_of_server(cases: Service) -> None:
     """CONNACK says how much a packet may hold; a larger one ends the connection (3.2.2.3.6)."""
     topic = fresh("too large")
     async with await WireClient.dial(cases.port) as client:
@@ -272,7 +272,7 @@ async def test_maximum_packet_size_of_server(cases: BrokerProcess) -> None:
 
 
 @pytest.mark.mqtt5("3.1.2-24", "3.1.2-25")
-async def test_maximum_packet_size_of_client(cases: BrokerProcess) -> None:
+async def test_maximum_packet_size_of_client(cases: Service) -> None:
     """A message that is too large for a client is not sent to it, as if it had got it."""
     topic = fresh("size")
     small = {"maximum_packet_size": 64, "receive_maximum": 1}
@@ -293,7 +293,7 @@ async def test_maximum_packet_size_of_client(cases: BrokerProcess) -> None:
 
 
 @pytest.mark.parametrize(("asked", "told"), [(120, 60), (0, 60), (30, None)])
-async def test_server_keep_alive(cases: BrokerProcess, asked: int, told: int | None) -> None:
+async def test_server_keep_alive(cases: Service, asked: int, told: int | None) -> None:
     """A client that asks for more than the broker's limit is told what holds."""
     async with await WireClient.dial(cases.port) as client:
         connack = await client.connect(keep_alive=asked)
@@ -301,7 +301,7 @@ async def test_server_keep_alive(cases: BrokerProcess, asked: int, told: int | N
 
 
 @pytest.mark.mqtt5("3.3.4-9")
-async def test_receive_maximum_of_client(cases: BrokerProcess) -> None:
+async def test_receive_maximum_of_client(cases: Service) -> None:
     """No more is sent than the client takes unacknowledged; each PUBACK lets one more out."""
     topic = fresh("window")
     async with await WireClient.dial(cases.port) as client, await connected(cases.port) as other:
@@ -320,7 +320,7 @@ async def test_receive_maximum_of_client(cases: BrokerProcess) -> None:
         assert payloads == [b"0", b"1", b"2", b"3"]
 
 
-async def test_receive_maximum_of_server(cases: BrokerProcess) -> None:
+async def test_receive_maximum_of_server(cases: Service) -> None:
     """A client that has more unacknowledged than allowed is disconnected (3.3.4)."""
     topic = fresh("too many")
     async with await WireClient.dial(cases.port) as client:
@@ -341,7 +341,7 @@ async def publish_by_alias(client: WireClient, topic: str, alias: int, number: i
 
 
 @pytest.mark.mqtt5("3.3.2-12")
-async def test_client_topic_alias(cases: BrokerProcess) -> None:
+async def test_client_topic_alias(cases: Service) -> None:
     """A message without a topic goes where its alias was last set to."""
     base = fresh("alias")
     async with await connected(cases.port) as watcher, await WireClient.dial(cases.port) as client:
@@ -355,7 +355,7 @@ async def test_client_topic_alias(cases: BrokerProcess) -> None:
 
 
 @pytest.mark.mqtt5("3.3.2-7")
-async def test_topic_aliases_end(cases: BrokerProcess) -> None:
+async def test_topic_aliases_end(cases: Service) -> None:
     """An alias is of its connection: after a reconnect nobody knows it, session or not."""
     topic = fresh("alias ends")
     kept: dict[str, Any] = {"properties": {"session_expiry_interval": 60}, "clean_start": False}
@@ -370,7 +370,7 @@ async def test_topic_aliases_end(cases: BrokerProcess) -> None:
 
 @pytest.mark.mqtt5("3.3.2-8", "3.3.2-9")
 @pytest.mark.parametrize("beyond", [False, True])
-async def test_invalid_topic_alias(cases: BrokerProcess, *, beyond: bool) -> None:
+async def test_invalid_topic_alias(cases: Service, *, beyond: bool) -> None:
     """An alias of 0, or beyond the server's maximum, ends the connection."""
     async with await WireClient.dial(cases.port) as client:
         maximum = (await client.connect()).properties["topic_alias_maximum"]
@@ -381,7 +381,7 @@ async def test_invalid_topic_alias(cases: BrokerProcess, *, beyond: bool) -> Non
         assert said.reason_code == 0x94
 
 
-async def test_server_topic_alias(cases: BrokerProcess) -> None:
+async def test_server_topic_alias(cases: Service) -> None:
     """A client that allows it is sent a topic once, and then its alias, at every QoS."""
     topic = fresh("server alias")
     async with await connected(cases.port) as other, await WireClient.dial(cases.port) as client:
@@ -396,7 +396,7 @@ async def test_server_topic_alias(cases: BrokerProcess) -> None:
 
 @pytest.mark.mqtt5("3.1.2-27")
 @pytest.mark.parametrize("allowed", [{}, {"topic_alias_maximum": 0}])
-async def test_no_server_topic_alias(cases: BrokerProcess, allowed: dict[str, Any]) -> None:
+async def test_no_server_topic_alias(cases: Service, allowed: dict[str, Any]) -> None:
     """A client that allows none is sent every topic whole."""
     topic = fresh("no alias")
     async with await connected(cases.port) as other, await WireClient.dial(cases.port) as client:
@@ -408,7 +408,7 @@ async def test_no_server_topic_alias(cases: BrokerProcess, allowed: dict[str, An
         assert [(m.topic, m.properties) for m in came] == [(topic, {})] * 3
 
 
-def test_shared_subscription(cases: BrokerProcess) -> None:
+def test_shared_subscription(cases: Service) -> None:
     """One member gets each message of the share; own subscriptions of both get theirs."""
     topic = fresh("shared")
     with connect(cases.port, topic) as one, connect(cases.port, f"{topic}-two") as two:
