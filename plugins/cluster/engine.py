@@ -31,6 +31,8 @@ ALIVE_SECONDS: Final = 3.0
 """A member whose beats have not come for so long may be evicted."""
 N_BUCKETS: Final = 64
 """Client Identifiers are spread over so many keys, and so over the servers of a Redis cluster."""
+N_ALONE: Final = 8
+"""The same where one server has all: mailboxes of a bucket share calls, and large messages."""
 MOST_NOTES: Final = 10_000
 """Notes to a member that are kept; it reads them at once."""
 _SCAN_COUNT: Final = 1000
@@ -144,7 +146,8 @@ class ClusterEngine:
         self.calls = FunctionCalls(server, LIBRARY, logger)
         self._root = f"{server.prefix}:{{cluster:{cluster}"
         self.base = f"{self._root}}}"
-        self.buckets = [f"{self._root}:c:{bucket}}}" for bucket in range(N_BUCKETS)]
+        n_buckets = N_BUCKETS if server.cluster else N_ALONE
+        self.buckets = [f"{self._root}:c:{bucket}}}" for bucket in range(n_buckets)]
         self._numbers: dict[str, int] = {}
 
     def node_key(self, node: str, epoch: int) -> str:
@@ -455,7 +458,7 @@ class ClusterEngine:
 
         What it still puts into mailboxes is refused from then on.
         """
-        for at in range(0, N_BUCKETS, _SWEPT_AT_ONCE):
+        for at in range(0, len(self.buckets), _SWEPT_AT_ONCE):
             some = self.buckets[at : at + _SWEPT_AT_ONCE]
             await asyncio.gather(*(self._sweep(bucket, node, epoch) for bucket in some))
 
@@ -468,7 +471,7 @@ class ClusterEngine:
 
     def bucket(self, client_id: str) -> str:
         """Return the common beginning of the keys of a client, and of some others."""
-        return self.buckets[crc32(client_id.encode()) % N_BUCKETS]
+        return self.buckets[crc32(client_id.encode()) % len(self.buckets)]
 
     # -- calls -------------------------------------------------------------------------------------
 

@@ -62,7 +62,7 @@ class MailExpiry:
         n = -(-len(buckets) // _STEPS)
         while True:
             for at in range(0, len(buckets), n):
-                await asyncio.sleep(ROUND_SECONDS / _STEPS)
+                await asyncio.sleep(ROUND_SECONDS * n / len(buckets))
                 if not self._is_first():
                     self._told.clear()  # another node forgets what this one has told
                 else:
