@@ -113,7 +113,7 @@ def node(name: str, server: str) -> Peer:
     def change(policy: dict[str, Any], _: Path) -> None:
         del policy["persistence"]  # the engine keeps the sessions
         section = {"name": "bench", "node": name, "redis": {"server": server}}
-        policy["plugins"]["cluster"] = section
+        policy["cluster"] = section
 
     return penstock_peer("penstock", "of a cluster", change)
 

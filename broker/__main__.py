@@ -5,13 +5,16 @@ from __future__ import annotations
 import logging
 import sys
 from functools import partial
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Final
 
 import typer
 
 from penstock.broker.config.command_line import CommandLine, exit_status
 from penstock.broker.config.policy import load_policy
 from penstock.broker.errors import ConfigError
+from penstock.broker.extensions import Worker
+from penstock.broker.plugin_loader import processes_per_machine
 from penstock.broker.process.program import (
     Debug,
     LogLevel,
@@ -19,9 +22,13 @@ from penstock.broker.process.program import (
     set_up_log,
     take_log,
 )
+from penstock.broker.process.supervised import Supervised
+from penstock.broker.process.supervisor import Supervisor
 from penstock.broker.server import Server
 
 app = CommandLine()
+
+_OF_SUPERVISOR: Final = "penstock broker gives it to the processes that it starts"
 
 
 def _show_example(wanted: bool) -> None:  # noqa: FBT001 - typer's form of a callback
@@ -45,6 +52,7 @@ def broker(
     log_level: LogLevel = None,
     *,
     debug: Debug = False,
+    worker: Annotated[str, typer.Option(hidden=True)] = "",
     _example: Annotated[
         bool,
         typer.Option(
@@ -56,7 +64,8 @@ def broker(
     ] = False,
 ) -> None:
     """Run the MQTT broker with a policy file."""
-    set_up_log(log_level, debug=debug)
+    me = _worker(worker)
+    set_up_log(log_level, debug=debug, worker=0 if me is None else me.number)
     logging.getLogger("transitions").setLevel(logging.WARNING)
     try:
         policy = load_policy(config)
@@ -69,7 +78,46 @@ def broker(
             raise
         raise better from error
     take_log(policy.log, log_level, debug=debug)
-    run_until_stopped(Server(policy, read_policy=partial(load_policy, config, may_be_empty=False)))
+    server = partial(Server, policy, read_policy=partial(load_policy, config, may_be_empty=False))
+    if me is not None:
+        supervised = _supervised()
+        run_until_stopped(server(worker=me, reload_all=supervised.reload_all), supervised)
+    elif (n_workers := processes_per_machine(policy)) > 1:
+        levels = [*(["--log-level", log_level] if log_level else []), *(["-d"] if debug else [])]
+        program = [*_program(), "broker", "-c", config, *levels]
+        supervisor = Supervisor(
+            n_workers,
+            lambda number: [*program, "--worker", f"{number}/{n_workers}"],
+            partial(server().check, is_start=True),
+            config,
+            logging.getLogger("penstock"),
+        )
+        run_until_stopped(supervisor)
+    else:
+        run_until_stopped(server())
+
+
+def _program() -> list[str]:
+    """Return the command of this program, which looks for modules where this process does."""
+    looks_here = {"", str(Path.cwd())}.intersection(sys.path)
+    return [sys.executable, *([] if looks_here else ["-P"]), "-m", "penstock"]
+
+
+def _worker(text: str) -> Worker | None:
+    """Return which worker this process is, by the option that its supervisor has given it."""
+    if not text:
+        return None
+    number, _, count = text.partition("/")
+    if not (number.isdecimal() and count.isdecimal()):
+        raise typer.BadParameter(_OF_SUPERVISOR, param_hint="--worker")
+    return Worker(int(number), int(count))
+
+
+def _supervised() -> Supervised:
+    try:
+        return Supervised(sys.stdin.fileno())
+    except OSError as error:
+        raise typer.BadParameter(_OF_SUPERVISOR, param_hint="--worker") from error
 
 
 main = partial(exit_status, app, "penstock broker")

@@ -1080,6 +1080,24 @@ class LocalClients(Protocol):
         """End the sessions of those local clients whose ids are wanted, and return the ids."""
 
 
+class Worker(NamedTuple):
+    """Which of the broker's processes on this machine this one is.
+
+    All have one policy file and listen on the same ports; see `Plugin.processes_per_machine`.
+
+    Attributes:
+        number: from 1 on.
+        total: how many there are.
+    """
+
+    number: int = 1
+    total: int = 1
+
+
+ALONE: Final = Worker()
+"""The one process of a machine."""
+
+
 class PluginContext(NamedTuple):
     """The parts of the broker that a plugin is given when it is made.
 
@@ -1097,6 +1115,7 @@ class PluginContext(NamedTuple):
         local_clients: connects clients in the broker's own process, from `Plugin.restored` on; None
             where there is no broker.
         plugins: the plugins of the file by their names, complete once the plugin is started.
+        worker: this process among those of the machine; where a file is only checked, the first.
     """
 
     logger: logging.Logger
@@ -1108,6 +1127,7 @@ class PluginContext(NamedTuple):
     sink_routes: SinkRoutes | None = None
     local_clients: LocalClients | None = None
     plugins: Mapping[str, Plugin] = MappingProxyType({})
+    worker: Worker = ALONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -1154,6 +1174,9 @@ class Plugin:
 
     Attributes:
         Config: a frozen dataclass that checks itself; its fields are the keys under the name.
+        is_section: the name stands at the top of the policy file, and not under `plugins`.
+        is_one_per_machine: where a machine has several of the broker's processes, the first one
+            alone has the plugin, such as one that listens at a port of its own.
         config: an instance of that, from the policy file.
         context: the parts of the broker that the plugin is given.
         gate: a delivery gate; a broker has one.
@@ -1171,6 +1194,8 @@ class Plugin:
     """
 
     Config: ClassVar[type]
+    is_section: ClassVar[bool] = False
+    is_one_per_machine: ClassVar[bool] = False
 
     config: Any
     context: PluginContext
@@ -1190,6 +1215,20 @@ class Plugin:
     def __init__(self, config: Any, context: PluginContext) -> None:
         self.config = config
         self.context = context
+
+    @classmethod
+    def key_of(cls, name: str) -> str:
+        """Return the key of a plugin of this class in a policy file."""
+        return name if cls.is_section else f"plugins.{name}"
+
+    @classmethod
+    def processes_per_machine(cls, config: Any) -> int:  # noqa: ARG003 (a default)
+        """Return how many processes of the broker a machine is to have, by an instance of `Config`.
+
+        Each is a whole broker, and they have nothing in common but what plugins bring about. The
+        highest number of all plugins counts.
+        """
+        return 1
 
     async def start(self) -> None:
         """Open what needs the running loop; called before any listener opens.

@@ -11,7 +11,7 @@ import inspect
 import logging
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -24,6 +24,7 @@ from penstock.broker.config.checked_yaml import show, suggest, validate_config
 from penstock.broker.errors import ConfigError, ConfigProblem, PenstockError
 from penstock.broker.events import Callbacks
 from penstock.broker.extensions import (
+    ALONE,
     ENTRY_POINT_GROUP,
     DeliveryGate,
     LinkSampler,
@@ -34,6 +35,7 @@ from penstock.broker.extensions import (
     PluginContext,
     SessionOwner,
     SessionStore,
+    Worker,
 )
 from penstock.broker.message import SizeClass
 from penstock.broker.plugin_guard import Guard
@@ -54,6 +56,10 @@ class NamesPlugins(Protocol):
     def plugins(self) -> Mapping[str, Mapping[str, Any]]:
         """Short name of a plugin to its keys, in the order of the file."""
 
+    @property
+    def sections(self) -> Collection[str]:
+        """The plugins whose names stand at the top of the file."""
+
 
 @dataclass(frozen=True, slots=True)
 class LoadedPlugins:
@@ -67,6 +73,8 @@ class LoadedPlugins:
         session_store: the store of that owner, or None.
         access: their access controls.
         authenticators: their authenticators, whose methods are unique.
+        worker: the process that they are in.
+        elsewhere: names of the file's plugins that the first process of this machine has.
     """
 
     plugins: tuple[Plugin, ...] = ()
@@ -81,6 +89,8 @@ class LoadedPlugins:
     access: tuple[AccessControl, ...] = ()
     authenticators: tuple[Authenticator, ...] = ()
     callbacks: tuple[Callbacks, ...] = ()
+    worker: Worker = ALONE
+    elsewhere: tuple[str, ...] = ()
 
     @property
     def by_name(self) -> dict[str, Plugin]:
@@ -125,17 +135,17 @@ class LoadedPlugins:
     async def reload(self, wanted: NamesPlugins, listeners: Iterable[str]) -> PluginReload:
         """Have every plugin read its files and its keys again; nothing changes before `apply`."""
         found = PluginReload()
-        for name, keys in wanted.plugins.items():
-            if name not in self.names:
-                found.values["plugins", name] = "a plugin"
-                found.failed |= _problems_of_new(name, keys, wanted.file)
+        for name in wanted.plugins:
+            if name not in (*self.names, *self.elsewhere):
+                found.values[_place(wanted, name)] = "a plugin"
+                found.failed |= _problems_of_new(wanted, name)
         found.contexts += [plugin.context for plugin in self.plugins]
         for name, plugin in zip(self.names, self.plugins, strict=True):
             if name not in wanted.plugins:
                 continue
             keys = wanted.plugins[name]
             plugin.context = plugin.context._replace(listeners=tuple(listeners))
-            await _prepare(found, name, plugin, keys, wanted.file)
+            await _prepare(found, plugin, _place(wanted, name), keys, wanted.file)
         return found
 
     def give_up(self, found: PluginReload) -> None:
@@ -147,8 +157,9 @@ class LoadedPlugins:
         """Return the keys of the plugins as they were made."""
         flat: dict[KeyPath, Any] = {}
         for name, plugin in zip(self.names, self.plugins, strict=True):
-            flat[("plugins", name)] = "a plugin"
-            flat |= flatten(plugin.config, ("plugins", name))
+            path = tuple(plugin.key_of(name).split("."))
+            flat[path] = "a plugin"
+            flat |= flatten(plugin.config, path)
         return flat
 
     def share_period(self) -> None:
@@ -207,24 +218,73 @@ class PluginReload:
                 self.failed[path] = str(error)
 
 
-def _problems_of_new(name: str, keys: Mapping[str, Any], file: str) -> dict[str, str]:
+def _place(policy: NamesPlugins, name: str) -> KeyPath:
+    """Return where a file has a plugin."""
+    return (name,) if name in policy.sections else ("plugins", name)
+
+
+def _read_config(
+    policy: NamesPlugins, name: str, offered: Mapping[str, EntryPoint]
+) -> tuple[type[Plugin], Any]:
+    """Return the class of a plugin that a file names, and its keys, checked.
+
+    Raises:
+        ConfigError: it is unknown, stands in a wrong place, or has a wrong key or value.
+        PluginLoadError: it cannot be imported.
+    """
+    place = ".".join(_place(policy, name))
+    if name not in offered:
+        problem = ConfigProblem(place, "an unknown plugin", suggest(name, offered))
+        raise ConfigError(policy.file, [problem])
+    cls = _plugin_class(name, offered[name])
+    if place != cls.key_of(name):
+        problem = ConfigProblem(place, "a plugin in this place", cls.key_of(name))
+        raise ConfigError(policy.file, [problem])
+    return cls, validate_config(cls.Config, policy.plugins[name], policy.file, place)
+
+
+def _read_configs(
+    policy: NamesPlugins,
+) -> tuple[dict[str, tuple[type[Plugin], Any]], list[ConfigProblem]]:
+    """Return class and keys of all plugins that a file names, and what is wrong with others."""
+    offered = _offered_plugins()
+    found: dict[str, tuple[type[Plugin], Any]] = {}
+    problems: list[ConfigProblem] = []
+    for name in policy.plugins:
+        try:
+            found[name] = _read_config(policy, name, offered)
+        except ConfigError as error:
+            problems.extend(error.problems)
+    return found, problems
+
+
+def processes_per_machine(policy: NamesPlugins) -> int:
+    """Return how many processes of the broker a machine is to have, by plugins that are not wrong.
+
+    Raises:
+        PluginLoadError: a plugin cannot be imported.
+    """
+    return _most_processes(_read_configs(policy)[0])
+
+
+def _most_processes(configs: Mapping[str, tuple[type[Plugin], Any]]) -> int:
+    asked = (cls.processes_per_machine(config) for cls, config in configs.values())
+    return max(asked, default=1)
+
+
+def _problems_of_new(policy: NamesPlugins, name: str) -> dict[str, str]:
     """Return why a plugin that is to come with the next start could not."""
-    path = f"plugins.{name}"
     try:
-        offered = _offered_plugins()
-        if name not in offered:
-            return {path: f"read an unknown plugin; allowed: {suggest(name, offered)}"}
-        validate_config(_plugin_class(name, offered[name]).Config, keys, file, path)
+        _read_config(policy, name, _offered_plugins())
     except PenstockError as error:
-        return failures(error, file, path)
+        return failures(error, policy.file, ".".join(_place(policy, name)))
     return {}
 
 
 async def _prepare(
-    found: PluginReload, name: str, plugin: Plugin, keys: Mapping[str, Any], file: str
+    found: PluginReload, plugin: Plugin, path: KeyPath, keys: Mapping[str, Any], file: str
 ) -> None:
     """Have one plugin read and check its part of a reload."""
-    path = ("plugins", name)
     shown = ".".join(path)
     try:
         config: Any = validate_config(plugin.Config, keys, file, shown)
@@ -248,32 +308,32 @@ def load_plugins(
     *,
     clock: Callable[[], float] = time.monotonic,
     listeners: Iterable[str] = (),
+    worker: Worker | None = None,
     **given: Any,
 ) -> LoadedPlugins:
     """Make the plugins that the policy names by a short name.
 
     A plugin shows its extension points as soon as it is made. It is not started.
 
+    Args:
+        policy: the checked file.
+        clock: returns monotonic seconds.
+        listeners: names of the listeners.
+        worker: this process; None for the first of as many as the plugins ask for.
+        given: further fields of `PluginContext`.
+
     Raises:
         ConfigError: an unknown name, a wrong key or value, or two plugins for one place.
         PluginLoadError: a plugin cannot be imported or made.
     """
-    offered = _offered_plugins()
-    problems = [
-        ConfigProblem(f"plugins.{name}", "an unknown plugin", suggest(name, offered))
-        for name in policy.plugins
-        if name not in offered
-    ]
+    configs, problems = _read_configs(policy)
+    worker = worker or Worker(total=_most_processes(configs))
     made: dict[str, Plugin] = {}
-    given["plugins"] = MappingProxyType(made)
-    for name, keys in policy.plugins.items():
-        if name not in offered:
-            continue
-        cls = _plugin_class(name, offered[name])
-        try:
-            config: Any = validate_config(cls.Config, keys, policy.file, f"plugins.{name}")
-        except ConfigError as error:
-            problems.extend(error.problems)
+    given |= {"plugins": MappingProxyType(made), "worker": worker}
+    elsewhere: list[str] = []
+    for name, (cls, config) in configs.items():
+        if cls.is_one_per_machine and worker.number > 1:
+            elsewhere.append(name)
             continue
         logger = logging.getLogger(f"penstock.{name}")
         context = PluginContext(logger, policy.file, clock, tuple(listeners), **given)
@@ -305,6 +365,8 @@ def load_plugins(
         access=tuple(one.access for one in plugins if one.access is not None),
         authenticators=tuple(which for one in plugins for which in one.authenticators),
         callbacks=tuple(one.callbacks for one in plugins if one.callbacks is not None),
+        worker=worker,
+        elsewhere=tuple(elsewhere),
     )
     loaded.share_period()
     return loaded
@@ -543,7 +605,7 @@ def _conflicts(made: Mapping[str, Plugin]) -> Iterator[ConfigProblem]:
         for what in places:
             if what in taken:
                 read = f"a second {what} beside that of {taken[what]}"
-                yield ConfigProblem(f"plugins.{name}", read, f"one {what}")
+                yield ConfigProblem(plugin.key_of(name), read, f"one {what}")
             else:
                 taken[what] = name
 

@@ -7,7 +7,7 @@ import contextlib
 import importlib.metadata
 import logging
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -23,7 +23,7 @@ from penstock.broker.config.loopback_only import (
 from penstock.broker.config.policy import LIVE, Policy
 from penstock.broker.errors import ConfigError, ConfigProblem, PenstockError
 from penstock.broker.events import Callbacks
-from penstock.broker.extensions import Claim, Plugin, overridden
+from penstock.broker.extensions import Claim, Plugin, Worker, overridden
 from penstock.broker.fast_paths.door import core_class
 from penstock.broker.network.admission import Admission
 from penstock.broker.network.in_process import InProcessClients
@@ -77,6 +77,8 @@ class Server:
         *,
         memory_bytes: int | None = None,
         read_policy: Callable[[], Policy] | None = None,
+        worker: Worker | None = None,
+        reload_all: Callable[[], Awaitable[Reloaded]] | None = None,
     ) -> None:
         """Prepare a broker; `start` starts it.
 
@@ -87,11 +89,16 @@ class Server:
                 system.
             read_policy: reads the policy file again, for a reload; it may raise a `ConfigError`.
                 None: a reload reads the files that the policy names, alone.
+            worker: this process among those of the machine; None where it is the only one.
+            reload_all: has all of them reload, and returns one account; None for `reload`.
         """
         self._policy = policy
         self._read_policy = read_policy or (lambda: policy)
         self._logger = logger or logging.getLogger("penstock")
-        self._memory_bytes = memory_bytes or machine_memory_bytes()
+        self._worker = worker
+        self._reload_all = reload_all or self.reload
+        n_processes = 1 if worker is None else worker.total
+        self._memory_bytes = memory_bytes or machine_memory_bytes() // n_processes
         self._limits = policy.limits.for_memory(self._memory_bytes)
         self._driver: LoopScheduler
         self._host: AmqttHost | None = None
@@ -132,6 +139,12 @@ class Server:
         self._local_clients = InProcessClients(self._driver, lambda: self._reception)
         sink_routes = CoreSinks()
         operations, listeners = self._load(sink_routes, self._local_clients)
+        n_processes = self._plugins.worker.total
+        if self._worker is None and n_processes > 1:
+            raise PenstockError(
+                f"{policy.file}: read {n_processes} processes of the broker; allowed: one, or "
+                "penstock broker, which starts them"
+            )
         self._build_core()
         program = self._program()
         operations.attach(self.core, program)
@@ -171,7 +184,7 @@ class Server:
             protocols=driver.protocols,
             stop_listening=self._stop_listening,
             is_listening=self._is_listening,
-            reload=self.reload,
+            reload=self._reload_all,
         )
 
     def _stop_listening(self) -> None:
@@ -180,7 +193,7 @@ class Server:
         self._listeners.close()
 
     def _is_listening(self) -> bool:
-        return len(self.addresses) == len(self._policy.listeners)
+        return len(self.addresses) == len(self._here(self._policy.listeners))
 
     def _load(
         self, sink_routes: CoreSinks, local_clients: InProcessClients | None
@@ -192,6 +205,7 @@ class Server:
             policy,
             clock=self._driver.clock,
             listeners=policy.listeners,
+            worker=self._worker,
             operations=operations,
             sink_routes=sink_routes,
             local_clients=local_clients,
@@ -211,13 +225,20 @@ class Server:
             return
         for name, plugin in self._plugins.by_name.items():
             if plugin.session_store is not None:
-                allowed = f"no such key beside plugins.{name}, which keeps the sessions itself"
+                allowed = (
+                    f"no such key beside {plugin.key_of(name)}, which keeps the sessions itself"
+                )
                 found = ConfigProblem("persistence", policy.persistence.path, allowed)
                 raise ConfigError(policy.file, [found])
 
-    async def check(self) -> StartCheck:
-        """Do what a start does, as far as it changes nothing; a server is checked or started."""
-        policy, found = self._policy, StartCheck()
+    async def check(self, *, is_start: bool = False) -> StartCheck:
+        """Do what a start does, as far as it changes nothing; a server is checked or started.
+
+        Args:
+            is_start: a start follows at once: an address that a running program of Penstock has is
+                a problem.
+        """
+        policy, found = self._policy, StartCheck(is_start=is_start)
         self._driver = LoopScheduler(self._limits, self._logger)
         try:
             _, listeners = self._load(CoreSinks(), None)
@@ -253,12 +274,28 @@ class Server:
         is_alone = not self._plugins.has_authentication
         return AmqttHost(self._policy, self._logger, clock=self._driver.clock, is_alone=is_alone)
 
+    def _here(self, listeners: Mapping[str, Listener]) -> dict[str, Listener]:
+        """Return the listeners of this process: the file of a socket is the first one's."""
+        is_first = self._plugins.worker.number == 1
+        return {name: one for name, one in listeners.items() if is_first or not one.socket_path}
+
     def _listeners_to_open(self, policy: Policy) -> Mapping[str, Listener]:
         """Return the policy's listeners; local ones where no plugin authenticates clients.
 
         Raises:
-            ConfigError: no plugin does, and a listener cannot be restricted to this machine.
+            ConfigError: no plugin does, and a listener cannot be restricted to this machine; or
+                several processes cannot share its port.
         """
+        n_processes = self._plugins.worker.total
+        problems = [
+            ConfigProblem(
+                f"listeners.{name}.bind", "port 0", f"a port that {n_processes} processes share"
+            )
+            for name, one in policy.listeners.items()
+            if n_processes > 1 and not one.port and not one.socket_path
+        ]
+        if problems:
+            raise ConfigError(policy.file, problems)
         host = self._host
         if not self._plugins.has_authentication and (host is None or not host.authenticates):
             listeners = local_listeners(policy.listeners, policy.file)
@@ -271,7 +308,7 @@ class Server:
                     ", ".join(local),
                     WHAT_TO_WRITE,
                 )
-            return listeners
+            return self._here(listeners)
         if host is not None and host.lets_anybody_in:
             for listener in policy.listeners.values():
                 if not is_local(listener):
@@ -280,7 +317,7 @@ class Server:
                         "the listener, including those on other machines",
                         listener.name,
                     )
-        return policy.listeners
+        return self._here(policy.listeners)
 
     def _build_core(self) -> None:
         policy = self._policy
@@ -388,6 +425,7 @@ class Server:
             self._reception,
             partial(MqttProtocol, driver),
             maximum_packet_size=limits.maximum_packet_size,
+            shares_ports=self._plugins.worker.total > 1,
         )
 
     def _connections(self) -> int:

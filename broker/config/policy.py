@@ -2,13 +2,15 @@
 
 What aMQTT 0.12 reads keeps its name and meaning, with dashes or underscores in keys, so that
 its file needs no change. Ours beside it are `limits`, `mqtt`, `persistence` and the plugins with
-a short name. A listener takes each key it does not set itself from the listener named `default`.
+a short name, which stand under `plugins` or, where a plugin has it so, at the top (`plugin_loader`
+knows which). A listener takes each key it does not set itself from the listener named `default`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, fields
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeVar
 
@@ -35,6 +37,7 @@ from penstock.broker.config.listener_config import (
 from penstock.broker.config.log_options import LogOptions
 from penstock.broker.config.mqtt_options import MqttOptions
 from penstock.broker.errors import ConfigError, ConfigProblem
+from penstock.broker.extensions import ENTRY_POINT_GROUP
 from penstock.broker.message import SizeClass
 
 DEFAULT_SYS_INTERVAL = 10.0
@@ -81,7 +84,9 @@ class Policy:
         listeners: the listeners by name, in the order of the file; at least one.
         limits: limits on what clients may use.
         mqtt: features of MQTT that the broker offers.
-        plugins: short name of a plugin to its keys, in the order of the file.
+        plugins: short name of a plugin to its keys, in the order of the file; first those at its
+            top.
+        sections: the plugins whose names stand at the top.
         amqtt: the argument of aMQTT's `BrokerConfig.from_dict`, or None where the file names no
             aMQTT plugin.
         timeout_disconnect_delay: seconds added to the keep-alive a client asks for.
@@ -97,6 +102,7 @@ class Policy:
     limits: Limits
     mqtt: MqttOptions
     plugins: Mapping[str, Mapping[str, Any]]
+    sections: Collection[str]
     amqtt: Mapping[str, Any] | None
     timeout_disconnect_delay: int
     session_expiry_interval: int | None
@@ -218,6 +224,7 @@ class _Reading(FileReading):
 
     def policy(self, document: Mapping[str, Any]) -> Policy:
         top = self.underscored(document, "")
+        sections = _sections(top)
         keys = self.checked(PolicyKeys, top, "")
         if keys is None:
             raise ConfigError(self.file, self.problems)
@@ -233,7 +240,7 @@ class _Reading(FileReading):
                 "persistence", "nothing", "its keys, {} for their defaults, or no such section"
             )
         log = self._section(LogOptions, keys.log or {}, "log")
-        short, dotted = self._plugins(keys)
+        short, dotted = self._plugins(sections, keys)
         if persistence is not None and persistence.durability != "memory":
             for name in _AMQTT_PERSISTENCE & dotted.keys():
                 self.wrong("persistence", f"{name} beside it", "one of the two")
@@ -246,6 +253,7 @@ class _Reading(FileReading):
             limits=limits,
             mqtt=mqtt,
             plugins=short,
+            sections=sections,
             amqtt=_amqtt_config(document, keys, listener_keys, dotted),
             timeout_disconnect_delay=keys.timeout_disconnect_delay or 0,
             session_expiry_interval=keys.session_expiry_interval,
@@ -258,15 +266,16 @@ class _Reading(FileReading):
         return self.checked(cls, self.underscored(mapping, name), name)
 
     def _plugins(
-        self, keys: PolicyKeys
+        self, sections: Mapping[str, Any], keys: PolicyKeys
     ) -> tuple[dict[str, Mapping[str, Any]], dict[str, Mapping[str, Any]]]:
         """Return the plugins with a short name and those with a dotted one."""
         short: dict[str, Mapping[str, Any]] = {}
         dotted: dict[str, Mapping[str, Any]] = {}
         listed = keys.plugins if isinstance(keys.plugins, list) else [keys.plugins or {}]
-        for entry in listed:
+        places = [("", sections), *(("plugins", entry) for entry in listed)]
+        for place, entry in places:
             for name, own in ({entry: None} if isinstance(entry, str) else entry).items():
-                path = join("plugins", name)
+                path = join(place, name)
                 plugins = dotted if "." in name else short
                 if name in plugins:
                     self.wrong(path, "the same plugin again", "each plugin once")
@@ -275,6 +284,13 @@ class _Reading(FileReading):
                 else:
                     plugins[name] = own or {}
         return short, dotted
+
+
+def _sections(top: dict[str, Any]) -> dict[str, Any]:
+    """Take what has the name of an installed plugin from the top level, and return it."""
+    unknown = top.keys() - {key.name for key in fields(PolicyKeys)}
+    offered = {one.name for one in entry_points(group=ENTRY_POINT_GROUP)} if unknown else set()
+    return {name: top.pop(name) for name in list(top) if name in unknown & offered}
 
 
 def _amqtt_config(

@@ -35,8 +35,10 @@ class Listeners:
         new_protocol: Callable[[AcceptedConnection], asyncio.Protocol],
         *,
         maximum_packet_size: int,
+        shares_ports: bool = False,
     ) -> None:
         """Begin without listeners; arguments are as those of `Listening`."""
+        self._shares_ports = shares_ports
         self.addresses: dict[str, tuple[str, int]] = {}
         self.maximum_packet_size = maximum_packet_size
         self._reception = reception
@@ -70,6 +72,7 @@ class Listeners:
             self._reception,
             self._new_protocol,
             maximum_packet_size=self.maximum_packet_size,
+            shares_ports=self._shares_ports,
         )
 
     async def _serve(self, listening: Listening) -> None:

@@ -122,6 +122,7 @@ class Listening:
         new_protocol: Callable[[AcceptedConnection], asyncio.Protocol],
         *,
         maximum_packet_size: int,
+        shares_ports: bool = False,
     ) -> None:
         """Prepare a listener; `bind` and `serve` open it.
 
@@ -131,7 +132,10 @@ class Listening:
             new_protocol: returns what speaks MQTT on a connection, above its layers. Without
                 layers it calls `AcceptedConnection.accept` in `connection_made`.
             maximum_packet_size: bytes of the largest packet that a client may send.
+            shares_ports: other processes of this user listen on the same port (SO_REUSEPORT); the
+                kernel gives each connection to one of them.
         """
+        self._shares_ports = shares_ports
         self.listener = listener
         self.address = ("", 0)
         self._reception = reception
@@ -198,7 +202,9 @@ class Listening:
                 type=socket.SOCK_STREAM,
                 flags=0 if listener.is_loopback else socket.AI_PASSIVE,
             )
-            self._sockets = _bound_sockets(dict.fromkeys(found), listener, plan)
+            self._sockets = _bound_sockets(
+                dict.fromkeys(found), listener, plan, shares_ports=self._shares_ports
+            )
             for sock in self._sockets:
                 sock.listen(BACKLOG)
         except CongestionControlError as error:
@@ -354,6 +360,8 @@ def _bound_socket(
     address: tuple[str | int, ...],
     listener: Listener,
     plan: Retransmissions | None,
+    *,
+    shares_ports: bool,
 ) -> socket.socket:
     """Return a socket bound to an address.
 
@@ -368,6 +376,8 @@ def _bound_socket(
     sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shares_ports:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if family == socket.AF_INET6:  # IPv4 has a socket of its own
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         if listener.unsent_bytes is not None and _NOTSENT_LOWAT is not None:
@@ -386,7 +396,11 @@ def _bound_socket(
 
 
 def _bound_sockets(
-    found: Collection[tuple[Any, ...]], listener: Listener, plan: Retransmissions | None
+    found: Collection[tuple[Any, ...]],
+    listener: Listener,
+    plan: Retransmissions | None,
+    *,
+    shares_ports: bool,
 ) -> list[socket.socket]:
     """Return a bound socket for each address, all of one port.
 
@@ -404,7 +418,13 @@ def _bound_sockets(
         try:
             for family, *_, address in found:
                 try:
-                    sock = _bound_socket(family, (address[0], port, *address[2:]), listener, plan)
+                    sock = _bound_socket(
+                        family,
+                        (address[0], port, *address[2:]),
+                        listener,
+                        plan,
+                        shares_ports=shares_ports,
+                    )
                 except OSError as error:
                     if listener.host is None and error.errno in _NO_SUCH_FAMILY:
                         continue  # all addresses are asked for, and the machine has no IPv6

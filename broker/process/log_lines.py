@@ -49,6 +49,8 @@ class LineFormatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (the base's name)
         """Return the record without its traceback, as one line of at most `MAX_CHARACTERS`."""
+        if worker := getattr(record, "worker", None):
+            record.message = f"worker {worker}: {record.message}"
         return _shortened(super().formatMessage(record)).translate(_SHOWN)
 
 
@@ -138,8 +140,9 @@ class BoundedHandler(logging.StreamHandler[TextIO]):
     Invariant: it counts only lines since the beginning of the window.
     """
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, worker: int = 0) -> None:
         super().__init__(stream)
+        self._worker = worker
         self._began_at = 0.0
         self._n_lines: Counter[tuple[str, str]] = Counter()
 
@@ -155,6 +158,12 @@ class BoundedHandler(logging.StreamHandler[TextIO]):
             if self._n_lines[words] > MAX_LINES:
                 return
         super().emit(record)
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line, with the worker that this process is."""
+        if self._worker:
+            record.worker = self._worker
+        return super().format(record)
 
     def close(self) -> None:
         """Log what was dropped last."""
@@ -215,8 +224,8 @@ class LogLevels:
         set_level(level)
 
 
-def log_to_stderr(level: str) -> None:
-    """Send the log of the whole process to standard error."""
-    handler = BoundedHandler(sys.stderr)
+def log_to_stderr(level: str, worker: int = 0) -> None:
+    """Send the log of the whole process to standard error; each line has the worker that it is."""
+    handler = BoundedHandler(sys.stderr, worker)
     handler.setFormatter(_FORMATTERS["text"]())
     logging.basicConfig(level=level, handlers=[handler])

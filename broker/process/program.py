@@ -9,6 +9,7 @@ import os
 import signal
 import stat
 import sys
+from functools import partial
 from typing import Annotated, Final, Protocol, TypeAlias, runtime_checkable
 
 import typer
@@ -20,6 +21,7 @@ from penstock.broker.process.gc_control import Collector, Kept
 from penstock.broker.process.log_lines import log_to_stderr, take_options
 from penstock.broker.process.memory_trim import LOOK_SECONDS, SpareMemory, keep_a_little
 from penstock.broker.process.service_manager import ServiceManager
+from penstock.broker.process.supervised import Supervised
 
 LogLevel: TypeAlias = Annotated[
     str | None,
@@ -58,7 +60,7 @@ class Service(Protocol):
 class ReloadingService(Service, Protocol):
     """A service that can reload its files while it serves."""
 
-    async def reload(self) -> object:
+    async def reload(self) -> Reloaded:
         """Reload the files; a file that cannot be used is logged and changes nothing.
 
         It may be called again before it has ended.
@@ -81,12 +83,13 @@ class HurriedService(Service, Protocol):
         """End what `stop` waits for: a second signal has asked for the end."""
 
 
-def set_up_log(log_level: str | None, *, debug: bool) -> None:
+def set_up_log(log_level: str | None, *, debug: bool, worker: int = 0) -> None:
     """Send the log to standard error.
 
     Args:
         log_level: debug, info, warning or error, in any case; None for info.
         debug: overrides it.
+        worker: number of this process, which each line has; 0 for none.
 
     Raises:
         typer.BadParameter: the level is unknown.
@@ -96,7 +99,7 @@ def set_up_log(log_level: str | None, *, debug: bool) -> None:
         raise typer.BadParameter(
             f"read {log_level!r}; allowed: debug, info, warning, error", param_hint="--log-level"
         )
-    log_to_stderr(name)
+    log_to_stderr(name, worker)
 
 
 def take_log(of_file: LogOptions, log_level: str | None, *, debug: bool) -> None:
@@ -105,12 +108,17 @@ def take_log(of_file: LogOptions, log_level: str | None, *, debug: bool) -> None
     take_options(of_file, [("log", "format"), *([] if is_named else [("log", "level")])])
 
 
-def run_until_stopped(service: Service) -> None:
+def run_until_stopped(service: Service, supervised: Supervised | None = None) -> None:
     """Run a service on uvloop, where it is installed, until SIGINT or SIGTERM.
 
     A `ReloadingService` reloads at each SIGHUP. A second SIGINT or SIGTERM hurries a
     `HurriedService`. The service manager is told each step. Files that the service or a plugin
     creates are accessible to their owner only, as they may hold messages.
+
+    Args:
+        service: it.
+        supervised: the supervisor of this process, in place of a service manager; its end stops the
+            service.
 
     Raises:
         PenstockError: the service cannot start.
@@ -123,10 +131,10 @@ def run_until_stopped(service: Service) -> None:
 
         loop_factory = uvloop.new_event_loop
     with asyncio.Runner(loop_factory=loop_factory) as runner:
-        runner.run(_serve(service))
+        runner.run(_serve(service, supervised or ServiceManager()))
 
 
-async def _serve(service: Service) -> None:
+async def _serve(service: Service, manager: ServiceManager) -> None:
     asked: asyncio.Queue[signal.Signals] = asyncio.Queue()
     loop = asyncio.get_running_loop()
     starting = loop.create_task(service.start(), name="start")
@@ -140,7 +148,8 @@ async def _serve(service: Service) -> None:
     if isinstance(service, ReloadingService):
         loop.add_signal_handler(signal.SIGHUP, asked.put_nowait, signal.SIGHUP)
     keep_a_little()
-    manager = ServiceManager()
+    if isinstance(manager, Supervised) and isinstance(service, ReloadingService):
+        manager.follow(loop, service.reload, partial(stop, signal.SIGTERM))
     try:
         await starting
     except asyncio.CancelledError:
@@ -190,7 +199,7 @@ async def _reload(
     failed: object = None
     try:
         done = await service.reload()
-        failed = isinstance(done, Reloaded) and ", ".join(done.failed)
+        failed = ", ".join(done.failed)
     except Exception as error:  # noqa: BLE001 (whatever it is, clients are served)
         note_fault(logging.getLogger("penstock"), faults, "reload", error)
         failed = error

@@ -41,11 +41,13 @@ class StartCheck:
     Attributes:
         problems: key to why a start would fail there.
         databases: the name of a file in a backup to the database that it is a copy of.
+        is_start: a start follows: an address that a running program of Penstock has is a problem.
     """
 
     good: dict[str, str] = field(default_factory=dict)
     problems: dict[str, str] = field(default_factory=dict)
     databases: dict[str, str] = field(default_factory=dict)
+    is_start: bool = False
 
     def fail(self, problems: Mapping[str, str]) -> None:
         """Take note of problems by their keys."""
@@ -59,14 +61,15 @@ class StartCheck:
     ) -> None:
         """Look at all that plugins and listeners take."""
         self.fail(failed)
-        for name in plugins:
-            if not any(f"{key}.".startswith(f"plugins.{name}.") for key in failed):
-                self.good[f"plugins.{name}"] = "its keys and files are good"
+        for name, plugin in plugins.items():
+            place = plugin.key_of(name)
+            if not any(f"{key}.".startswith(f"{place}.") for key in failed):
+                self.good[place] = "its keys and files are good"
         for listener in listeners:
             check_listener(self, listener)
         for name, plugin in plugins.items():
             for claim in plugin.claims():
-                self.claim(claim._replace(key=f"plugins.{name}.{claim.key}"))
+                self.claim(claim._replace(key=f"{plugin.key_of(name)}.{claim.key}"))
 
     def tell(self, program: str, file: str, *, as_json: bool = False) -> int:
         """Print the account, and return the exit status."""
@@ -88,7 +91,8 @@ class StartCheck:
         try:
             if claim.kind == "address":
                 host, _, port = claim.name.rpartition(":")
-                self.good[claim.key] = check_address(host.strip("[]"), int(port))
+                host = host.strip("[]")
+                self.good[claim.key] = check_address(host, int(port), is_start=self.is_start)
             else:
                 self.databases[claim.copy] = claim.name
                 self.good[claim.key] = check_database(claim.name)
@@ -118,9 +122,9 @@ def check_listener(found: StartCheck, listener: Listener) -> None:
         if listener.socket_path is not None:
             found.good[key] = _check_socket(listener.socket_path)
         elif listener.is_loopback:
-            found.good[key] = check_address("localhost", listener.port)
+            found.good[key] = check_address("localhost", listener.port, is_start=found.is_start)
         else:
-            found.good[key] = check_address(listener.host, listener.port)
+            found.good[key] = check_address(listener.host, listener.port, is_start=found.is_start)
     except TakenError as error:
         found.problems[key] = str(error)
 
@@ -139,12 +143,13 @@ def _check_socket(path: str) -> str:
     return f"unix:{path} can be bound"
 
 
-def check_address(host: str | None, port: int) -> str:
+def check_address(host: str | None, port: int, *, is_start: bool = False) -> str:
     """Say whether a TCP address can be listened on.
 
     Args:
         host: address or name; None for all interfaces.
         port: 0 for any free one.
+        is_start: a program of Penstock that has it is a problem, too.
 
     Raises:
         TakenError: it cannot, or another program has it.
@@ -162,20 +167,22 @@ def check_address(host: str | None, port: int) -> str:
                 sock.listen(1)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            return _holder(port)
+            return _holder(port, is_start=is_start)
         raise TakenError(f"cannot bind {host or '*'}:{port}: {error.strerror or error}") from error
     return f"{host or '*'}:{port} is free"
 
 
-def _holder(port: int) -> str:
+def _holder(port: int, *, is_start: bool) -> str:
     """Return which program of Penstock listens on a port.
 
     Raises:
-        TakenError: it is another program, or nothing can be found out.
+        TakenError: it is another program, or nothing can be found out, or a start follows.
     """
     holder = port_holder(port)
-    if holder is not None and any(
-        Path(word).name == _OURS or word.startswith(f"{_OURS}.") for word in holder.command
+    if (
+        not is_start
+        and holder is not None
+        and any(Path(word).name == _OURS or word.startswith(f"{_OURS}.") for word in holder.command)
     ):
         return (
             f"port {port} is held by a running program of Penstock, process {holder.pid}, which "

@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple, Self
 
 FIELDS: Final = (
     "event",
+    "worker",
     "client_id",
     "user",
     "address",

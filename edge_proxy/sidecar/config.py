@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias
@@ -120,12 +120,14 @@ class ProxyConfig:
         keys: its top level.
         listeners: listeners by name, in the order of the file; at least one.
         plugins: keys of each plugin by its short name, in the order of the file.
+        sections: none: a proxy's file has no plugin at its top.
     """
 
     file: str
     keys: ProxyKeys
     listeners: Mapping[str, Listener]
     plugins: Mapping[str, Mapping[str, Any]]
+    sections: Collection[str] = ()
 
     def values(self) -> dict[KeyPath, Any]:
         """Return the keys of the file, without those of its plugins."""

@@ -36,6 +36,7 @@ class UplinkPlugin(Plugin):
     """
 
     Config = UplinkConfig
+    is_one_per_machine = True
     has_local_clients = True
 
     def __init__(self, config: UplinkConfig, context: PluginContext) -> None:
@@ -47,6 +48,8 @@ class UplinkPlugin(Plugin):
                 "none: it belongs to a broker (penstock proxy --mode edge)",
             )
             raise ConfigError(context.policy_file, [problem])
+        if context.worker.total > 1:
+            _refuse_subscribed(config, context)
         lanes = {
             name: lanes_of(
                 keys.lanes, keys.up, keys.down, is_5=keys.version == "5", leaves=keys.leaves
@@ -246,6 +249,23 @@ class UplinkPlugin(Plugin):
         """Disconnect from the cloud."""
         for uplink in self.uplinks:
             await uplink.stop()
+
+
+def _refuse_subscribed(config: UplinkConfig, context: PluginContext) -> None:
+    """Refuse rules that ask what clients of other processes have subscribed to.
+
+    Raises:
+        ConfigError: there are some.
+    """
+    read = f"subscribed, and {context.worker.total} processes of the broker, one with the uplink"
+    problems = [
+        ConfigProblem(f"plugins.uplink.uplinks.{name}.down[{place}].when", read, "always")
+        for name, keys in config.uplinks.items()
+        for place, rule in enumerate(keys.down)
+        if rule.when == "subscribed"
+    ]
+    if problems:
+        raise ConfigError(context.policy_file, problems)
 
 
 def _state_of(lane: Uplink) -> LaneState:

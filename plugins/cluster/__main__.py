@@ -23,6 +23,7 @@ from penstock.broker.errors import ConfigError, ConfigProblem, PenstockError
 from penstock.plugins.cluster.config import ClusterConfig
 from penstock.plugins.cluster.engine import ClusterEngine
 from penstock.plugins.cluster.notes import DRAIN
+from penstock.plugins.cluster.plugin import KEY
 from penstock.plugins.redis.server import redis_server
 from penstock.plugins.web.terminal_escape import printable
 
@@ -60,7 +61,9 @@ def status(
 
 @app.command()
 def drain(
-    node: Annotated[str, typer.Argument(help="Name of the node.")],
+    node: Annotated[
+        str, typer.Argument(help="Name of the node; of a machine, for all workers there.")
+    ],
     *,
     config: ConfigFile,
     seconds: Annotated[
@@ -99,10 +102,10 @@ def _asked(config: str, ask: Callable[[ClusterEngine], Awaitable[T]]) -> T:
         EngineStartError: the engine cannot be used.
     """
     policy = load_policy(config)
-    if "cluster" not in policy.plugins:
-        problem = ConfigProblem("plugins.cluster", "nothing", "the cluster to show")
+    if KEY not in policy.sections:
+        problem = ConfigProblem(KEY, "nothing", "the cluster to show")
         raise ConfigError(policy.file, [problem])
-    keys = validate_config(ClusterConfig, policy.plugins["cluster"], policy.file, "plugins.cluster")
+    keys = validate_config(ClusterConfig, policy.plugins[KEY], policy.file, KEY)
 
     async def answer() -> T:
         logger = logging.getLogger("penstock.cluster.command")
@@ -156,14 +159,23 @@ def _table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 async def _drain(node: str, seconds: int, engine: ClusterEngine) -> str:
     members = await engine.members()
-    if node not in members or not await engine.is_alive(node):
-        names = ", ".join([name for name in sorted(members) if await engine.is_alive(name)])
-        raise ClusterError(f"node: read {node!r}; allowed: one that lives: {names or 'none'}")
-    epoch, _ = members[node]
-    await engine.tell(node, epoch, json.dumps([DRAIN, seconds]).encode())
-    while await engine.is_member(node, epoch):  # noqa: ASYNC110 (another process ends it)
-        await asyncio.sleep(_LOOK_SECONDS)
+    alive = [name for name in sorted(members) if await engine.is_alive(name)]
+    meant = [name for name in alive if node in (name, _machine(members[name][1]))]
+    if not meant:
+        names = ", ".join(alive) or "none"
+        raise ClusterError(f"node: read {node!r}; allowed: one that lives: {names}")
+    for name in meant:
+        epoch, _ = members[name]
+        await engine.tell(name, epoch, json.dumps([DRAIN, seconds]).encode())
+    for name in meant:
+        while await engine.is_member(name, members[name][0]):  # noqa: ASYNC110 (of other processes)
+            await asyncio.sleep(_LOOK_SECONDS)
     return f"{printable(node)} has left the cluster"
+
+
+def _machine(info: str) -> object:
+    """Return what the workers of a machine have in common, of what a node tells of itself."""
+    return json.loads(info).get("machine") if info else None
 
 
 async def _forget(node: str, engine: ClusterEngine) -> str:

@@ -1,25 +1,32 @@
-"""The keys under `plugins.cluster` of a policy file."""
+"""The keys under `cluster` of a policy file."""
 
 from __future__ import annotations
 
 from dataclasses import field
+from typing import Annotated, Final
 
+from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from penstock.broker.config.key_types import STRICT, Name
 from penstock.plugins.redis.config import RedisConfig
 
+MOST_WORKERS: Final = 256
+
 
 @dataclass(frozen=True, slots=True, config=STRICT)
 class ClusterConfig:
-    """Brokers that are one broker to their clients; the keys under `plugins.cluster`.
+    """Brokers that are one broker to their clients; the keys under `cluster`.
 
     Attributes:
         name: of the cluster. Brokers with the same name and servers belong together.
         node: name of this broker, which no other one of the cluster has; None for the host name.
         redis: the servers by which the brokers reach each other.
+        workers: processes on this machine, for its cores. Each is a broker of the cluster, and all
+            listen on the same ports. With more than one their names are ``NODE-1``, ``NODE-2``.
     """
 
     name: Name
     node: Name | None = None
     redis: RedisConfig = field(default_factory=RedisConfig)
+    workers: Annotated[int, Field(ge=1, le=MOST_WORKERS)] = 1

@@ -145,7 +145,7 @@ class Members:
                 raise EngineStartError(
                     f"node {engine.node} of cluster {engine.cluster}: another broker has this name "
                     f"and lives: {joined.info or 'it has just joined'}; allowed: a name of its own "
-                    "for each broker (plugins.cluster.node)"
+                    "for each broker (cluster.node)"
                 )
             else:
                 await asyncio.sleep(_RETRY_SECONDS)

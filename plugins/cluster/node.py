@@ -68,6 +68,8 @@ class Node:
 
     Args:
         config: the keys of the plugin.
+        machine: what the nodes of this policy file on this machine have in common: the name, where
+            there is one.
         name: of the node.
         context: the parts of the broker.
         routes: the broker's sinks.
@@ -93,6 +95,7 @@ class Node:
     def __init__(
         self,
         config: ClusterConfig,
+        machine: str,
         name: str,
         context: PluginContext,
         routes: SinkRoutes,
@@ -103,6 +106,7 @@ class Node:
         self._context = context
         self._logger = context.logger
         self._policy = policy_digests(context.policy_file)
+        self._machine = machine
         self._is_counting = False
         self._is_draining = False
         self._is_founder = False
@@ -179,6 +183,8 @@ class Node:
                 "since": int(time.time()),
                 "host": socket.gethostname(),
                 "process": os.getpid(),
+                "machine": self._machine,
+                "worker": self._context.worker.number,
                 "policy": self._policy,
             }
         )

@@ -22,7 +22,7 @@ from penstock.plugins.cluster.figures import figures
 if TYPE_CHECKING:
     from penstock.plugins.cluster.node import Node
 
-KEY: Final = "plugins.cluster"
+KEY: Final = "cluster"
 """The key of the plugin in the policy file."""
 _OPEN_FILES: Final = 16
 
@@ -35,6 +35,7 @@ class ClusterPlugin(Plugin):
     """
 
     Config = ClusterConfig
+    is_section = True
     config: ClusterConfig
 
     def __init__(self, config: ClusterConfig, context: PluginContext) -> None:
@@ -49,6 +50,11 @@ class ClusterPlugin(Plugin):
             self.session_owner = node.owners
             self.session_store = node.mail.sessions
             self.callbacks = node.callbacks
+
+    @classmethod
+    def processes_per_machine(cls, config: ClusterConfig) -> int:
+        """Return how many workers there are."""
+        return config.workers
 
     async def start(self) -> None:
         """Join the cluster.
@@ -91,9 +97,11 @@ def _node(config: ClusterConfig, context: PluginContext) -> Node | None:
     Raises:
         ConfigError: it has no name that can be one, or the package for Redis is not installed.
     """
-    name = config.node or socket.gethostname()
+    machine = config.node or socket.gethostname()
+    worker = context.worker
+    name = f"{machine}-{worker.number}" if worker.total > 1 else machine
     if not NAME_FORM.fullmatch(name):
-        read = f"none, and the host name {name!r}"
+        read = machine if config.node else f"none, and the host name {machine!r}"
         raise _wrong(context, f"{KEY}.node", read, NAME_ALLOWED)
     try:
         from penstock.plugins.cluster.node import Node  # noqa: PLC0415 (of an extra)
@@ -102,7 +110,7 @@ def _node(config: ClusterConfig, context: PluginContext) -> Node | None:
         raise _wrong(context, KEY, read, "pip install 'penstock-mqtt[redis]' brings it") from error
     if context.sink_routes is None or context.local_clients is None:
         return None
-    return Node(config, name, context, context.sink_routes, context.local_clients)
+    return Node(config, machine, name, context, context.sink_routes, context.local_clients)
 
 
 def _wrong(context: PluginContext, key: str, read: str, allowed: str) -> ConfigError:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import yaml
 
-OF_A_NODE: Final = frozenset({"listeners", "log", "persistence", "pid_file", "plugins.cluster"})
+OF_A_NODE: Final = frozenset({"listeners", "log", "persistence", "cluster"})
 """Keys that may differ."""
 
 

@@ -70,6 +70,7 @@ class ConsolePlugin(Plugin):
     """
 
     Config = ConsoleConfig
+    is_one_per_machine = True
     config: ConsoleConfig
 
     def __init__(self, config: ConsoleConfig, context: PluginContext) -> None:

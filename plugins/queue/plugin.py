@@ -124,7 +124,8 @@ class QueuePlugin(Plugin):
         self._access, self._tls = _access_and_tls(config, context.policy_file)
         self._servers: list[HttpServer] = []
         self.batches: Batches | None = None
-        if config.publishing is not None:
+        is_first = context.worker.number == 1  # it has the APIs, and what they stage
+        if config.publishing is not None and is_first:
             self.batches = Batches(
                 config.publishing,
                 config.durability,
@@ -140,9 +141,9 @@ class QueuePlugin(Plugin):
         self._api = QueueApi(
             self.service, self._access, clock, logger, bodies, slicer, self.batches
         )
-        if config.http is not None:
+        if config.http is not None and is_first:
             self._http = self._server(self._api.application(config.max_request_bytes), "http")
-        if config.sqs is not None:
+        if config.sqs is not None and is_first:
             ignores = config.sqs_unsupported == "ignore"
             sqs = SqsApi(self.service, self._access, clock, logger, bodies, slicer, ignores=ignores)
             self._sqs = self._server(sqs.application(config.max_request_bytes), "sqs")
@@ -370,8 +371,17 @@ def _access_and_tls(config: QueueConfig, policy_file: str) -> tuple[QueueAccess,
 
 
 def _engine(config: QueueConfig, context: PluginContext) -> Engine:
+    """Return what keeps the messages.
+
+    Raises:
+        ConfigError: several processes cannot share it, or a package is not installed.
+    """
     if config.engine == "redis":
         return _redis_engine(config.redis, context)
+    if context.worker.total > 1:
+        read = f"{config.engine}, and {context.worker.total} processes of the broker"
+        problem = ConfigProblem(f"{KEY}.engine", read, "redis, which processes share")
+        raise ConfigError(context.policy_file, [problem])
     store = (
         MemoryStore() if config.engine == "memory" else SqliteStore(config.path, config.durability)
     )

@@ -77,6 +77,7 @@ class _Policy(NamedTuple):
     file: str
     plugins: Mapping[str, Mapping[str, Any]]
     listeners: Collection[str]
+    sections: Collection[str] = ()
 
 
 def _read_policy(path: str) -> _Policy:

@@ -132,8 +132,8 @@ def _start_node(programs: Programs, folder: Path, name: str, port: int, redis_po
     anonymous = {"amqtt.plugins.authentication.AnonymousAuthPlugin": {"allow_anonymous": True}}
     listeners = {"default": {"bind": f"127.0.0.1:{port}"}}
     file = folder / f"{name}.yaml"
-    plugins = {**anonymous, "cluster": cluster}
-    file.write_text(yaml.safe_dump({"listeners": listeners, "plugins": plugins}))
+    policy = {"listeners": listeners, "cluster": cluster, "plugins": anonymous}
+    file.write_text(yaml.safe_dump(policy))
     broker = programs.start(name, "broker", "-c", str(file))
     broker.wait_for("listening on", START_SECONDS)
     return broker

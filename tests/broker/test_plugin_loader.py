@@ -29,12 +29,14 @@ from penstock.broker.extensions import (
     Plugin,
     Receipt,
     SinkCounts,
+    Worker,
 )
 from penstock.broker.message import Message
 from penstock.broker.plugin_loader import (
     LoadedPlugins,
     PluginLoadError,
     load_plugins,
+    processes_per_machine,
 )
 
 Install = Callable[[Mapping[str, str]], None]
@@ -100,6 +102,23 @@ class Bare(Shelf):
         self.started = self.closed = False
 
 
+class Meter(Alarm):
+    """A plugin at the top of a file, for which a broker is several processes."""
+
+    is_section = True
+
+    @classmethod
+    def processes_per_machine(cls, config: Any) -> int:
+        """Return the level."""
+        return int(config.level)
+
+
+class Desk(Shelf):
+    """A plugin that a machine has once."""
+
+    is_one_per_machine = True
+
+
 class Gatekeeper(Authenticator):
     """An authentication method."""
 
@@ -149,6 +168,8 @@ def example_plugins(install: Install) -> None:
         "shelf": "Shelf",
         "door": "Door",
         "gate": "Gate",
+        "meter": "Meter",
+        "desk": "Desk",
     }
     install({name: f"{__name__}:{cls}" for name, cls in names.items()})
 
@@ -192,6 +213,62 @@ def test_plugins_are_made_in_the_order_of_the_file() -> None:
     assert loaded.gate is alarm.gate
     assert loaded.sinks == tuple(alarm.sinks)
     assert loaded.payload_store is Shelf.payload_store
+
+
+@pytest.mark.usefixtures("example_plugins")
+def test_a_plugin_may_stand_at_the_top_of_the_file() -> None:
+    """Its keys are named so in errors, and each plugin has one place."""
+    found = parse_policy("{meter: {level: 3}, plugins: {shelf: }}", "policy.yaml")
+    loaded = load_plugins(found)
+    assert loaded.names == ("meter", "shelf")
+    assert loaded.values()["meter", "level"] == 3
+
+    def refused(text: str) -> list[tuple[str, str, str]]:
+        with pytest.raises(ConfigError) as caught:
+            load_plugins(parse_policy(text, "policy.yaml"))
+        return [(each.path, each.read, each.allowed) for each in caught.value.problems]
+
+    assert refused("{plugins: {meter: }}") == [("plugins.meter", "a plugin in this place", "meter")]
+    told = [("alarm", "a plugin in this place", "plugins.alarm")]
+    assert refused("{alarm: , plugins: {}}") == told
+    assert refused("{meter: {levle: 1}, plugins: {}}")[0][0] == "meter.levle"
+    told = [("plugins.meter", "the same plugin again", "each plugin once")]
+    assert refused("{meter: , plugins: {meter: }}") == told
+    assert refused("{meter: 3, plugins: {}}") == [
+        ("meter", "3", "a mapping of the plugin's keys, or nothing")
+    ]
+    assert refused("{metre: , plugins: {}}")[0][:2] == ("metre", "an unknown key")
+
+
+@pytest.mark.usefixtures("example_plugins")
+async def test_a_plugin_at_the_top_is_reloaded_there() -> None:
+    """And one that comes or goes is named so."""
+    loaded = load_plugins(parse_policy("{meter: , plugins: {}}", "policy.yaml"))
+    found = await loaded.reload(parse_policy("{meter: {level: 5}, plugins: {}}", "f"), ())
+    assert found.values["meter", "level"] == 5
+    found = await loaded.reload(parse_policy("{meter: {level: x}, plugins: {desk: }}", "f"), ())
+    assert list(found.failed) == ["meter.level"]
+    assert "read 'x'" in found.failed["meter.level"]
+    assert found.values["plugins", "desk"] == "a plugin"
+    loaded = load_plugins(parse_policy("plugins: {}", "policy.yaml"))
+    found = await loaded.reload(parse_policy("{meter: , plugins: {}}", "f"), ())
+    assert found.values == {("meter",): "a plugin"}
+
+
+@pytest.mark.usefixtures("example_plugins")
+async def test_one_of_several_processes_has_what_a_machine_has_once() -> None:
+    """The others do not miss it at a reload; where a file is checked, all plugins are made."""
+    found = parse_policy("{meter: {level: 3}, plugins: {desk: }}", "policy.yaml")
+    assert processes_per_machine(found) == 3
+    assert processes_per_machine(policy("{alarm: {level: 3}}")) == 1
+    assert processes_per_machine(parse_policy("{meter: {level: x}, plugins: {}}", "f")) == 1
+    for worker in (None, Worker(1, 3)):
+        loaded = load_plugins(found, worker=worker)
+        assert loaded.names == ("meter", "desk")
+        assert {plugin.context.worker for plugin in loaded.plugins} == {Worker(1, 3)}
+    loaded = load_plugins(found, worker=Worker(2, 3))
+    assert loaded.names == ("meter",)
+    assert ("plugins", "desk") not in (await loaded.reload(found, ())).values
 
 
 def _brings(**extensions: Any) -> type[Plugin]:

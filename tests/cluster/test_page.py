@@ -117,7 +117,7 @@ class Site:
         folder = self._folder / f"broker{machine}"
         folder.mkdir(exist_ok=True)
         text = self._here(block("access:"), machine)
-        text = text.replace("name: emea", f"name: emea\n    node: machine{machine}")
+        text = text.replace("name: emea", f"name: emea\n  node: machine{machine}")
         broker = self.brokers[f"machine{machine}"] = BrokerProcess(text, folder)
         self._stack.callback(broker.end)
         assert broker.port, broker.log

@@ -55,7 +55,7 @@ class Cluster:
     """Brokers of one cluster, each in a folder of its own.
 
     Attributes:
-        section: the keys under `plugins.cluster`, without `node`.
+        section: the keys under `cluster`, without `node`.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Cluster:
     def policy(self, name: str) -> dict[str, Any]:
         """Return the policy of a broker."""
         section = self.section | {"node": name}
-        return anonymous_policy({"cluster": section, **self._plugins}, **self._keys)
+        return anonymous_policy(self._plugins, cluster=section, **self._keys)
 
     def start(self, *names: str) -> None:
         """Start brokers, or start them again; return when they serve."""

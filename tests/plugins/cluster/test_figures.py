@@ -24,7 +24,7 @@ async def test_figures_are_there_before_the_node_has_started_and_after(tmp_path:
     with running_redis(tmp_path / "redis") as redis:
         config = ClusterConfig("emea", "a", RedisConfig(server=f"127.0.0.1:{redis.port}"))
         routes, clients = cast("SinkRoutes", None), cast("LocalClients", None)
-        node = Node(config, "a", context, routes, clients)
+        node = Node(config, "a", "a", context, routes, clients)
         before = {metric.name for metric in figures(node)}
         assert "nodes" in before
         await node.start()

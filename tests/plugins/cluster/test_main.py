@@ -31,7 +31,7 @@ def policy(tmp_path: Path, prefix: str) -> str:
     """Return a policy file with a cluster."""
     redis = {"server": f"127.0.0.1:{shared_redis()}", "prefix": prefix}
     file = tmp_path / "policy.yaml"
-    file.write_text(yaml.safe_dump({"plugins": {"cluster": {"name": "c", "redis": redis}}}))
+    file.write_text(yaml.safe_dump({"cluster": {"name": "c", "redis": redis}}))
     return str(file)
 
 
@@ -103,7 +103,7 @@ def test_a_file_without_a_cluster_is_refused(
     file = tmp_path / "policy.yaml"
     file.write_text("plugins: {}\n")
     assert main(["status", "-c", str(file)]) == 2
-    assert "plugins.cluster" in capsys.readouterr().err
-    file.write_text("plugins: {cluster: {name: c, redis: {server: '127.0.0.1:1'}}}\n")
+    assert "cluster: read nothing" in capsys.readouterr().err
+    file.write_text("cluster: {name: c, redis: {server: '127.0.0.1:1'}}\n")
     assert main(["status", "-c", str(file)]) == 2
     assert "127.0.0.1:1" in capsys.readouterr().err

@@ -23,7 +23,7 @@ async def nodes() -> AsyncIterator[list[Server]]:
     async with AsyncExitStack() as stack:
         yield [
             await stack.enter_async_context(
-                serving(plugins={"cluster": {"name": "c", "node": node, "redis": redis}})
+                serving(cluster={"name": "c", "node": node, "redis": redis})
             )
             for node in ("a", "b")
         ]

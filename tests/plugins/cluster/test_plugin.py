@@ -15,7 +15,7 @@ from tests.helpers.process import anonymous_policy
 def checked(tmp_path: Path, capsys: pytest.CaptureFixture[str], section: object) -> str:
     """Return what ``penstock check`` says of a section; "" where it is good."""
     file = tmp_path / "policy.yaml"
-    file.write_text(yaml.safe_dump(anonymous_policy({"cluster": section})))
+    file.write_text(yaml.safe_dump(anonymous_policy(cluster=section)))
     status = main([str(file)])
     told = capsys.readouterr()
     assert status in (0, 2)
@@ -29,9 +29,9 @@ def test_a_file_is_checked_without_an_engine(
     section = {"name": "c", "redis": {"server": "127.0.0.1:1"}}
     assert not checked(tmp_path, capsys, section)
     told = checked(tmp_path, capsys, {"name": "c", "node": "a b"})
-    assert "plugins.cluster.node: read 'a b'" in told
-    assert "plugins.cluster.name" in checked(tmp_path, capsys, {})
+    assert " cluster.node: read 'a b'" in told
+    assert " cluster.name: " in checked(tmp_path, capsys, {})
     monkeypatch.setattr(socket, "gethostname", lambda: "two words")
     told = checked(tmp_path, capsys, section)
-    assert "plugins.cluster.node: read none, and the host name 'two words'" in told
+    assert " cluster.node: read none, and the host name 'two words'" in told
     assert not checked(tmp_path, capsys, section | {"node": "a"})

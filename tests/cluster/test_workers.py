@@ -1,0 +1,364 @@
+"""A machine serves with several processes, on one port."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+from penstock.broker.mqtt.packets import Publish, Subscribe, SubscriptionRequest
+from penstock.netem.runs.broker_process import reserved_port
+from tests.broker.process.test_service_manager import Manager
+from tests.helpers.certificates import Authority
+from tests.helpers.cluster import Reading, Stream, lasting, reached, until
+from tests.helpers.commands import penstock
+from tests.helpers.process import BrokerProcess, anonymous_policy, is_there, running_broker
+from tests.helpers.redis_server import shared_redis
+from tests.helpers.wire import WireClient
+
+N_WORKERS = 2
+SERVE = f"{N_WORKERS} workers serve"
+MOST_ATTEMPTS = 200
+
+
+class Workers:
+    """A broker of several processes.
+
+    Attributes:
+        broker: their supervisor.
+        port: that all of them listen on.
+    """
+
+    def __init__(self, broker: BrokerProcess, port: int) -> None:
+        self.broker = broker
+        self.port = port
+
+    def pids(self) -> dict[int, int]:
+        """Return the processes by their numbers."""
+        found = {}
+        for child in psutil.Process(self.broker.process.pid).children():
+            with contextlib.suppress(psutil.Error, ValueError, IndexError):
+                words = child.cmdline()
+                found[int(words[words.index("--worker") + 1].partition("/")[0])] = child.pid
+        return found
+
+    async def has(self, client: WireClient) -> int:
+        """Return which worker has a connection."""
+        own = client.sock.getsockname()
+        while True:
+            numbers = {pid: number for number, pid in self.pids().items()}
+            for each in psutil.net_connections("tcp4"):
+                if each.raddr == own and each.pid in numbers:
+                    return numbers[each.pid]
+            await asyncio.sleep(0.01)
+
+    async def dial(self, number: int) -> WireClient:
+        """Return a connection to a worker; the kernel chooses, so it takes some attempts."""
+        for _ in range(MOST_ATTEMPTS):
+            client = await WireClient.dial(self.port)
+            if await self.has(client) == number:
+                return client
+            client.close()
+        raise AssertionError(f"the kernel has given nothing to worker {number}")
+
+    async def at(self, number: int, client_id: str = "", **options: Any) -> WireClient:
+        """Return a client that a worker has accepted."""
+        client = await self.dial(number)
+        assert not (await client.connect(client_id, **options)).reason_code
+        return client
+
+
+def policy_of(port: int, *, n_workers: int = N_WORKERS, **keys: Any) -> dict[str, Any]:
+    """Return the policy of a machine."""
+    redis = {"server": f"127.0.0.1:{shared_redis()}", "prefix": f"test-{uuid.uuid4().hex}"}
+    policy = anonymous_policy(keys.pop("plugins", {}))
+    policy["listeners"] = {"default": {"bind": f"127.0.0.1:{port}"}} | keys.pop("listeners", {})
+    cluster = {"name": "test", "node": "box", "redis": redis, "workers": n_workers}
+    return policy | {"cluster": cluster} | keys
+
+
+@contextlib.contextmanager
+def running_workers(folder: Path, **keys: Any) -> Iterator[Workers]:
+    """Run a machine for a block."""
+    with reserved_port() as port, running_broker(policy_of(port, **keys), folder) as broker:
+        broker.wait_for_log(SERVE)
+        yield Workers(broker, port)
+
+
+@pytest.fixture
+def workers(tmp_path: Path) -> Iterator[Workers]:
+    """Two workers."""
+    with running_workers(tmp_path) as found:
+        yield found
+
+
+async def test_clients_of_one_port_are_spread(workers: Workers) -> None:
+    """Each worker has some of them."""
+    async with contextlib.AsyncExitStack() as stack:
+        found = set()
+        for _ in range(40):
+            client = await stack.enter_async_context(await WireClient.dial(workers.port))
+            found.add(await workers.has(client))
+        assert found == {1, 2}
+
+
+@pytest.mark.parametrize("qos", [0, 1, 2])
+async def test_a_message_goes_from_worker_to_worker(workers: Workers, qos: int) -> None:
+    """As between brokers on two machines."""
+    async with await workers.at(1) as publisher, await workers.at(2) as subscriber:
+        await subscriber.subscribe("hall/#", qos)
+        await publisher.send(Publish("hall/1", b"x", qos, packet_id=min(qos, 1)))
+        assert (await subscriber.take(Publish)).payload == b"x"
+
+
+async def test_a_session_is_found_at_the_other_worker(workers: Workers) -> None:
+    """With what waits in it."""
+    async with await workers.at(1, "roams", **lasting()) as client:
+        await client.subscribe("for/it", 1)
+    async with await workers.at(1) as publisher:
+        await publisher.publish("for/it", b"x")
+    async with await workers.dial(2) as client:
+        assert (await client.connect("roams", **lasting())).session_present
+        assert (await client.take(Publish)).payload == b"x"
+
+
+async def test_a_worker_that_is_killed_under_load_comes_back(workers: Workers) -> None:
+    """The other one goes on meanwhile, and nothing acknowledged is lost."""
+    streams, reading = [Stream(f"load/{n}") for n in range(4)], Reading()
+    async with await workers.at(1) as reader, asyncio.TaskGroup() as tasks:
+        await reader.subscribe("load/#", 1)
+        taking = tasks.create_task(reading.run(reader))
+        for stream in streams:
+            tasks.create_task(stream.run(lambda: workers.port))
+        await reached(lambda: all(len(each.acknowledged) > 100 for each in streams), "messages")
+        killed = workers.pids()[2]
+        psutil.Process(killed).kill()
+        told = "worker 2: it has ended by SIGKILL; it is started again in 1 s"
+        await asyncio.to_thread(workers.broker.wait_for_log, told)
+        before = len(reading.came["load/0"])
+        await reached(lambda: len(reading.came["load/0"]) > before + 100, "what follows")
+        async with await workers.at(2) as client:
+            await client.send(Subscribe(1, (SubscriptionRequest("load/#"),)))
+            while not isinstance(await client.receive(), Publish):
+                pass
+        assert workers.pids()[2] != killed
+        for stream in streams:
+            stream.end()
+        for stream in streams:
+            await reading.until_all_of(stream)
+        taking.cancel()
+
+
+def change(folder: Path, n_bytes: int) -> None:
+    """Write another limit into the policy file."""
+    policy = yaml.safe_load((folder / "policy.yaml").read_text())
+    policy["limits"] = {"maximum_packet_size": n_bytes}
+    (folder / "policy.yaml").write_text(yaml.safe_dump(policy))
+
+
+async def limits(workers: Workers) -> list[object]:
+    """Return what each worker tells its clients of the limit."""
+    found = []
+    for number in (1, 2):
+        async with await workers.dial(number) as client:
+            found.append((await client.connect()).properties.get("maximum_packet_size"))
+    return found
+
+
+async def test_a_reload_reaches_each_worker(workers: Workers, tmp_path: Path) -> None:
+    """By SIGHUP."""
+    change(tmp_path, 12_345)
+    workers.broker.process.send_signal(signal.SIGHUP)
+    told = "changed: limits.maximum_packet_size"
+    assert len(await asyncio.to_thread(workers.broker.lines_with, told, 2)) == 2
+    assert await limits(workers) == [12_345] * 2
+
+
+async def test_a_reload_by_the_command_has_one_account(tmp_path: Path) -> None:
+    """A worker that cannot is named; a file that is wrong for all is told once."""
+    console = {"http": "127.0.0.1:0", "anonymous": "admin"}
+    with running_workers(tmp_path, plugins={"console": console}) as workers:
+        url = ["--url", workers.broker.console_url]
+        change(tmp_path, 12_345)
+        done = await asyncio.to_thread(penstock, "reload", *url)
+        assert done.status == 0
+        assert done.out.count("limits.maximum_packet_size") == 1
+        assert await limits(workers) == [12_345] * 2
+
+        change(tmp_path, -1)
+        done = await asyncio.to_thread(penstock, "reload", *url)
+        assert done.status == 2
+        assert done.err.count("limits.maximum_packet_size") == 1
+        assert await limits(workers) == [12_345] * 2
+
+
+def ports_of(workers: Workers) -> dict[int, set[int]]:
+    """Return which workers listen, by port."""
+    numbers = {pid: number for number, pid in workers.pids().items()}
+    found: dict[int, set[int]] = {}
+    for each in psutil.net_connections("tcp4"):
+        if each.status == psutil.CONN_LISTEN and each.laddr and each.pid in numbers:
+            found.setdefault(each.laddr.port, set()).add(numbers[each.pid])
+    return found
+
+
+def test_all_kinds_of_listeners_share_their_ports(tmp_path: Path) -> None:
+    """But a Unix socket, and what plugins listen at, are the first worker's."""
+    with reserved_port() as tls, reserved_port() as websocket:
+        listeners = {
+            "tls": Authority(tmp_path).listener_keys(bind=f"127.0.0.1:{tls}"),
+            "web": {"bind": f"127.0.0.1:{websocket}", "type": "ws"},
+            "local": {"bind": f"unix:{tmp_path}/socket"},
+        }
+        plugins = {"console": {"http": "127.0.0.1:0"}}
+        with running_workers(tmp_path, listeners=listeners, plugins=plugins) as workers:
+            console = int(workers.broker.console_url.rpartition(":")[2])
+            shared = {port: {1, 2} for port in (workers.port, tls, websocket)}
+            assert ports_of(workers) == shared | {console: {1}}
+            with socket.socket(socket.AF_UNIX) as client:
+                client.connect(f"{tmp_path}/socket")
+
+
+def test_a_stop_ends_all(workers: Workers) -> None:
+    """They leave the cluster in order, and the port is free."""
+    pids = workers.pids().values()
+    assert workers.broker.stop() == 0
+    assert not any(map(is_there, pids))
+    assert "Traceback" not in workers.broker.log
+    with socket.socket() as again:
+        again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        again.bind(("127.0.0.1", workers.port))
+
+
+def test_the_service_manager_is_told_of_all(tmp_path: Path) -> None:
+    """As of one process: once all serve, while they live, and when they stop."""
+    manager = Manager(str(tmp_path / "notify"))
+    environment = {"NOTIFY_SOCKET": manager.address, "WATCHDOG_USEC": "600000000"}
+    with reserved_port() as port:
+        broker = BrokerProcess(policy_of(port), tmp_path, env=os.environ | environment)
+        try:
+            assert manager.next() == {"READY": "1", "STATUS": "serving"}
+            broker.wait_for_log(SERVE)
+            assert manager.next() == {"WATCHDOG": "1"}
+            (tmp_path / "policy.yaml").write_text("no: such key")
+            broker.process.send_signal(signal.SIGHUP)
+            assert "RELOADING" in manager.next()
+            assert manager.next()["STATUS"].startswith("serving; not reloaded, see the log: ")
+            broker.process.send_signal(signal.SIGTERM)
+            assert manager.next()["STOPPING"] == "1"
+            assert broker.wait() == 0
+        finally:
+            broker.end()
+            manager.close()
+
+
+def test_no_worker_outlives_its_supervisor(workers: Workers) -> None:
+    """However that ends."""
+    pids = list(workers.pids().values())
+    workers.broker.process.kill()
+    until(lambda: not any(map(is_there, pids)), "the end of the workers")
+
+
+async def test_a_machine_is_drained(workers: Workers, tmp_path: Path) -> None:
+    """By its name, with all its workers; then the program has ended."""
+    policy = str(tmp_path / "policy.yaml")
+    status = await asyncio.to_thread(penstock, "cluster", "status", "-c", policy, "--json")
+    rows = {row["node"]: (row["machine"], row["worker"]) for row in status.json}
+    assert rows == {"box-1": ("box", 1), "box-2": ("box", 2)}
+    words = ["cluster", "drain", "box", "-c", policy, "--seconds", "0", "-y"]
+    done = await asyncio.to_thread(penstock, *words)
+    assert done.status == 0, done.err
+    assert await asyncio.to_thread(workers.broker.wait) == 0
+
+
+def refused(policy: Mapping[str, Any], folder: Path) -> str:
+    """Return the log of a broker that does not start: status 2, no traceback, nothing left."""
+    broker = BrokerProcess(policy, folder)
+    try:
+        assert broker.wait() == 2, broker.log
+        assert "Traceback" not in broker.log
+        return broker.log
+    finally:
+        broker.end()
+
+
+@pytest.mark.parametrize("n_workers", [0, -1, 1.5, "four", 1_000_000])
+def test_a_number_that_is_none(tmp_path: Path, n_workers: int) -> None:
+    """Named with its key."""
+    assert refused(policy_of(1, n_workers=n_workers), tmp_path).count("cluster.workers: read") == 1
+
+
+def test_a_port_that_another_program_has(tmp_path: Path) -> None:
+    """Told once, before any worker starts; also where it is another broker with workers."""
+    with running_workers(tmp_path) as workers:
+        (tmp_path / "other").mkdir()
+        log = refused(policy_of(workers.port), tmp_path / "other")
+        assert log.count(f"port {workers.port} is in use by process") == 1
+        assert "worker 1:" not in log
+        assert len(workers.pids()) == 2
+
+
+def test_workers_that_cannot_serve(tmp_path: Path) -> None:
+    """What keeps all of them from it is told once; where it is one of them, none is left."""
+    with reserved_port() as port:
+        policy = policy_of(port)
+        away = policy | {"cluster": policy["cluster"] | {"redis": {"server": "127.0.0.1:1"}}}
+        log = refused(away, tmp_path)
+        assert "worker 1 does not serve: it has ended with status 2" in log
+        assert "worker 2" not in log
+
+        (tmp_path / "other").mkdir()
+        with reserved_port() as elsewhere:
+            other = policy | {"cluster": policy["cluster"] | {"node": "box-2", "workers": 1}}
+            other["listeners"] = {"default": {"bind": f"127.0.0.1:{elsewhere}"}}
+            with running_broker(other, tmp_path / "other"):
+                log = refused(policy, tmp_path)
+        assert "worker 2 does not serve" in log
+        assert "box-2" in log
+
+
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        ({"listeners": {"default": {"bind": "127.0.0.1:0"}}}, "listeners.default.bind: "),
+        ({"plugins": {"queue": {"queues": {"a": {}}}}}, "plugins.queue.engine: read sqlite"),
+        ({"plugins": {"parts": {}}}, "plugins.parts: read 2 processes"),
+        (
+            {
+                "plugins": {
+                    "uplink": {
+                        "site": "berlin",
+                        "uplinks": {
+                            "cloud": {
+                                "upstream": {"address": "127.0.0.1:9"},
+                                "down": [{"filter": "#"}],
+                            }
+                        },
+                    }
+                }
+            },
+            "plugins.uplink.uplinks.cloud.down[0].when: read subscribed",
+        ),
+    ],
+    ids=["any port", "queues in a file", "parts", "an uplink that follows subscriptions"],
+)
+def test_what_processes_cannot_share(tmp_path: Path, keys: dict[str, Any], told: str) -> None:
+    """Named at the check, as at the start."""
+    policy = policy_of(18_831)
+    policy["plugins"] |= keys.get("plugins", {})
+    policy |= {key: value for key, value in keys.items() if key != "plugins"}
+    file = tmp_path / "policy.yaml"
+    file.write_text(yaml.safe_dump(policy))
+    done = penstock("check", str(file))
+    assert done.status == 2
+    assert told in done.err
