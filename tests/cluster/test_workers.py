@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import socket
+import sys
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -22,7 +23,13 @@ from tests.broker.process.test_service_manager import Manager
 from tests.helpers.certificates import Authority
 from tests.helpers.cluster import Reading, Stream, lasting, reached, until
 from tests.helpers.commands import penstock
-from tests.helpers.process import BrokerProcess, anonymous_policy, is_there, running_broker
+from tests.helpers.process import (
+    BrokerProcess,
+    Program,
+    anonymous_policy,
+    is_there,
+    running_broker,
+)
 from tests.helpers.redis_server import shared_redis
 from tests.helpers.wire import WireClient
 
@@ -308,23 +315,36 @@ def test_a_port_that_another_program_has(tmp_path: Path) -> None:
         assert len(workers.pids()) == 2
 
 
-def test_workers_that_cannot_serve(tmp_path: Path) -> None:
-    """What keeps all of them from it is told once; where it is one of them, none is left."""
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_worker_that_cannot_serve(tmp_path: Path, number: int) -> None:
+    """Its fault is told once, and none of the others is left."""
+    (tmp_path / "other").mkdir()
+    with reserved_port() as port, reserved_port() as elsewhere:
+        policy = policy_of(port)
+        other = policy | {"cluster": policy["cluster"] | {"node": f"box-{number}", "workers": 1}}
+        other["listeners"] = {"default": {"bind": f"127.0.0.1:{elsewhere}"}}
+        with running_broker(other, tmp_path / "other"):
+            log = refused(policy, tmp_path)
+    assert log.count(f"worker {number} does not serve: it has ended with status 2") == 1
+    assert log.count("another broker has this name") == 1
+
+
+def test_a_stop_while_the_workers_wait_for_their_engine(tmp_path: Path) -> None:
+    """Ends them, too."""
     with reserved_port() as port:
         policy = policy_of(port)
-        away = policy | {"cluster": policy["cluster"] | {"redis": {"server": "127.0.0.1:1"}}}
-        log = refused(away, tmp_path)
-        assert "worker 1 does not serve: it has ended with status 2" in log
-        assert "worker 2" not in log
-
-        (tmp_path / "other").mkdir()
-        with reserved_port() as elsewhere:
-            other = policy | {"cluster": policy["cluster"] | {"node": "box-2", "workers": 1}}
-            other["listeners"] = {"default": {"bind": f"127.0.0.1:{elsewhere}"}}
-            with running_broker(other, tmp_path / "other"):
-                log = refused(policy, tmp_path)
-        assert "worker 2 does not serve" in log
-        assert "box-2" in log
+        policy["cluster"]["redis"] = {"server": "127.0.0.1:1"}
+        (tmp_path / "policy.yaml").write_text(yaml.safe_dump(policy))
+        words = [sys.executable, "-m", "penstock", "broker", "-c", "policy.yaml"]
+        program = Program(words, cwd=tmp_path, is_forked=True)
+        try:
+            program.wait_for_log("this broker waits for its engine")
+            (worker,) = psutil.Process(program.process.pid).children()
+            assert program.stop() == 0
+            assert not is_there(worker.pid)
+            assert "Traceback" not in program.log
+        finally:
+            program.end()
 
 
 @pytest.mark.parametrize(
