@@ -320,7 +320,8 @@ class Receipt(Protocol):
         """Report the outcome, once, on the loop's thread.
 
         Args:
-            reason_code: 0 when the message is safe; 0x80 or above when it is refused.
+            reason_code: 0 when the message is safe; 0x80 or above when it is refused. With 0x8B
+                (server shutting down) the client is disconnected, and sends it again elsewhere.
         """
 
 

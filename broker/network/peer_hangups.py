@@ -113,6 +113,15 @@ def ask(fileno: int, *, is_wanted: bool) -> None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 0)
 
 
+def has_ended(fileno: int) -> bool:
+    """Say whether the peer of a connection has sent its end; False where that cannot be told."""
+    if fileno < 0 or not hasattr(select, "poll"):
+        return False
+    poll = select.poll()
+    poll.register(fileno, _ENDED)
+    return bool(poll.poll(0))
+
+
 def unheard_seconds(fileno: int) -> float | None:
     """Return how long nothing has come by a TCP connection that is not read from.
 

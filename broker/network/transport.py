@@ -24,7 +24,7 @@ from penstock.broker.network.lane_pacer import LanePacer
 from penstock.broker.network.lingering_close import half_close
 from penstock.broker.network.loop_scheduler import TURNS_SECONDS
 from penstock.broker.network.new_connection import CLOSE_TIMEOUT_SECONDS, AcceptedConnection
-from penstock.broker.network.peer_hangups import unheard_seconds
+from penstock.broker.network.peer_hangups import has_ended, unheard_seconds
 
 if TYPE_CHECKING:
     from penstock.broker.network.loop_scheduler import LoopScheduler
@@ -428,6 +428,10 @@ class MqttProtocol(asyncio.Protocol):
     def heard_at(self, now: float) -> float:
         """Return when bytes last came that are not read; `now` where that cannot be told."""
         return now - (unheard_seconds(self.fileno) or 0.0)
+
+    def has_hung_up(self) -> bool:
+        """Say whether the peer has gone, though not all is read that it has sent."""
+        return self.is_closing or has_ended(self.fileno)
 
     def see_to_reading(self, connection: Connection) -> None:
         """Read while the connection wants it and nothing of the last chunk is left."""

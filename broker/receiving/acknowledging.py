@@ -217,6 +217,8 @@ def _forget_known(client: Client, packet_id: int) -> None:
             session.journal.incoming_changed(packet_id)
         if forgetting.sender.is_open:
             forgetting.sender.send_short(PUBCOMP_BYTE, packet_id)
+        else:
+            client.core.sessions.look(session.client_id)
 
     forgetting = client.forgetting(packet_id, known or client.core.sinks, release)
     incoming[packet_id] = forgetting

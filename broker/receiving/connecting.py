@@ -369,6 +369,9 @@ async def _claim_first(
     core = client.core
     try:
         stored = await claimed
+        served = client.outgoing.served
+        if stored is not None and served is not None and served.has_hung_up():
+            client.end(now)  # it may be elsewhere by now, and have sent again what is behind this
         is_here = core.sessions.get(granted.client_id) is not None  # by another connection
         if stored is not None and not (client.is_closing or is_here):
             cast("KeptSessions", core.kept).restore(stored, now)

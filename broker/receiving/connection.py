@@ -75,6 +75,9 @@ class Served(Protocol):
     def heard_at(self, now: float) -> float:
         """Return when bytes last came that are not read; `now` where that cannot be told."""
 
+    def has_hung_up(self) -> bool:
+        """Say whether the peer has gone, though not all is read that it has sent."""
+
     def see_to_reading(self, connection: Connection) -> None:
         """Read if the connection wants it, and take another turn if it wants one."""
 

@@ -157,12 +157,12 @@ class PublishReceipt:
         """Say whether it is not acknowledged: the client keeps the message and comes again.
 
         No PUBACK of MQTT 3.1.1 can say that a message was refused; and what a patient client
-        forwards is lost when it is refused for what passes.
+        forwards is lost when it is refused for what passes. A broker that shuts down refuses none.
         """
         if self.reason_code < 0x80:
             return False
         client = self.client
-        if client.version != MQTT_5:
+        if client.version != MQTT_5 or self.reason_code == ReasonCode.SERVER_SHUTTING_DOWN:
             return True
         return client.is_patient and bool(self.sinks) and self.reason_code in _PASSING
 
@@ -183,7 +183,7 @@ class PublishReceipt:
         if self.qos == 2:
             self.note_received(client.session)
         if not client.is_open:
-            return None
+            return client.core.sessions.look(client.session.client_id)
         receipts = client.receipts
         n_before = client.n_owed
         while receipts and receipts[0].is_settled:

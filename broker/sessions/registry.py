@@ -15,6 +15,8 @@ from penstock.broker.outbox.message_counts import Ledger
 from penstock.broker.outbox.priority_outbox import make_outbox
 from penstock.broker.sending.log_fields import Named
 from penstock.broker.sessions import redelivery, retained_delivery
+from penstock.broker.sessions.client import PublishReceipt
+from penstock.broker.sessions.deduplication_release import DeduplicationRelease
 from penstock.broker.sessions.session import Session, UnusedSession
 from penstock.broker.sessions.session_quota import SessionQuota
 from penstock.broker.sessions.wills import send_will, will_bytes, will_delay
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
     from penstock.broker.sessions.broker_state import Core
     from penstock.broker.sessions.client import Client
 
+
+_OWED: Final = (PublishReceipt, DeduplicationRelease)
+"""In `Session.incoming`, what a sink has to answer yet."""
 
 FIGHT_TAKEOVERS: Final = 3
 FIGHT_SECONDS: Final = 300.0
@@ -171,17 +176,25 @@ class SessionRegistry:
         client = self._client_of(session)
         if client is not None:
             client.close(reason_code, now)
+        for receipt in list(session.incoming.values()):
+            if isinstance(receipt, PublishReceipt) and not receipt.was_routed:
+                receipt.settle(reason_code)  # access control may answer yet: it is not routed then
         self._unload(session)
 
     def look(self, client_id: str) -> None:
-        """See that a kept session is unloaded whose client has gone before it could open it."""
+        """See that a kept session is unloaded whose client has gone, once nothing keeps it here."""
         session = self._sessions.get(client_id)
         if session is not None and session.client is None and self._is_kept(session):
             self._leave(session)
 
     def unload(self, session: Session) -> None:
-        """Forget a kept session that still has no connection, and no will to be published."""
-        if self._client_of(session) is None and session.will_timer is None:
+        """Forget a kept session that still has no connection, and no will to be published.
+
+        Nor while a sink has to store or to forget a message of it: what the client sends again
+        elsewhere would be another message to that sink.
+        """
+        is_owed = any(isinstance(one, _OWED) for one in session.incoming.values())
+        if self._client_of(session) is None and session.will_timer is None and not is_owed:
             self._unload(session)
 
     def _is_kept(self, session: Session) -> bool:

@@ -16,6 +16,7 @@ from zlib import crc32
 
 from redis.exceptions import ResponseError
 
+from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.plugins.redis.calls import FunctionCalls, plain, refusal
 from penstock.plugins.redis.errors import StorageError
 from penstock.plugins.redis.library import Library
@@ -285,6 +286,12 @@ class ClusterEngine:
         found = await plain(self.read(self.base, "HGET", ":epochs", node))
         return found is not None and int(found) == epoch
 
+    async def is_over(self, node: str, epoch: int) -> bool:
+        """Return whether an epoch of a node has ended, and all is done that is to be done then."""
+        if await self.is_member(node, epoch):
+            return False
+        return (node, epoch) not in [one[:2] for one in await self.all_duties()]
+
     async def is_alive(self, node: str) -> bool:
         """Return whether a node beats."""
         return bool(await plain(self.read(self.base, "EXISTS", f":alive:{node}")))
@@ -456,16 +463,17 @@ class ClusterEngine:
     async def sweep_owners(self, node: str, epoch: int) -> None:
         """End that an ended member is the owner of clients; kept sessions wait for theirs.
 
-        What it still puts into mailboxes is refused from then on.
+        What it still puts into mailboxes, any of them, is refused before a client is free.
         """
-        for at in range(0, len(self.buckets), _SWEPT_AT_ONCE):
-            some = self.buckets[at : at + _SWEPT_AT_ONCE]
-            await asyncio.gather(*(self._sweep(bucket, node, epoch) for bucket in some))
+        for function in ("bar", "abandon"):
+            for at in range(0, len(self.buckets), _SWEPT_AT_ONCE):
+                some = self.buckets[at : at + _SWEPT_AT_ONCE]
+                await asyncio.gather(*(self._sweep(function, one, node, epoch) for one in some))
 
-    async def _sweep(self, bucket: str, node: str, epoch: int) -> None:
+    async def _sweep(self, function: str, bucket: str, node: str, epoch: int) -> None:
         cursor = b"0"
         while True:
-            cursor = await plain(self.call("abandon", bucket, node, epoch, cursor, is_stored=True))
+            cursor = await plain(self.call(function, bucket, node, epoch, cursor, is_stored=True))
             if cursor == b"0":
                 return
 
@@ -514,6 +522,16 @@ async def fenced(call: asyncio.Future[Any]) -> Any:
 def is_fenced(error: BaseException) -> bool:
     """Say whether a call was refused as the epoch that it names has ended."""
     return isinstance(error, ResponseError) and str(error).endswith("PENSTOCK fenced")
+
+
+def outcome(error: BaseException | None) -> int:
+    """Return the reason code for who has published what the engine did not store.
+
+    Its client goes on at another node where this one's epoch has ended.
+    """
+    if isinstance(error, FencedError) or (error is not None and is_fenced(error)):
+        return ReasonCode.SERVER_SHUTTING_DOWN
+    return ReasonCode.QUOTA_EXCEEDED
 
 
 def _milliseconds() -> int:

@@ -463,15 +463,21 @@ function functions.release(keys, args)
   return call('HDEL', key, client)
 end
 
+-- Refuses what a node of an epoch that has ended still posts. Its publishers come to other nodes once
+-- that is so for all mailboxes, and send it again there.
+function functions.bar(keys, args)
+  local key, node, ended = keys[1] .. ':last', args[1], tonumber(args[2])
+  local last = call('HGET', key, node)
+  if not last or tonumber(string.match(last, '%d+')) <= ended then
+    call('HSET', key, node, string.format('%d 0', ended + 1))
+  end
+  return '0'
+end
+
 -- Ends that an epoch of a node, which has ended, is the owner of some clients; answers where to go on.
--- What the node still posts is refused: its publishers may have sent that again elsewhere.
 function functions.abandon(keys, args)
   local base, node, epoch, cursor = keys[1], unpack(args)
-  local key, ended = base .. ':o', tonumber(epoch)
-  local last = call('HGET', base .. ':last', node)
-  if not last or tonumber(string.match(last, '%d+')) <= ended then
-    call('HSET', base .. ':last', node, string.format('%d 0', ended + 1))
-  end
+  local key = base .. ':o'
   local found = call('HSCAN', key, cursor, 'COUNT', 100)
   local rows = found[2]
   for i = 1, #rows, 2 do
@@ -794,8 +800,8 @@ end
 
 local NAMES = {
   'join', 'announce', 'beat', 'leave', 'evict', 'done', 'change', 'retain', 'clear', 'open', 'put',
-  'delete', 'fence', 'seal', 'drop', 'will', 'claim', 'release', 'abandon', 'unsee', 'post', 'load',
-  'fetch', 'commit', 'erase', 'finish', 'expire', 'forget'
+  'delete', 'fence', 'seal', 'drop', 'will', 'claim', 'release', 'bar', 'abandon', 'unsee', 'post',
+  'load', 'fetch', 'commit', 'erase', 'finish', 'expire', 'forget'
 }
 
 -- What frees memory, or ends something, is done where the server's memory is full, too. So is all
@@ -803,7 +809,7 @@ local NAMES = {
 local FREEING = {
   claim = true, load = true, fetch = true, commit = true,
   beat = true, leave = true, evict = true, done = true, clear = true, delete = true, fence = true,
-  seal = true, drop = true, release = true, abandon = true, erase = true, finish = true,
+  seal = true, drop = true, release = true, bar = true, abandon = true, erase = true, finish = true,
   expire = true, forget = true
 }
 

@@ -89,7 +89,7 @@ class MailRoom:
         self.routes = MailRoutes(engine.bucket, self._filter_changed, self._share_changed)
         self.sink.routes = self.routes
         self.sessions = KeptSessions(calls, self.routes, announcer, clients, clock, logger)
-        self.sink.unreleased = self.sessions.unreleased
+        self.sink.prefixes = self.sessions.prefixes
         self.expiry = MailExpiry(calls, self.sessions, announcer, is_first, logger)
         self.members: dict[str, MemberSink] = {}
         self._engine = engine

@@ -82,7 +82,8 @@ class Kept:
         restored: entries that it had from the beginning, or not from the mailbox.
         adding: is done once the engine has said which entries it has added; None for none.
         noted: entries of which the engine has how they were sent.
-        unreleased: deduplication identifiers of messages that its client has sent to other nodes.
+        prefix: of the deduplication identifiers of its client's messages, where it was at another
+            node; else b"".
         sent: the newest entry that may have been sent before this node had the session.
         fetched: entries that were fetched and not given, and the monotonic time of the engine's 0.
         after: the newest entry that was given.
@@ -101,7 +102,7 @@ class Kept:
         self.restored: set[bytes] = set()
         self.adding: asyncio.Future[None] | None = None
         self.noted: set[bytes] = set()
-        self.unreleased: set[bytes] = set()
+        self.prefix = b""
         self.sent = self.after = FROM_START
         self.fetched: list[Entry] = []
         self.of_engine = 0.0
@@ -123,7 +124,7 @@ class KeptSessions(SessionStore):
 
     Attributes:
         sessions: by client.
-        unreleased: those of all sessions; see `Kept`.
+        prefixes: those of all sessions; see `Kept`.
         n_fetched: messages that came from mailboxes.
         n_unreadable: messages that could not be read, and were dropped.
     """
@@ -138,7 +139,7 @@ class KeptSessions(SessionStore):
         logger: Logger,
     ) -> None:
         self.sessions: dict[str, Kept] = {}
-        self.unreleased: set[bytes] = set()
+        self.prefixes: set[bytes] = set()
         self.n_fetched = 0
         self.n_unreadable = 0
         self._engine = engine
@@ -176,7 +177,8 @@ class KeptSessions(SessionStore):
         kept.row = self._clients.take_rows(1 + len(found))
         now = self._clock()
         *options, origin = json.loads(values[b"options"])
-        session = (kept.row, client_id, *options, now, bytes.fromhex(origin), 0)
+        kept.prefix = bytes.fromhex(origin)
+        session = (kept.row, client_id, *options, now, kept.prefix, 0)
         stored.sessions.append(SessionRow._make(session))
         for data in state.filters.values():
             subscription = SubscriptionRow(kept.row, *json.loads(data))
@@ -184,7 +186,6 @@ class KeptSessions(SessionStore):
             kept.filters[subscription.topic_filter] = None
         for packet_id in state.incoming:
             stored.incoming.append(IncomingRow(kept.row, packet_id))
-            kept.unreleased.add(bytes.fromhex(origin) + packet_id.to_bytes(2, "big"))
         for row, (entry, head, packet) in enumerate(found, kept.row + 1):
             read = self._read(client_id, head, packet, row, now)
             if read is None:
@@ -201,7 +202,7 @@ class KeptSessions(SessionStore):
         if client_id in self.sessions:
             self._forget(self.sessions[client_id])
         self._have(kept)
-        self.unreleased |= kept.unreleased
+        self.prefixes.add(kept.prefix)
         self._rows.update(dict.fromkeys((kept.row, *kept.entries), kept))
         self._tell_filters(kept)
         return stored
@@ -256,7 +257,7 @@ class KeptSessions(SessionStore):
             self._rows.pop(row, None)
         for topic_filter in kept.filters:
             self._announcer.forget_kept(_name(kept.client_id, topic_filter))
-        self.unreleased -= kept.unreleased
+        self.prefixes.discard(kept.prefix)
         if kept.fetching is not None:
             kept.fetching.cancel()
 

@@ -23,6 +23,7 @@ from penstock.broker.errors import PenstockError
 from penstock.broker.extensions import MessageSink, Receipt, SinkCounts, SinkRun
 from penstock.broker.message import Message
 from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.plugins.cluster.engine import outcome
 from penstock.plugins.cluster.frames import by_topic, packet
 from penstock.plugins.cluster.mail_engine import IF_CONNECTED, IF_THERE, MailEngine, Posted
 from penstock.plugins.cluster.mail_entries import head_of
@@ -112,7 +113,8 @@ class MailSink(MessageSink):
         routes: whose mailboxes get what; set once it is made.
         bytes_on_way: counted against `MOST_BYTES`.
         lost: messages that mailboxes had no room for, or that had no session any more, by reason.
-        unreleased: deduplication identifiers of messages that another node has put into mailboxes.
+        prefixes: of the deduplication identifiers of sessions that were at another node, which may
+            have put their messages into mailboxes.
         n_posts: calls that were answered.
     """
 
@@ -138,8 +140,9 @@ class MailSink(MessageSink):
         self._clock = clock
         self._patience = patience
         self._full: dict[str, float] = {}  # clients
-        self._seen: dict[bytes, tuple[float, Sequence[str]]] = {}  # since when, and its buckets
-        self.unreleased: set[bytes] = set()
+        self._seen: dict[bytes, tuple[float, Sequence[str]]] = {}  # since when, and its buckets;
+        # none where any may have it
+        self.prefixes: set[bytes] = set()
         self._buckets: dict[str, _Bucket] = {}
         self._waiting: dict[str, None] = {}
         self._is_scheduled = False
@@ -232,14 +235,12 @@ class MailSink(MessageSink):
             letter = self._letter(settle, 1, n_bytes)
             self._done(letter, ReasonCode.UNSPECIFIED_ERROR, "payload_lost")
             return
-        token = b""
+        token, routes = b"", self.routes.of(message.topic)
         if receipt is not None and message.qos == _EXACTLY_ONCE and receipt.deduplication_id:
             token = (b"?" if receipt.is_repeat else b"+") + receipt.deduplication_id
+            self._note_seen(token[1:], () if receipt.is_repeat else [*routes])
         letter = self._letter(settle, 1, n_bytes)
         head = head_of(message.publisher, "", version)
-        routes = self.routes.of(message.topic)
-        if token:
-            self._note_seen(token[1:], [*routes])
         self._put(letter, [(head, b"".join(parts), message.qos, token, routes)])
 
     def accept_run(self, run: SinkRun, receipt: Receipt | None) -> None:
@@ -327,15 +328,22 @@ class MailSink(MessageSink):
             call.add_done_callback(partial(self._posted, name, letters))
 
     def _posted(self, name: str, letters: Sequence[_Letter], call: asyncio.Future[Any]) -> None:
-        has_failed = call.cancelled() or call.exception() is not None
-        self._answered(name, letters, None if has_failed else call.result())
+        error = None if call.cancelled() else call.exception()
+        has_failed = call.cancelled() or error is not None
+        self._answered(name, letters, None if has_failed else call.result(), error)
 
-    def _answered(self, name: str, letters: Sequence[_Letter], found: Sequence[Any] | None) -> None:
+    def _answered(
+        self,
+        name: str,
+        letters: Sequence[_Letter],
+        found: Sequence[Any] | None,
+        error: BaseException | None = None,
+    ) -> None:
         bucket = self._buckets[name]
         bucket.n_posts -= 1
         if found is None:
             for letter in letters:
-                self._done(letter, ReasonCode.QUOTA_EXCEEDED, "not_stored")
+                self._done(letter, outcome(error), "not_stored")
         else:
             self.n_posts += 1
             refused, *rows = found
@@ -395,9 +403,9 @@ class MailSink(MessageSink):
 
     def forget(self, deduplication_id: bytes, done: Callable[[bool], None]) -> None:
         """Forget a message that its publisher cannot send again; see `MessageSink`."""
-        _, buckets = self._seen.pop(deduplication_id, (0.0, ()))
-        if deduplication_id in self.unreleased:
-            self.unreleased.discard(deduplication_id)
+        seen = self._seen.pop(deduplication_id, None)
+        buckets = () if seen is None else seen[1]
+        if not buckets and (seen is not None or deduplication_id[:-2] in self.prefixes):
             buckets = list({box.bucket for box in self.routes.boxes.values()})
         if not buckets:
             done(True)
@@ -430,6 +438,12 @@ class MailSink(MessageSink):
         while self.bytes_on_way:
             self._finished = asyncio.get_running_loop().create_future()
             await self._finished
+
+    def drop(self) -> None:
+        """Drop what waits: this node's next epoch is not to send what came in an earlier one."""
+        for bucket in list(self._buckets.values()):
+            for letter in bucket.begin()[1]:
+                self._done(letter, ReasonCode.SERVER_SHUTTING_DOWN, "not_stored")
 
     def close(self) -> None:
         """Look at mailboxes no more."""

@@ -265,28 +265,36 @@ class Node:
         self._notes.stop()
         self._stop_reading()
         await self.owners.fenced(keeps_sessions=has_forgotten)
+        if not has_forgotten:  # who has published that goes on elsewhere, and sends it again
+            self.mail.sink.drop()
+            for sink in self.sinks.values():
+                sink.drop()
 
     async def close(self) -> None:
         """Leave the cluster; may be called again."""
         self._is_counting = False
         self.announcer.close()
-        await self.owners.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._stop_reading()
+        has_finished = False
         with suppress(TimeoutError):
             async with asyncio.timeout(_FINISH_SECONDS):
                 finish = [sink.finish() for sink in self.sinks.values()]
                 await asyncio.gather(*finish, self.mail.close())
+                has_finished = True
+        await self.owners.close(gives_up=has_finished)
         if self.inbox is not None:
             await self.inbox.close()
         if self.inheritance is not None:
             self.inheritance.close()
         if self.groups is not None:
             self.groups.close()
-        # Wills that are delayed are published by another node, or by this one when it is back.
-        heir = min(self.others.members, default=self.name) if self.wills.n_kept else ""
+        # Delayed wills are another node's, or this one's when it is back. So are clients who may
+        # send again elsewhere what is on its way to the engine.
+        is_over = has_finished and not self.wills.n_kept
+        heir = "" if is_over else min(self.others.members, default=self.name)
         await self.members.close(heir)
         self._notes.stop()
         await self.engine.close()

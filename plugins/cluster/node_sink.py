@@ -20,6 +20,7 @@ from penstock.broker.extensions import MessageSink, Receipt, SinkCounts, SinkRun
 from penstock.broker.message import Message
 from penstock.broker.mqtt.enums import MQTT_5
 from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.plugins.cluster.engine import FencedError, outcome
 from penstock.plugins.cluster.frames import (
     LANE_4,
     LANE_5,
@@ -244,7 +245,7 @@ class NodeSink(MessageSink):
         counts.matched += n_messages
         counts.queued += n_messages
         if self._is_closed:
-            self._drop()
+            self.drop()
         elif not self._is_scheduled:
             self._soon()
         elif self._buffer.n_bytes > ENTRY_BYTES:
@@ -298,7 +299,7 @@ class NodeSink(MessageSink):
             count(counts.dropped, "node_left", batch.n_messages)
         else:
             self.failure = str(error)
-            reason_code = ReasonCode.QUOTA_EXCEEDED
+            reason_code = outcome(error)
             count(counts.dropped, "not_stored", batch.n_messages)
         for receipt in batch.receipts:
             receipt.settle(reason_code)
@@ -342,13 +343,14 @@ class NodeSink(MessageSink):
         self._is_closed = True
         if self._look is not None:
             self._look.cancel()
-        self._drop()
+        self.drop()
 
-    def _drop(self) -> None:
+    def drop(self) -> None:
+        """Drop what waits: this node's next epoch is not to send what came in an earlier one."""
         batch, self._batch = self._batch, _Batch()
         self._buffer.take()
         self._n_puts += 1  # as if it had been on its way
-        self._answered(batch, None, None)
+        self._answered(batch, None, FencedError("this node was taken for dead"))
 
 
 def _charge(message: Message) -> int:

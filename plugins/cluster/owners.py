@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -54,17 +55,19 @@ class _Claim:
         row: what is claimed.
         clean_start: whether an earlier session of the client ends.
         owner: the row that stands in the way; None while the engine is asked.
+        displaced: `owner`, once it has let go; else None.
         asked: nodes that have asked for `row` meanwhile, each with its claim.
         is_over: is set when `owner` has let go, or has ended.
         task: does it.
     """
 
-    __slots__ = ("asked", "clean_start", "is_over", "owner", "row", "task")
+    __slots__ = ("asked", "clean_start", "displaced", "is_over", "owner", "row", "task")
 
     def __init__(self, row: Row, *, clean_start: bool) -> None:
         self.row = row
         self.clean_start = clean_start
         self.owner: Row | None = None
+        self.displaced: Row | None = None
         self.asked: list[tuple[str, Row]] = []
         self.is_over = asyncio.Event()
         self.task: asyncio.Task[Stored | None] | None = None
@@ -202,37 +205,43 @@ class Owners(SessionOwner):
                 self._notes.tell(node, RELEASED, client_id, claim.row, claimant)
 
     async def _get(self, client_id: str, claim: _Claim) -> str:
-        """Return the origin of the client's kept session; "" for none."""
+        """Return the origin of the client's kept session; "" for none.
+
+        Raises:
+            NotOwnedError: this node's epoch has ended meanwhile: the client may be elsewhere.
+        """
         while not self._is_certain():  # noqa: ASYNC110 (time is a part of it)
             await asyncio.sleep(_LOOK_SECONDS)
-        displaced = None
-        claim.row = self._next_row()
+        if claim.row.epoch != self._engine.epoch:
+            raise NotOwnedError(f"client {client_id}: this node was taken for dead")
+        has_waited = False
         while True:
-            found, origin = await self._engine.claim(client_id, claim.row, displaced)
-            if found[:2] == claim.row[:2]:
-                return origin
-            claim.owner = found
-            self.n_taken += 1
-            await self._wait_for(client_id, claim, found)
-            displaced, claim.owner = found, None
             claim.row = self._next_row()
+            found, origin = await self._engine.claim(client_id, claim.row, claim.displaced)
+            if found[:2] == claim.row[:2]:
+                self.n_taken += has_waited
+                return origin
+            claim.owner, claim.displaced = found, None
+            await self._wait_for(client_id, claim, found)
+            claim.owner = None
+            has_waited = True
 
     async def _wait_for(self, client_id: str, claim: _Claim, owner: Row) -> None:
         """Wait until an owner has let go, or has ended."""
-        claim.is_over.clear()
-        while not claim.is_over.is_set():
+        while claim.displaced is None:
             there = self._routes.members.get(owner.node)
             if there is None or there.epoch != owner.epoch:
-                if not await self._engine.is_member(owner.node, owner.epoch):
+                if not await self._engine.is_over(owner.node, owner.epoch):
+                    # It has just joined. Or its row goes, once nothing counts that it still sends.
+                    await asyncio.sleep(_LOOK_SECONDS)
                     return
-                await asyncio.sleep(_LOOK_SECONDS)  # it has just joined
-                continue
+                claim.displaced = owner
+                return
+            claim.is_over.clear()
             self._notes.tell(owner.node, ASK, client_id, owner, claim.row, claim.clean_start)
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(ASK_SECONDS):
                     await claim.is_over.wait()
-            except TimeoutError:
-                continue
 
     def left(self, node: str, epoch: int) -> None:
         """Take note that an epoch of a node has ended: nobody waits for it."""
@@ -284,6 +293,7 @@ class Owners(SessionOwner):
             and (*claim.row,) == (*claimant,)
             and claim.owner.node == node
         ):
+            claim.displaced = claim.owner
             claim.is_over.set()
 
     # -- sessions ----------------------------------------------------------------------------------
@@ -376,9 +386,9 @@ class Owners(SessionOwner):
             if not number % _MOST_AT_ONCE:
                 await asyncio.sleep(0)
 
-    async def close(self) -> None:
-        """End what is under way, and give all clients up."""
-        for client_id in list(self.owned):
+    async def close(self, *, gives_up: bool) -> None:
+        """End what is under way, and give all clients up, unless who inherits from it does so."""
+        for client_id in list(self.owned) if gives_up else ():
             self.ended(client_id)
         tasks = [claim.task for claim in self._claims.values() if claim.task is not None]
         for task in tasks:

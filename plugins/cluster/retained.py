@@ -21,9 +21,9 @@ from penstock.broker.errors import PenstockError
 from penstock.broker.extensions import LocalClients, MessageSink, Receipt, SinkCounts
 from penstock.broker.message import Message
 from penstock.broker.mqtt.enums import MQTT_5
-from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.mqtt.writer import publish_header
 from penstock.broker.plugin_guard import is_logged
+from penstock.plugins.cluster.engine import outcome
 from penstock.plugins.cluster.frames import packet_head
 
 MOST_BYTES: Final = 8 * 1024 * 1024
@@ -148,7 +148,7 @@ class RetainedSink(MessageSink):
                     error,
                 )
         if receipt is not None:
-            receipt.settle(0 if error is None else ReasonCode.QUOTA_EXCEEDED)
+            receipt.settle(0 if error is None else outcome(error))
         self.release(message)
 
     # -- the stream ----------------------------------------------------------------------------

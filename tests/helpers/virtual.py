@@ -235,6 +235,10 @@ class VirtualClient:
         """Return when unread bytes last came."""
         return now if self.unheard_since is None else self.unheard_since
 
+    def has_hung_up(self) -> bool:
+        """Say whether the client has gone."""
+        return self.is_lost
+
     def see_to_reading(self, connection: Connection) -> None:
         """Read or not."""
         was_reading, self.is_reading = self.is_reading, connection.client.wants_reading

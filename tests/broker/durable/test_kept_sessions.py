@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from penstock.broker.mqtt.reason_codes import ReasonCode
 from tests.helpers.access import Access, Later, finish
 from tests.helpers.durable import keep
 from tests.helpers.kept import EPOCH, Mailboxes, Node
+from tests.helpers.sinks import HoldingSink
 from tests.helpers.virtual import VirtualClient
 
 
@@ -159,6 +161,51 @@ def test_a_session_is_unloaded_once_what_has_changed_is_stored() -> None:
     ledger = node.core.ledger()
     assert ledger.matched == ledger.moved == 1
     assert list(boxes["s"].entries)
+
+
+def test_a_session_stays_until_sinks_have_what_its_client_has_published() -> None:
+    """At another broker, what the client sends again would be another message to them."""
+    boxes, sink = Mailboxes(), HoldingSink("t")
+    node = Node(boxes, sinks=[sink])
+    client = connected(node)
+    client.send(Publish("t", b"x", 2, packet_id=7))
+    client.lose()
+    assert node.core.sessions.get("s") is not None
+    sink.settle()
+    node.settle()
+    assert node.core.sessions.get("s") is None
+    assert boxes["s"].incoming == {7}
+
+
+def test_a_session_stays_until_sinks_have_forgotten_what_is_released() -> None:
+    """At another broker, its Packet Identifier is the next message's."""
+    boxes, sink = Mailboxes(), HoldingSink("t")
+    held: list[Callable[[bool], None]] = []
+    sink.forget = lambda deduplication_id, done: held.append(done)  # type: ignore[method-assign] # noqa: ARG005
+    node = Node(boxes, sinks=[sink])
+    client = connected(node)
+    client.send(Publish("t", b"x", 2, packet_id=7))
+    sink.settle()
+    node.settle()
+    client.send(PubRel(7))
+    client.lose()
+    assert node.core.sessions.get("s") is not None
+    held.pop()(True)
+    node.settle()
+    assert node.core.sessions.get("s") is None
+    assert not boxes["s"].incoming
+
+
+def test_what_a_dropped_session_has_published_is_not_routed_any_more() -> None:
+    """Another broker has the client, which has sent it again there."""
+    sink, access = HoldingSink("t"), Access()
+    node = Node(Mailboxes(), sinks=[sink], access=access)
+    client = connected(node)
+    access.waits = True
+    client.send(Publish("t", b"x", 2, packet_id=7))
+    node.core.sessions.drop("s", ReasonCode.SESSION_TAKEN_OVER, node.now)
+    finish(client)
+    assert not sink.messages
 
 
 def test_sessions_that_are_unloaded_at_once_let_others_have_their_turn() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from redis.exceptions import ResponseError
+
 from penstock.broker.extensions import SinkRun
 from penstock.broker.message import Message
 from penstock.plugins.cluster import mail_sink
@@ -250,25 +252,27 @@ async def test_publishers_wait_for_a_full_mailbox_until_it_is_half_empty() -> No
 
 
 async def test_qos_2_message_is_told_from_its_repeats_until_it_is_forgotten() -> None:
-    """By all buckets that have it; and by all there are, where another node has stored it."""
+    """By all buckets that have it; and by all there are, where another node may have stored it."""
     sink, done = Sink(), list[bool]()
+    sink.sink.routes.set("y1", "t", "-o")
     sink.send(Receipt(b"id"), qos=2)
     sink.send(Receipt(b"other", is_repeat=True), qos=2)
     await asyncio.sleep(0)
-    _, (_, words, _) = sink.engine.posts
-    assert words[3::6] == [b"+id", b"?other"]
-    sink.sink.forget(b"id", done.append)
-    sink.sink.forget(b"never seen", done.append)
-    sink.sink.unreleased.add(b"elsewhere")
-    sink.sink.forget(b"elsewhere", done.append)
+    sink.sink.routes.set("y1", "t", "o")
+    ((_, words, _),) = sink.engine.posts
+    assert words[3::7] == [b"+id", b"?other"]
+    sink.sink.prefixes.add(b"elsewhere")
+    for one in (b"id", b"other", b"never seen", b"elsewhere\0\1"):
+        sink.sink.forget(one, done.append)
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    assert done == [True, True, True]
+    assert done == [True, True, True, True]
     assert sorted(sink.engine.unseen) == [
-        ("x", b"elsewhere"),
+        ("x", b"elsewhere\0\1"),
         ("x", b"id"),
-        ("y", b"elsewhere"),
-        ("y", b"id"),
+        ("x", b"other"),
+        ("y", b"elsewhere\0\1"),
+        ("y", b"other"),
     ]
 
 
@@ -305,3 +309,23 @@ async def test_what_nobody_has_stored_is_counted_and_not_acknowledged_at_the_end
     sink.send(late)
     assert late.codes[0] >= 0x80
     assert sink.sink.counts.dropped == {"not_stored": 1}
+
+
+async def test_next_epoch_sends_nothing_of_the_one_before() -> None:
+    """Its publishers are disconnected, and send it again elsewhere."""
+    sink, receipts = Sink(), [Receipt() for _ in range(3)]
+    sink.send(receipts[0])
+    await asyncio.sleep(0)
+    sink.send(receipts[1])  # waits for the answers
+    sink.sink.drop()
+    assert [receipt.codes for receipt in receipts] == [[], [0x8B], []]
+    for _ in range(2):
+        await sink.engine.answer(error=ResponseError("PENSTOCK fenced"))
+    assert receipts[0].codes == [0x8B]
+    sink.send(receipts[2])
+    await asyncio.sleep(0)
+    assert [len(words) for _, words, _ in sink.engine.posts] == [7, 6]
+    for _ in range(2):
+        await sink.engine.answer()
+    assert receipts[2].codes == [0]
+    assert (sink.sink.counts.stored, sink.sink.counts.queued, sink.sink.bytes_on_way) == (1, 0, 0)

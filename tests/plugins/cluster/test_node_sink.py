@@ -258,3 +258,16 @@ async def test_a_message_for_one_member_goes_elsewhere_when_its_node_has_left(
     assert engine.given == [shared]
     assert [answer.codes for answer in answers] == [[], [0]]
     check(sink)
+
+
+async def test_next_epoch_sends_nothing_of_the_one_before() -> None:
+    """Its publishers are disconnected, and send it again elsewhere."""
+    engine = Engine()
+    sink = sink_of(engine)
+    answer = take(sink, Message("t", b"1", qos=2))
+    sink.drop()
+    assert answer.codes == [0x8B]
+    await turns()
+    assert not engine.entries
+    assert sink.bytes_on_way == 0
+    check(sink)

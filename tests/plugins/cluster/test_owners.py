@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,7 +29,9 @@ class Clients:
         """Return nothing."""
 
 
-def owners_of(mail: Any, own: OwnRoutes) -> tuple[Owners, KeptSessions]:
+def owners_of(
+    mail: Any, own: OwnRoutes, is_certain: Callable[[], bool] = lambda: True
+) -> tuple[Owners, KeptSessions]:
     """Return the owners of a node without a broker, and its kept sessions."""
     engine = mail.engine
     announcer = Announcer(engine, own)
@@ -38,9 +41,7 @@ def owners_of(mail: Any, own: OwnRoutes) -> tuple[Owners, KeptSessions]:
     notes: Any = SimpleNamespace(heard={}, tell=lambda *_: None)
     others = OtherRoutes(lambda *_: None)
     release = lambda *_: None  # noqa: E731
-    owners = Owners(
-        engine, others, announcer, lambda: True, notes, sessions, release, lambda _: None
-    )
+    owners = Owners(engine, others, announcer, is_certain, notes, sessions, release, lambda _: None)
     return owners, sessions
 
 
@@ -79,3 +80,16 @@ async def test_what_is_told_anew_has_no_session_that_has_gone_elsewhere() -> Non
         owners.unloaded("goes")
         own.tell_all()
         assert [name for name, _ in own.take(9)] == ["\0stays\0f"]
+
+
+async def test_who_came_before_the_node_was_evicted_is_not_let_in_after_it() -> None:
+    """The client may have gone to another node meanwhile, and have sent the same there."""
+    is_certain = False
+    async with joined(server(), "a") as a:
+        owners, _ = owners_of(a, OwnRoutes(), lambda: is_certain)
+        claim = owners.claim(X, clean_start=False, expiry_interval=60)
+        assert claim is not None
+        a.engine.epoch += 1
+        is_certain = True
+        with pytest.raises(NotOwnedError, match="taken for dead"):
+            await claim

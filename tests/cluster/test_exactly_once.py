@@ -1,0 +1,136 @@
+"""A QoS 2 message that its publisher sends again at another broker comes once."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from redis import Redis
+
+from penstock.broker.mqtt.packets import ConnAck, Connect, PubComp, Publish, PubRec, PubRel
+from penstock.plugins.cluster.engine import LIBRARY, ClusterEngine
+from penstock.plugins.redis.server import RedisServer
+from tests.helpers.cluster import (
+    LOOK_SECONDS,
+    Cluster,
+    Subscriber,
+    lasting,
+    reached,
+    running_brokers,
+)
+from tests.helpers.redis_server import shared_redis
+from tests.helpers.wire import WireClient
+
+JUDGE = "judge"
+
+
+@asynccontextmanager
+async def judge_of(cluster: Cluster) -> AsyncIterator[ClusterEngine]:
+    """Act as a node that evicts others, and does for them what it has to when the test says so."""
+    prefix = cluster.section["redis"]["prefix"]
+    server = RedisServer("127.0.0.1", shared_redis(), prefix=prefix)
+    judge = ClusterEngine(server, cluster.section["name"], JUDGE, logging.getLogger(__name__))
+    await judge.open()
+    try:
+        yield judge
+    finally:
+        await judge.close()
+
+
+def evict(judge: ClusterEngine, node: str, epoch: int) -> None:
+    """Evict a node at once, whether it beats or not."""
+    with Redis(port=shared_redis()) as redis, redis.pipeline(transaction=True) as calls:
+        calls.delete(f"{judge.base}:alive:{node}")
+        calls.fcall(f"{LIBRARY.prefix}evict", 1, judge.base, node, epoch, JUDGE)
+        assert calls.execute()[1] == 1
+
+
+async def back(port: int, client_id: str) -> WireClient:
+    """Connect a client to its session; what refuses it is asked again."""
+    while True:
+        client = await WireClient.dial(port)
+        await client.send(Connect(client_id, keep_alive=0, **lasting()))
+        answer = await client.receive()
+        if isinstance(answer, ConnAck) and not answer.reason_code:
+            assert answer.session_present
+            return client
+        client.close()
+
+
+async def publish(client: WireClient, *packets: Publish) -> None:
+    """Publish messages, and wait for all that comes of each."""
+    for packet in packets:
+        await client.send(packet)
+        assert (await client.take(PubRec)).reason_code < 0x80
+        await client.send(PubRel(packet.packet_id))
+        await client.take(PubComp)
+
+
+async def test_broker_that_was_evicted_goes_on_with_what_it_had_read(tmp_path: Path) -> None:
+    """Its client is nowhere else before all that it still sends is refused."""
+    subscriber = Subscriber()
+    with running_brokers(tmp_path, "a", "b") as cluster:
+        async with (
+            judge_of(cluster) as judge,
+            await cluster.connected("b", "reads", **lasting()) as reader,
+            await cluster.connected("a", "writes", **lasting()) as writer,
+        ):
+            await reader.subscribe("exact/#", 2)
+            taking = asyncio.create_task(subscriber.run(reader))
+            epoch, _ = (await judge.members())["a"]
+            cluster["a"].process.send_signal(signal.SIGSTOP)
+            await writer.send(Publish("exact/x", b"1", 2, packet_id=7))
+            evict(judge, "a", epoch)
+
+            async def go_on() -> None:
+                async with await back(cluster["b"].port, "writes") as client:
+                    await publish(client, Publish("exact/x", b"1", 2, dup=True, packet_id=7))
+                    await publish(client, Publish("exact/x", b"2", 2, packet_id=7))
+
+            again = asyncio.create_task(go_on())
+            await asyncio.wait([again], timeout=1.0)  # who lets it in does so by then
+            cluster["a"].process.send_signal(signal.SIGCONT)
+            await writer.rest()  # it has handled what had come
+            await judge.sweep_owners("a", epoch)
+            await judge.done("a", epoch)
+            await again
+            await reached(lambda: 2 in subscriber.came, "the last message")
+            assert subscriber.came == [1, 2]
+            taking.cancel()
+
+
+async def test_client_that_has_gone_on_is_not_heard_where_it_was_not_let_in(tmp_path: Path) -> None:
+    """What it had sent there behind its CONNECT, it has sent again elsewhere."""
+    subscriber = Subscriber()
+    with running_brokers(tmp_path, "a", "b") as cluster:
+        async with (
+            judge_of(cluster) as judge,
+            await cluster.connected("b", "reads", **lasting()) as reader,
+        ):
+            await reader.subscribe("exact/#", 2)
+            taking = asyncio.create_task(subscriber.run(reader))
+            (await cluster.connected("b", "writes", **lasting())).close()
+            members = await judge.members()
+            cluster["a"].process.send_signal(signal.SIGSTOP)
+            async with await WireClient.dial(cluster["a"].port) as left:
+                await left.send(Connect("writes", keep_alive=0, **lasting()))
+                await left.send(Publish("exact/x", b"1", 2, packet_id=7))
+            once_more = Publish("exact/x", b"1", 2, dup=True, packet_id=7)
+            async with await back(cluster["b"].port, "writes") as writer:
+                await publish(writer, once_more)
+                resting = asyncio.create_task(writer.rest())
+                cluster["a"].process.send_signal(signal.SIGCONT)
+                while not resting.done():  # until "a" has claimed the client
+                    await asyncio.sleep(LOOK_SECONDS)
+                    if await judge.is_over("a", members["a"][0]):
+                        break  # it stood still for so long that it was evicted
+            async with await back(cluster["b"].port, "writes") as writer:
+                await publish(writer, Publish("exact/x", b"2", 2, packet_id=7))
+            await reached(lambda: 2 in subscriber.came, "the last message")
+            assert subscriber.came == [1, 2]
+            resting.cancel()
+            taking.cancel()
