@@ -89,15 +89,6 @@ def test_small_messages_leave_in_order_of_arrival() -> None:
     assert (box.n_messages, box.n_bytes) == (0, 0)
 
 
-def test_messages_of_every_qos_leave_in_order_of_arrival() -> None:
-    """What may pass what is another matter: with room and quota nothing overtakes."""
-    box, _, _ = outbox()
-    came = [0, 0, 1, 2, 0, 1, 1, 1, 0, 0, 2]
-    for n, qos in enumerate(came):
-        assert box.add(delivery(str(n), qos=qos))
-    assert [taken and int(taken) for taken in drain(box)] == list(range(len(came)))
-
-
 def test_without_quota_only_qos0_leaves() -> None:
     """A full inflight window holds QoS 1 and 2 back, and nothing else."""
     box, _, _ = outbox()
@@ -207,21 +198,6 @@ def test_the_first_large_message_makes_the_path_worth_timing(
     assert link.quiet_until == 12.0
 
 
-def test_withheld_messages_leave_oldest_first_with_a_decision_each() -> None:
-    """The gate is asked about the oldest large message, then about the next, with its own wait."""
-    gate = Gate()
-    gate.is_open = False
-    box, _, _ = outbox(gate)
-    for number in range(3):
-        box.add(delivery(str(number), f"cam{number}", size=100))
-    assert box.take(1.0) is None
-    assert gate.asked == [("cam0", 0.0)]
-    gate.is_open = True
-    box.link_changed()
-    assert [name(box.take(3.0)), name(box.take(3.0))] == ["0", "1"]
-    assert gate.asked == [("cam0", 0.0), ("cam0", 2.0), ("cam1", 2.0)]
-
-
 def test_the_last_decision_tells_of_which_message_it_was() -> None:
     """What a report says later: verdict, topic, size, how long it had been withheld, and when."""
     gate = Gate()
@@ -239,23 +215,6 @@ def test_the_last_decision_tells_of_which_message_it_was() -> None:
         verdict = Verdict(is_open, None, "as the test says")
         assert box.last_decision == Decision(verdict, "cam", 100, now - 1.0, now)
     assert not box.is_withholding
-
-
-def test_the_order_of_a_topic_survives_several_large_messages_in_it() -> None:
-    """Small and large of one topic leave as they came, whatever the gate says in between."""
-    gate = Gate()
-    box, _, _ = outbox(gate)
-    for text in ["L0", "s1", "L2", "s3", "s4", "L5"]:
-        box.add(delivery(text, "cam", size=100 if text[0] == "L" else 1))
-    box.add(delivery("L6", "other", size=100))
-    taken = []
-    while box.n_messages:
-        gate.is_open = not gate.is_open
-        box.link_changed()
-        taken += [name(box.take(0.0))]
-        box.check_invariants()
-    of_cam = [text for text in taken if text not in (None, "L6")]
-    assert of_cam == ["L0", "s1", "L2", "s3", "s4", "L5"]
 
 
 def test_the_gate_is_asked_again_only_for_news_or_at_its_time() -> None:

@@ -365,16 +365,6 @@ async def test_full_group_does_not_wait() -> None:
     assert [len(messages) for _, messages, _ in engine.appended] == [3, 3]
 
 
-async def test_messages_are_spread_over_physical_queues() -> None:
-    """E-Ctrl deals a group out round robin."""
-    buffer, engine = make_intake(physical_queues=3)
-    for n in range(4):
-        offer(buffer, message(b"%d" % n), None)
-    await asyncio.sleep(0)
-    placed = {number: payloads(messages) for number, messages, _ in engine.appended}
-    assert placed == {0: [b"0", b"3"], 1: [b"1"], 2: [b"2"]}
-
-
 async def test_messages_of_a_key_are_in_one_physical_queue() -> None:
     """Where the queue has a `key`, E-Ctrl goes by it, and by a message's own one before."""
     buffer, engine = make_intake(physical_queues=64, key="topic:1")

@@ -100,16 +100,6 @@ async def test_a_receive_waits_for_a_storage_that_is_away_once(
         assert len(tried) == 1
 
 
-async def test_conventional_answers_at_once() -> None:
-    """Conventional dequeue makes its tries and answers, however long the client would wait."""
-    async with running_service(dequeue="conventional", physical_queues=5) as service:
-        await put_at(service, 4, b"a")
-        assert await receive(service) == []
-        made = counts(service)
-        assert (made["missed_dequeues"], made["hit_dequeues"], made["retries"]) == (3, 0, 0)
-        assert len(await receive(service)) == 1
-
-
 @pytest.mark.parametrize("dequeue", STRATEGIES)
 async def test_tries_are_limited_as_configured(dequeue: str) -> None:
     """`max_queues_per_dequeue` bounds the physical queues that one request touches."""
@@ -119,19 +109,6 @@ async def test_tries_are_limited_as_configured(dequeue: str) -> None:
             await put_at(service, number, b"a", b"b")
         assert len(await receive(service, ReceiveRequest(100))) == 8
         assert counts(service)["hit_dequeues"] == 4
-
-
-async def test_wake_makes_no_missed_dequeue() -> None:
-    """Arrival signals say where messages are, so empty physical queues are not tried."""
-    async with running_service(physical_queues=64) as service:
-        requests = [asyncio.create_task(receive(service, ReceiveRequest(1, 9))) for _ in range(5)]
-        await until(lambda: counts(service)["held"] == 5)
-        for number in (7, 31, 63):
-            await put_at(service, number, b"%d" % number)
-        await put_at(service, 11, b"11", b"12")
-        received = [one for answer in await asyncio.gather(*requests) for one in answer]
-        assert sorted(payloads(received)) == [b"11", b"12", b"31", b"63", b"7"]
-        assert counts(service)["missed_dequeues"] == 0
 
 
 async def test_wake_answers_when_the_minimum_is_there() -> None:
@@ -148,13 +125,6 @@ async def test_wake_answers_when_the_minimum_is_there() -> None:
         assert len(await batch) >= 3
         await put(service, bytes(600))
         assert sum(map(len, payloads(await large))) >= 500
-
-
-async def test_wake_answers_with_less_than_the_minimum_when_the_wait_ends() -> None:
-    """A client that waits long enough gets what is there."""
-    async with running_service(time.monotonic) as service:
-        await put(service, b"a")
-        assert payloads(await receive(service, ReceiveRequest(9, 0.02, min_messages=5))) == [b"a"]
 
 
 async def test_message_that_becomes_visible_again_wakes_a_request() -> None:
@@ -190,18 +160,6 @@ async def test_large_answer_is_leased_in_parts(monkeypatch: pytest.MonkeyPatch) 
         ]
 
 
-async def test_visibility_timeout_is_the_requests_own() -> None:
-    """A receiver that works longer than others says so."""
-    async with running_service() as service:
-        clock: Any = service._clock
-        await put(service, b"a")
-        await receive(service, ReceiveRequest(1, visibility_timeout=100.0))
-        clock.now += 99.0
-        assert await receive(service, ReceiveRequest(1)) == []
-        clock.now += 2.0
-        assert payloads(await receive(service, ReceiveRequest(1))) == [b"a"]
-
-
 async def test_waiting_requests_are_bounded() -> None:
     """Past `max_waiting_requests` a request is told to come back later."""
     async with running_service(max_waiting_requests=2) as service:
@@ -211,30 +169,6 @@ async def test_waiting_requests_are_bounded() -> None:
             await receive(service)
         service.close_requests()
         assert await asyncio.gather(*requests) == [[], []]
-
-
-async def test_leased_messages_are_bounded() -> None:
-    """No more than `max_leased_messages` are out at a time; settling makes room."""
-    groups = {"default": {"max_leased_messages": 2}}
-    async with running_service(groups=groups, physical_queues=1) as service:
-        await put(service, b"a", b"b", b"c")
-        taken = await receive(service)
-        assert len(taken) == 2
-        with pytest.raises(BusyError, match="2 messages are received and not settled; allowed: 2"):
-            await receive(service)
-        await service.settle("q", "default", "ack", [taken[0].receipt_handle])
-        assert len(await receive(service)) == 1
-
-
-async def test_expired_leases_are_not_counted() -> None:
-    """A receiver that died does not block the queue longer than its leases last."""
-    groups = {"default": {"max_leased_messages": 2, "visibility_timeout": 10.0}}
-    async with running_service(groups=groups, physical_queues=1) as service:
-        clock: Any = service._clock
-        await put(service, b"a", b"b", b"c")
-        await receive(service)
-        clock.now += 11.0
-        assert len(await receive(service)) == 2
 
 
 @pytest.mark.parametrize("dequeue", HOLDING)

@@ -15,7 +15,6 @@ from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.plugin_loader import load_plugins
 from penstock.plugins.queue import plugin as sink_module
 from penstock.plugins.queue.engines.contract import (
-    EngineStartError,
     Health,
     QueueSpec,
     StorageError,
@@ -413,15 +412,6 @@ async def test_address_in_use_is_told_and_frees_everything(tmp_path: Path) -> No
                     pass
     async with running_plugin(engine="sqlite", path=path):
         pass
-
-
-async def test_file_in_use_is_told(tmp_path: Path) -> None:
-    """Two programs cannot have one file."""
-    keys = {"engine": "sqlite", "path": str(tmp_path / "queue.db")}
-    async with running_plugin(**keys):
-        with pytest.raises(EngineStartError, match="in use by process"):
-            async with running_plugin(**keys):
-                pass
 
 
 async def test_without_addresses_nothing_listens() -> None:

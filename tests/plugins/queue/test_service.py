@@ -12,7 +12,6 @@ from penstock.plugins.queue.append_buffer import Stored
 from penstock.plugins.queue.engines.contract import (
     AppendResult,
     EngineStartError,
-    GroupKindError,
     GroupSpec,
     KeyOrderError,
     NewMessage,
@@ -206,13 +205,6 @@ async def test_unknown_names_are_told_with_the_known_ones() -> None:
                 await call
         with pytest.raises(UnknownGroupError):
             await service.queue("q").receive("x", AT_ONCE)
-
-
-async def test_group_of_another_kind_is_told() -> None:
-    """A group of ranges gives out no single messages."""
-    async with running_service(groups={"spark": {"kind": "offsets"}}) as service:
-        with pytest.raises(GroupKindError):
-            await service.queue("q").receive("spark", AT_ONCE)
 
 
 @pytest.mark.parametrize(

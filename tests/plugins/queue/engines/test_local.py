@@ -540,27 +540,6 @@ async def test_one_group_reads_what_another_has_read() -> None:
         assert len(await engine.lease("q", "other", 0, 9, 99)) == 2
 
 
-async def test_closed_engine_takes_no_more() -> None:
-    """After the close, an append is refused and not forgotten."""
-    async with running_engine(MemoryStore()) as engine:
-        await engine.close()
-        with pytest.raises(StorageError, match="closed"):
-            await put(engine, b"a")
-
-
-async def test_surplus_physical_queues_are_kept_and_read(tmp_path: Path) -> None:
-    """A queue that is given fewer physical queues does not lose what lies in the others."""
-    path = str(tmp_path / "queue.db")
-    async with running_engine(SqliteStore(path)) as engine:
-        await engine.change_queue("q", QueueSpec(physical_queues=3, groups={"g": GroupSpec()}))
-        await engine.append("q", 2, [NewMessage(message(b"a"))])
-        await engine.change_queue("q", QueueSpec(physical_queues=1, groups={"g": GroupSpec()}))
-    async with running_engine(SqliteStore(path)) as engine:
-        assert list(engine.snapshot("q").usage) == [0, 1, 2]
-        (received,) = await engine.lease("q", "g", 2, 9, 99)
-        assert received.payload == b"a"
-
-
 async def test_append_to_no_physical_queue_gives_its_room_back() -> None:
     """The error names the number; nothing stays reserved."""
     async with running_engine(MemoryStore()) as engine:
