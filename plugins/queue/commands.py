@@ -60,19 +60,13 @@ ConfigFile: TypeAlias = Annotated[
         help="Policy file with the server's address; its database is used if no server runs.",
     ),
 ]
-AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
 
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions(ApiOptions):
-    """Where the queues are: an address, a context (its console serves them) or a policy file.
-
-    Attributes:
-        as_json: an answer is printed as JSON.
-    """
+    """Where the queues are: an address, a context (its console serves them) or a policy file."""
 
     config: ConfigFile = None
-    as_json: AsJson = False
 
     def tell(self, words: str, **answer: object) -> None:
         """Print what was done, in words or as JSON."""

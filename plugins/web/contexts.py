@@ -46,13 +46,14 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class ApiOptions:
-    """Where an API is; its fields are options of each command.
+    """Where an API is, and how its answer is printed; the fields are options of each command.
 
     Attributes:
         url: the URL; None for that of the context, or for this machine.
         token_file: the file with the token; None for that of the context, or for no token.
         ca_file: the certificate authority, likewise.
         context: the name of a context; None for that of the environment, unless `url` is given.
+        as_json: the answer is printed as JSON.
     """
 
     url: Annotated[
@@ -74,6 +75,7 @@ class ApiOptions:
             help="A name in ~/.config/penstock/contexts.yaml; $PENSTOCK_CONTEXT by default.",
         ),
     ] = None
+    as_json: Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")] = False
 
     def over(self, context: Context) -> Context:
         """Return a context with what these options give in its place."""

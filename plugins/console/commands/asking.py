@@ -14,7 +14,6 @@ from urllib.parse import quote, urlencode
 from penstock.broker.config.command_line import url_parts
 from penstock.broker.config.secret_file import read_secret
 from penstock.broker.errors import PenstockError
-from penstock.plugins.web.contexts import ApiOptions, Context, chosen_context
 from penstock.plugins.web.terminal_escape import printable
 
 DEFAULT_URL: Final = "http://127.0.0.1:8081"
@@ -50,23 +49,6 @@ class UnknownError(PenstockError):
     """The console knows nothing of that name; status 1."""
 
     exit_status: ClassVar[int] = 1
-
-
-class ConsoleOptions(ApiOptions):
-    """Where the console is; its fields are options of each command."""
-
-    __slots__ = ()
-
-    def console(self) -> Console:
-        """Return the console.
-
-        Raises:
-            PenstockError: the options do not fit together, a file cannot be used, or the URL is
-                none.
-        """
-        chosen = self.over(chosen_context(self.context, self.url) or Context(DEFAULT_URL))
-        token = None if chosen.token_file is None else read_token(chosen.token_file)
-        return Console(chosen.url, token, chosen.ca_file)
 
 
 def read_token(path: str | Path) -> str:

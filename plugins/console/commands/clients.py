@@ -15,15 +15,12 @@ import typer
 from penstock.broker.config.command_line import CommandLine, Yes, confirm, exit_status, with_options
 from penstock.broker.errors import PenstockError
 from penstock.broker.operations_contract import BanKind
-from penstock.plugins.console.commands.asking import ConsoleOptions, path_of
-from penstock.plugins.console.commands.showing import (
+from penstock.plugins.console.commands.asking import path_of
+from penstock.plugins.console.commands.options import (
     DEFAULT_LIMIT,
-    AsJson,
+    ConsoleOptions,
     Limit,
     Search,
-    change,
-    show,
-    show_list,
 )
 from penstock.plugins.console.report_text import describe
 from penstock.plugins.web.terminal_escape import printable
@@ -100,20 +97,18 @@ def ls(
     search: Search = None,
     sort: Annotated[Sort, typer.Option(help="Order; numbers fall.")] = "client_id",
     limit: Limit = DEFAULT_LIMIT,
-    *,
-    as_json: AsJson = False,
 ) -> None:
     """List clients, and what waits for them."""
-    show_list(options, "clients", COLUMNS, limit, as_json=as_json, search=search, sort=sort)
+    options.show_list("clients", COLUMNS, limit, search=search, sort=sort)
 
 
 @client.command(name="show")
 @with_options(ConsoleOptions)
-def show_one(options: ConsoleOptions, client_id: ClientId, *, as_json: AsJson = False) -> None:
+def show_one(options: ConsoleOptions, client_id: ClientId) -> None:
     """Show a client: link, messages, lately."""
     console = options.console()
     found = console.client(client_id)
-    show(console, found, lambda: _one(found), as_json=as_json)
+    options.show(console, found, lambda: _one(found))
 
 
 def _one(found: Mapping[str, Any]) -> Iterator[str]:
@@ -130,9 +125,7 @@ def _one(found: Mapping[str, Any]) -> Iterator[str]:
 
 @client.command()
 @with_options(ConsoleOptions)
-def kick(
-    options: ConsoleOptions, client_id: ClientId, reason: Reason = "", *, as_json: AsJson = False
-) -> None:
+def kick(options: ConsoleOptions, client_id: ClientId, reason: Reason = "") -> None:
     """Disconnect a client.
 
     It may connect again, and its session stays.
@@ -140,7 +133,7 @@ def kick(
     body = {"reason": reason} if reason else {}
     told = f"{printable(client_id)} is disconnected"
     resource = path_of("clients", client_id, "disconnect")
-    change(options, "POST", resource, lambda _: told, body, as_json=as_json)
+    options.change("POST", resource, lambda _: told, body)
 
 
 @client.command()
@@ -153,8 +146,6 @@ def ban(
         str, typer.Option("--for", metavar="TIME", help="Such as 90s, 10m, 2h or 7d.")
     ] = "1h",
     reason: Reason = "",
-    *,
-    as_json: AsJson = False,
 ) -> None:
     """Refuse a name or address for a while.
 
@@ -163,7 +154,7 @@ def ban(
     seconds = _seconds(duration_text)
     body = {"kind": kind, "value": value, "seconds": seconds, "reason": reason}
     told = f"{kind} {printable(value)} is banned for {duration(seconds)}; disconnected: "
-    change(options, "POST", "bans", lambda a: f"{told}{a['disconnected']:,}", body, as_json=as_json)
+    options.change("POST", "bans", lambda a: f"{told}{a['disconnected']:,}", body)
 
 
 def _seconds(text_of_it: str) -> int:
@@ -180,62 +171,48 @@ def _seconds(text_of_it: str) -> int:
 
 @client.command()
 @with_options(ConsoleOptions)
-def bans(options: ConsoleOptions, *, as_json: AsJson = False) -> None:
+def bans(options: ConsoleOptions) -> None:
     """List all bans."""
     console = options.console()
     answer = console.get("bans")
-    show(console, answer, lambda: lines(_BANS, answer["bans"]), as_json=as_json)
+    options.show(console, answer, lambda: lines(_BANS, answer["bans"]))
 
 
 @client.command()
 @with_options(ConsoleOptions)
-def unban(
-    options: ConsoleOptions, value: Value, kind: Kind = "client_id", *, as_json: AsJson = False
-) -> None:
+def unban(options: ConsoleOptions, value: Value, kind: Kind = "client_id") -> None:
     """End a ban."""
     told = f"{kind} {printable(value)} may connect"
-    change(options, "DELETE", path_of("bans", kind, value), lambda _: told, as_json=as_json)
+    options.change("DELETE", path_of("bans", kind, value), lambda _: told)
 
 
 @client.command()
 @with_options(ConsoleOptions)
-def release(options: ConsoleOptions, client_id: ClientId, *, as_json: AsJson = False) -> None:
+def release(options: ConsoleOptions, client_id: ClientId) -> None:
     """Send what is held for a client."""
     resource = path_of("clients", client_id, "release")
-    change(
-        options,
-        "POST",
-        resource,
-        lambda a: f"messages released: {a['released']:,}",
-        as_json=as_json,
-    )
+    options.change("POST", resource, lambda a: f"messages released: {a['released']:,}")
 
 
 @client.command()
 @with_options(ConsoleOptions)
-def drop(
-    options: ConsoleOptions, client_id: ClientId, *, yes: Yes = False, as_json: AsJson = False
-) -> None:
+def drop(options: ConsoleOptions, client_id: ClientId, *, yes: Yes = False) -> None:
     """Drop what is held for a client."""
     confirm(f"Drop the held messages of {printable(client_id)}?", yes=yes)
     resource = path_of("clients", client_id, "drop")
-    change(
-        options, "POST", resource, lambda a: f"messages dropped: {a['dropped']:,}", as_json=as_json
-    )
+    options.change("POST", resource, lambda a: f"messages dropped: {a['dropped']:,}")
 
 
 @client.command()
 @with_options(ConsoleOptions)
-def rm(
-    options: ConsoleOptions, client_id: ClientId, *, yes: Yes = False, as_json: AsJson = False
-) -> None:
+def rm(options: ConsoleOptions, client_id: ClientId, *, yes: Yes = False) -> None:
     """End a session, with all that waits.
 
     A client that is connected is disconnected.
     """
     confirm(f"End the session of {printable(client_id)}, with all that waits for it?", yes=yes)
     told = f"the session of {printable(client_id)} ended"
-    change(options, "DELETE", path_of("clients", client_id), lambda _: told, as_json=as_json)
+    options.change("DELETE", path_of("clients", client_id), lambda _: told)
 
 
 @client.command()
@@ -249,8 +226,6 @@ def trace(
     limit: Annotated[
         int | None, typer.Option("-n", min=1, metavar="N", help="End after so many events.")
     ] = None,
-    *,
-    as_json: AsJson = False,
 ) -> None:
     """Follow a client live.
 
@@ -265,10 +240,10 @@ def trace(
                 told = text(found.get("records") if isinstance(found, dict) else None)
                 typer.echo(f"{told} events are lost: too many to follow", err=True)
             elif kind == "record":
-                if as_json:
+                if options.as_json:
                     typer.echo(json.dumps(found))
                 else:
-                    show(console, found, partial(_event, found), as_json=False)
+                    options.show(console, found, partial(_event, found))
                 limit = None if limit is None else limit - 1
                 if limit == 0:
                     return

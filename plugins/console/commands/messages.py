@@ -9,15 +9,12 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 import typer
 
 from penstock.broker.config.command_line import CommandLine, Yes, confirm, exit_status, with_options
-from penstock.plugins.console.commands.asking import ConsoleOptions, path_of
-from penstock.plugins.console.commands.showing import (
+from penstock.plugins.console.commands.asking import path_of
+from penstock.plugins.console.commands.options import (
     DEFAULT_LIMIT,
-    AsJson,
+    ConsoleOptions,
     Limit,
     Search,
-    change,
-    show,
-    show_list,
 )
 from penstock.plugins.web.terminal_escape import printable
 from penstock.plugins.web.text_table import Column, count, duration, lines, size, text
@@ -64,11 +61,9 @@ def list_topics(
         Literal["bytes", "messages", "oldest_seconds", "topic"], typer.Option(help="Order.")
     ] = "bytes",
     limit: Limit = DEFAULT_LIMIT,
-    *,
-    as_json: AsJson = False,
 ) -> None:
     """List what waits by topic and size class, most bytes first."""
-    show_list(options, "topics", _TOPICS, limit, as_json=as_json, search=search, sort=sort)
+    options.show_list("topics", _TOPICS, limit, search=search, sort=sort)
 
 
 @subscription.callback()
@@ -88,12 +83,10 @@ def list_subscriptions(
         str | None, typer.Option("--filter", metavar="FILTER", help="Those with this filter.")
     ] = None,
     limit: Limit = DEFAULT_LIMIT,
-    *,
-    as_json: AsJson = False,
 ) -> None:
     """List subscriptions: who gets what."""
     query = {"search": search, "client": client, "filter": topic_filter}
-    show_list(options, "subscriptions", _SUBSCRIPTIONS, limit, as_json=as_json, **query)
+    options.show_list("subscriptions", _SUBSCRIPTIONS, limit, **query)
 
 
 @retained.callback()
@@ -113,23 +106,19 @@ def list_retained(
         "topic"
     ),
     limit: Limit = DEFAULT_LIMIT,
-    *,
-    as_json: AsJson = False,
 ) -> None:
     """List retained messages."""
     query = {"filter": topic_filter, "search": search, "sort": sort}
-    show_list(options, "retained", _RETAINED, limit, as_json=as_json, **query)
+    options.show_list("retained", _RETAINED, limit, **query)
 
 
 @retained.command(name="show")
 @with_options(ConsoleOptions)
-def show_retained(
-    options: ConsoleOptions, topic_name: TopicName, *, as_json: AsJson = False
-) -> None:
+def show_retained(options: ConsoleOptions, topic_name: TopicName) -> None:
     """Show one retained message with its payload."""
     console = options.console()
     found = console.get(path_of("retained", topic_name))
-    show(console, found, lambda: _message(found), as_json=as_json)
+    options.show(console, found, lambda: _message(found))
 
 
 def _message(found: Mapping[str, Any]) -> Iterator[str]:
@@ -150,13 +139,12 @@ def rm(
     topic_names: Annotated[list[str], typer.Argument(metavar="TOPIC...", help="Topic Names.")],
     *,
     yes: Yes = False,
-    as_json: AsJson = False,
 ) -> None:
     """Clear retained messages; subscribers are sent an empty one."""
     confirm(f"Clear the retained messages of {printable(', '.join(topic_names))}?", yes=yes)
     for name in topic_names:
         told = partial(_cleared, name)
-        change(options, "DELETE", path_of("retained", name), told, as_json=as_json)
+        options.change("DELETE", path_of("retained", name), told)
 
 
 def _cleared(name: str, _: Any) -> str:

@@ -13,8 +13,8 @@ from typing import Any
 import typer
 
 from penstock.broker.config.command_line import CommandLine, exit_status, with_options
-from penstock.plugins.console.commands.asking import ConsoleError, ConsoleOptions, NoAnswerError
-from penstock.plugins.console.commands.showing import AsJson, show
+from penstock.plugins.console.commands.asking import ConsoleError, NoAnswerError
+from penstock.plugins.console.commands.options import ConsoleOptions
 from penstock.plugins.web.terminal_escape import printable
 
 app = CommandLine()
@@ -22,7 +22,7 @@ app = CommandLine()
 
 @app.command()
 @with_options(ConsoleOptions)
-def reload(options: ConsoleOptions, *, as_json: AsJson = False) -> None:
+def reload(options: ConsoleOptions) -> None:
     """Have a running broker read its policy file and all files that it names.
 
     The exit status is 2 where a file is wrong, which changes nothing.
@@ -34,7 +34,7 @@ def reload(options: ConsoleOptions, *, as_json: AsJson = False) -> None:
         raise ConsoleError(f"{error}. Without a console, send SIGHUP to the broker") from error
     if status not in (http.HTTPStatus.OK, http.HTTPStatus.CONFLICT):
         console.done((status, answer))
-    show(console, answer, lambda: _lines(answer), as_json=as_json)
+    options.show(console, answer, lambda: _lines(answer))
     if status != http.HTTPStatus.OK:
         raise typer.Exit(2)
 

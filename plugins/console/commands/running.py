@@ -10,13 +10,8 @@ import typer
 
 from penstock.broker.config.command_line import CommandLine, Yes, confirm, exit_status, with_options
 from penstock.broker.operations_contract import LogLevel
-from penstock.plugins.console.commands.asking import (
-    LONG_SECONDS,
-    Console,
-    ConsoleOptions,
-    UnknownError,
-)
-from penstock.plugins.console.commands.showing import AsJson, change, show
+from penstock.plugins.console.commands.asking import LONG_SECONDS, Console, UnknownError
+from penstock.plugins.console.commands.options import ConsoleOptions
 from penstock.plugins.web.terminal_escape import printable
 from penstock.plugins.web.text_table import (
     Column,
@@ -50,11 +45,11 @@ def about_uplinks() -> None:
 
 @uplink.command()
 @with_options(ConsoleOptions)
-def ls(options: ConsoleOptions, *, as_json: AsJson = False) -> None:
+def ls(options: ConsoleOptions) -> None:
     """List uplinks and their lanes."""
     console = options.console()
     answer = console.get("uplinks")
-    show(console, answer, lambda: lines(_LANES, _lanes(answer["uplinks"])), as_json=as_json)
+    options.show(console, answer, lambda: lines(_LANES, _lanes(answer["uplinks"])))
 
 
 @uplink.command(name="show")
@@ -62,13 +57,11 @@ def ls(options: ConsoleOptions, *, as_json: AsJson = False) -> None:
 def show_one(
     options: ConsoleOptions,
     name: Annotated[str, typer.Argument(metavar="NAME", help="Its name in the policy file.")],
-    *,
-    as_json: AsJson = False,
 ) -> None:
     """Show one uplink, and why it is not connected."""
     console = options.console()
     found = _find(console, name)
-    show(console, found, lambda: _one(found), as_json=as_json)
+    options.show(console, found, lambda: _one(found))
 
 
 def _find(console: Console, name: str) -> Mapping[str, Any]:
@@ -110,7 +103,6 @@ def drain_program(
     ] = 30,
     *,
     yes: Yes = False,
-    as_json: AsJson = False,
 ) -> None:
     """Accept no new clients, and disconnect those that are there, before a stop.
 
@@ -118,7 +110,7 @@ def drain_program(
     """
     confirm("Accept no new clients, and disconnect all that are there?", yes=yes)
     told, body = f"drains within {seconds:,} s", {"seconds": seconds}
-    change(options, "POST", "drain", lambda _: told, body, as_json=as_json)
+    options.change("POST", "drain", lambda _: told, body)
 
 
 @backup.command(name="backup")
@@ -128,17 +120,13 @@ def back_up(
     path: Annotated[
         str, typer.Argument(metavar="DIR", help="A new directory on the broker's machine.")
     ],
-    *,
-    as_json: AsJson = False,
 ) -> None:
     """Copy all that is durable, while the broker goes on."""
-    change(
-        options,
+    options.change(
         "POST",
         "backup",
         lambda answer: f"{answer['bytes']:,} bytes written to {printable(path)}",
         {"path": path},
-        as_json=as_json,
         timeout_seconds=LONG_SECONDS,
     )
 
@@ -155,12 +143,10 @@ def level(
     new: Annotated[
         LogLevel | None, typer.Argument(metavar="[LEVEL]", help="debug, info, warning or error.")
     ] = None,
-    *,
-    as_json: AsJson = False,
 ) -> None:
     """Show the level of the log; or change it, until the next reload that changes log.level."""
     method, body = ("GET", None) if new is None else ("PUT", {"level": new})
-    change(options, method, "log", lambda answer: text(answer["level"]), body, as_json=as_json)
+    options.change(method, "log", lambda answer: text(answer["level"]), body)
 
 
 uplink_main = partial(exit_status, uplink, "penstock uplink")

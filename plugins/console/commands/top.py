@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, Ty
 import typer
 
 from penstock.broker.config.command_line import CommandLine, exit_status, with_options
-from penstock.plugins.console.commands.asking import Console, ConsoleError, ConsoleOptions
-from penstock.plugins.console.commands.showing import AsJson, show
+from penstock.plugins.console.commands.asking import Console, ConsoleError
+from penstock.plugins.console.commands.options import ConsoleOptions
 from penstock.plugins.web.terminal_escape import printable
 from penstock.plugins.web.text_table import (
     Column,
@@ -80,7 +80,6 @@ def watch(
     once: Annotated[
         bool, typer.Option("--once", help="Print what there is in a second, and end.")
     ] = False,
-    as_json: AsJson = False,
 ) -> None:
     """Watch rates, latency, memory, and the clients with the worst links.
 
@@ -88,9 +87,9 @@ def watch(
     terminal it prints once.
     """
     console = options.console()
-    if once or as_json or not sys.stdout.isatty():
+    if once or options.as_json or not sys.stdout.isatty():
         seen = _read_rates(console, sort, limit or ONCE_ROWS)
-        show(console, seen._asdict(), lambda: _text(seen), as_json=as_json)
+        options.show(console, seen._asdict(), lambda: _text(seen))
         return
     with contextlib.suppress(KeyboardInterrupt):
         _live(console, sort, interval, limit)

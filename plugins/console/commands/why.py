@@ -12,8 +12,7 @@ from typing import Annotated
 import typer
 
 from penstock.broker.config.command_line import CommandLine, exit_status, with_options
-from penstock.plugins.console.commands.asking import ConsoleOptions
-from penstock.plugins.console.commands.showing import AsJson, show
+from penstock.plugins.console.commands.options import ConsoleOptions
 from penstock.plugins.console.report_text import describe, describe_proxy
 
 app = CommandLine()
@@ -26,8 +25,6 @@ def why(
     client_id: Annotated[
         str | None, typer.Argument(help="Client Identifier; absent: the state of a proxy.")
     ] = None,
-    *,
-    as_json: AsJson = False,
 ) -> None:
     """Show why a client's last large message was held or sent.
 
@@ -36,10 +33,10 @@ def why(
     console = options.console()
     if client_id is None:
         state = console.get("proxy")
-        show(console, state, lambda: describe_proxy(state), as_json=as_json)
+        options.show(console, state, lambda: describe_proxy(state))
     else:
         report = console.client(client_id)
-        show(console, report, lambda: describe(report), as_json=as_json)
+        options.show(console, report, lambda: describe(report))
 
 
 main = partial(exit_status, app, "penstock why")
