@@ -102,14 +102,8 @@ def handle_connect(client: Client, packet: Connect, now: float) -> None:
         client.end(now)
         return
     if client.refusal is not None:  # a limit on connections was reached
-        client.core.logger.info(
-            "client %s: refused, %s, from %s",
-            packet.client_id or "without an id",
-            describe_reason_code(client.refusal),
-            client.peer(),
-        )
-        client.refuse_connect(client.refusal)
-        client.end(now)
+        why = describe_reason_code(client.refusal)
+        _refuse(client, packet.client_id or "without an id", why, client.refusal, now)
         return
     if client.core.bans.entries and _refuse_banned(client, packet.client_id, packet.username, now):
         return
@@ -405,9 +399,8 @@ def _refuse_unclaimed(client: Client, client_id: str, error: Exception, now: flo
         core.guard.failed("session owner", error)
         why = ""
     count(core.counters.connections_refused, "session_owner")
-    core.logger.info("client %s: refused, %s, from %s", client_id, why or "no owner", client.peer())
-    client.refuse_connect(ReasonCode.SERVER_UNAVAILABLE, **explained(why))
-    client.end(now)
+    told = explained(why)
+    _refuse(client, client_id, why or "no owner", ReasonCode.SERVER_UNAVAILABLE, now, **told)
 
 
 def _lane_of(
@@ -590,10 +583,17 @@ def _refuse_session(
     if not limit:
         return False
     count(core.counters.connections_refused, limit)
-    core.logger.info("client %s: refused, %s, from %s", client_id, allowed, client.peer())
-    client.refuse_connect(ReasonCode.QUOTA_EXCEEDED, **explained(allowed))
-    client.end(now)
+    _refuse(client, client_id, allowed, ReasonCode.QUOTA_EXCEEDED, now, **explained(allowed))
     return True
+
+
+def _refuse(
+    client: Client, client_id: str, why: str, code: ReasonCode, now: float, **properties: Any
+) -> None:
+    """Refuse a client, and log why; the properties are those of its CONNACK."""
+    client.core.logger.info("client %s: refused, %s, from %s", client_id, why, client.peer())
+    client.refuse_connect(code, **properties)
+    client.end(now)
 
 
 def _assigned_client_id(core: Core) -> str:
@@ -632,8 +632,7 @@ def _set_up(
         link.username, link.listener = username, client.listener
         ignored = core.guard.call(core.gate, core.gate.connected, link, told, otherwise="")
         if ignored:
-            core.counters.user_properties_ignored += 1
-            core.logger.info("client %s: CONNECT: %s; ignored", session.client_id, ignored)
+            _ignore(core, session.client_id, ignored)
 
 
 def _says_yes(core: Core, client_id: str, told: Sequence[tuple[str, str]], name: str) -> bool:
@@ -642,13 +641,7 @@ def _says_yes(core: Core, client_id: str, told: Sequence[tuple[str, str]], name:
     for value in [value for one, value in told if one == name]:
         is_yes = value == "yes"
         if not is_yes:
-            core.counters.user_properties_ignored += 1
-            core.logger.info(
-                "client %s: CONNECT: user property %s: read %r; allowed: yes; ignored",
-                client_id,
-                name,
-                value,
-            )
+            _ignore(core, client_id, f"user property {name}: read {value!r}; allowed: yes")
     return is_yes
 
 
@@ -656,14 +649,8 @@ def _yields(core: Core, client_id: str, told: Sequence[tuple[str, str]], other_l
     """Say whether a CONNECT asks that what is sent on its lane yields to the other lane."""
     yields = _says_yes(core, client_id, told, YIELDS_PROPERTY)
     if yields and not other_lane:
-        core.counters.user_properties_ignored += 1
-        core.logger.info(
-            "client %s: CONNECT: user property %s: read without a lane to yield to; allowed: "
-            "beside %s; ignored",
-            client_id,
-            YIELDS_PROPERTY,
-            LANE_PROPERTY,
-        )
+        why = f"read without a lane to yield to; allowed: beside {LANE_PROPERTY}"
+        _ignore(core, client_id, f"user property {YIELDS_PROPERTY}: {why}")
     return yields
 
 
@@ -676,14 +663,15 @@ def _large_of(core: Core, client_id: str, told: Sequence[tuple[str, str]]) -> La
     elif read == ["small"]:
         large = "other"
     elif read:
-        core.counters.user_properties_ignored += 1
-        core.logger.info(
-            "client %s: CONNECT: user property %s: read %s; allowed: small or large; ignored",
-            client_id,
-            SIZE_PROPERTY,
-            read,
-        )
+        what = f"user property {SIZE_PROPERTY}: read {read}; allowed: small or large"
+        _ignore(core, client_id, what)
     return large
+
+
+def _ignore(core: Core, client_id: str, what: str) -> None:
+    """Count and log what a CONNECT says and cannot be used."""
+    core.counters.user_properties_ignored += 1
+    core.logger.info("client %s: CONNECT: %s; ignored", client_id, what)
 
 
 def _expiry_interval(core: Core, packet: Connect) -> float | None:
