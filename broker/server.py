@@ -369,33 +369,20 @@ class Server:
         Raises:
             DatabaseError: its database cannot be used.
         """
-        core, driver, plugins = self.core, self._driver, self._plugins
-        if plugins.session_owner is not None and plugins.session_store is not None:
-            from penstock.broker.durable.commits import StoreCommits  # noqa: PLC0415 (few have one)
-
-            self._state = StoreCommits(
-                core,
-                plugins.session_owner,
-                plugins.session_store,
-                clock=driver.clock,
-                settle=driver.take_turn,
-                is_near=is_near,
-                logger=self._logger,
-            )
-            return
+        owner, store = self._plugins.session_owner, self._plugins.session_store
         config = self._policy.persistence
-        if config is None or config.durability == "memory":
+        if (owner is None or store is None) and (config is None or config.durability == "memory"):
             return
-        from penstock.broker.durable.persistence import PersistentState  # noqa: PLC0415 (few need its database)
+        from penstock.broker.durable.commits import StoreCommits, Surroundings  # noqa: PLC0415 (not all have state)
 
-        self._state = PersistentState(
-            config,
-            core,
-            clock=driver.clock,
-            settle=driver.take_turn,
-            is_near=is_near,
-            logger=self._logger,
-        )
+        driver = self._driver
+        broker = Surroundings(self.core, driver.clock, driver.take_turn, is_near, self._logger)
+        if owner is not None and store is not None:
+            self._state = StoreCommits(owner, store, broker)
+        elif config is not None:
+            from penstock.broker.durable.persistence import PersistentState  # noqa: PLC0415 (few need its database)
+
+            self._state = PersistentState(config, broker)
 
     def _end_local_sessions(self) -> None:
         """End what uplinks have left that the policy file names no more: it would only grow."""

@@ -16,7 +16,7 @@ import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
 
 from penstock.broker.config.policy import Persistence
 from penstock.broker.counters import Histogram
@@ -63,6 +63,24 @@ BUSY_RATIO: Final = 0.2
 second that each came by itself. It stays busy down to half of that."""
 
 
+class Surroundings(NamedTuple):
+    """The broker around a journal.
+
+    Attributes:
+        core: without clients; its plugins have started.
+        clock: returns monotonic seconds, as every `now` of the core.
+        settle: runs a call into the core as a turn of the driver.
+        is_near: says of a connection's file descriptor whether its RTT is short.
+        logger: the log of refusals.
+    """
+
+    core: Core
+    clock: Callable[[], float]
+    settle: Callable[[Callable[[], None]], None]
+    is_near: Callable[[int], bool]
+    logger: logging.Logger
+
+
 class Commits(ABC):
     """The journal of one broker, and when its changes are written.
 
@@ -76,34 +94,24 @@ class Commits(ABC):
     def __init__(
         self,
         config: Persistence,
-        core: Core,
+        broker: Surroundings,
         *,
-        clock: Callable[[], float],
-        settle: Callable[[Callable[[], None]], None],
-        is_near: Callable[[int], bool],
-        logger: logging.Logger,
         keeps: Callable[[Session], bool] | None = None,
     ) -> None:
         """Make the journal of a broker.
 
         Args:
             config: the config from the policy file; its durability is not ``memory``.
-            core: without clients; its plugins have started.
-            clock: returns monotonic seconds, as every `now` of the core.
-            settle: runs a call into the core as a turn of the driver.
-            is_near: says of a connection's file descriptor whether its RTT is short.
-            logger: the log of refusals.
+            broker: what is around the journal.
             keeps: as of `Journal`.
         """
         self._config = config
-        self._clock = clock
-        self._settle = settle
-        self._logger = logger
+        core, self._clock, self._settle, is_near, self._logger = broker
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._unawaited_timer: asyncio.TimerHandle | None = None
         self._look_timer: asyncio.TimerHandle | None = None
-        self._busy_at = clock(), time.thread_time()
+        self._busy_at = self._clock(), time.thread_time()
         self._logged_at = -math.inf
         self._n_committed = 0
         self.commit_seconds = Histogram(COMMIT_BOUNDS)
@@ -279,28 +287,10 @@ class StoreCommits(Commits):
 
     _writes_to = "the session store"
 
-    def __init__(
-        self,
-        core: Core,
-        owner: SessionOwner,
-        store: SessionStore,
-        *,
-        clock: Callable[[], float],
-        settle: Callable[[Callable[[], None]], None],
-        is_near: Callable[[int], bool],
-        logger: logging.Logger,
-    ) -> None:
-        """Make the journal; arguments are as of `Commits`, and whose sessions they are."""
-        kept = KeptSessions(core, owner, store)
-        super().__init__(
-            Persistence(),
-            core,
-            clock=clock,
-            settle=settle,
-            is_near=is_near,
-            logger=logger,
-            keeps=kept.keeps,
-        )
+    def __init__(self, owner: SessionOwner, store: SessionStore, broker: Surroundings) -> None:
+        """Make the journal of the sessions that the owner keeps."""
+        kept = KeptSessions(broker.core, owner, store)
+        super().__init__(Persistence(), broker, keeps=kept.keeps)
         self._store = store
         kept.attach(self.journal)
         self._writing: asyncio.Task[None] | None = None

@@ -12,14 +12,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import logging
 import math
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
 from penstock.broker.config.policy import Persistence
-from penstock.broker.durable.commits import LOG_PERIOD_SECONDS, RETRY_SECONDS, Commits
+from penstock.broker.durable.commits import LOG_PERIOD_SECONDS, RETRY_SECONDS, Commits, Surroundings
 from penstock.broker.durable.database import (
     RESERVE_BYTES,
     DatabaseError,
@@ -44,19 +42,8 @@ STEP_SECONDS: Final = 1.0
 class PersistentState(Commits):
     """The journal of one broker on its database."""
 
-    def __init__(
-        self,
-        config: Persistence,
-        core: Core,
-        *,
-        clock: Callable[[], float],
-        settle: Callable[[Callable[[], None]], None],
-        is_near: Callable[[int], bool],
-        logger: logging.Logger,
-    ) -> None:
+    def __init__(self, config: Persistence, broker: Surroundings) -> None:
         """Open the database and bring the broker into the state of its last commit.
-
-        Arguments are as of `Commits`.
 
         Raises:
             DatabaseError: the database cannot be used.
@@ -68,12 +55,12 @@ class PersistentState(Commits):
         self._epoch = 0.0
         self._database = SessionDatabase(config.path, is_flushed=config.durability == "full")
         self._writer = ThreadPoolExecutor(1, "penstock-persistence")
-        super().__init__(config, core, clock=clock, settle=settle, is_near=is_near, logger=logger)
+        super().__init__(config, broker)
         self.journal.measured(self._database.room_bytes)
         was_collecting = gc.isenabled()
         gc.disable()  # its repeated passes over the restored objects take half of the time
         try:
-            self._restore(core)
+            self._restore(broker.core)
         except BaseException:
             self._end()
             raise

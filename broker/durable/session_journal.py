@@ -18,7 +18,7 @@ run has not come to it, and once one of them was unfolded by as many as the mess
 """
 
 # A session's journal and the journal are two parts of one.
-# ruff: noqa: SLF001
+# ruff: noqa: SLF001, B027 (and what follows runs does nothing by default)
 
 from __future__ import annotations
 
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 class DeliveryJournal(ABC):
     """The part of a session's journal that follows its deliveries.
+
+    As it is, it notes no run and no lone message.
 
     Attributes:
         row: number of the session in the database; 0 where it has none.
@@ -93,23 +95,18 @@ class DeliveryJournal(ABC):
         """Say whether a message may be sent to the session that is not noted yet."""
         return False
 
-    @abstractmethod
     def note_lone(self) -> None:
         """Note each lone message as a run of one: something comes behind them."""
 
-    @abstractmethod
     def run_sent(self, part: RunPart) -> None:
         """A run was sent to the session."""
 
-    @abstractmethod
     def run_released(self, part: RunPart) -> None:
         """PUBRECs of a run have come."""
 
-    @abstractmethod
     def run_finished(self, part: RunPart, n_before: int) -> None:
         """Messages of a run were acknowledged, from this one of it on."""
 
-    @abstractmethod
     def run_unfolded(self, part: RunPart) -> None:
         """The rest of a run was made into deliveries."""
 
@@ -132,7 +129,6 @@ class DeliveryJournal(ABC):
             that is not to be stored.
         """
 
-    @abstractmethod
     def unfold(self) -> None:
         """Make deliveries of all runs that the session has."""
 
@@ -140,8 +136,7 @@ class DeliveryJournal(ABC):
     def ended(self, *, has_expired: bool) -> None:
         """The session ends; its messages, still in outbox and inflight window, end with it.
 
-        Args:
-            has_expired: whether its expiry interval has passed, as a restart would find as well.
+        With `has_expired` a restart would find as well that its expiry interval has passed.
         """
 
     def _take_stored(self, session: Session) -> list[Delivery]:
@@ -321,11 +316,7 @@ class SessionJournal(DeliveryJournal):
         self._changed()
 
     def ended(self, *, has_expired: bool) -> None:
-        """The session ends; its messages, still in outbox and inflight window, end with it.
-
-        Args:
-            has_expired: whether its expiry interval has passed, as a restart would find as well.
-        """
+        """The session ends, as its row may say if its interval has passed."""
         self._is_ended = True
         stored = self._take_stored(self.session)
         self._journal._ended(self, stored, has_expired=has_expired and self._is_stored)
@@ -360,12 +351,7 @@ class ShareJournal(DeliveryJournal):
     __slots__ = ("_session",)
 
     def __init__(self, journal: Journal, session: Session | None) -> None:
-        """Begin without any delivery.
-
-        Args:
-            journal: the journal of the broker.
-            session: the session that holds the deliveries; None for those that no session holds.
-        """
+        """Begin without any delivery; None stands for those that no session holds."""
         super().__init__(journal, 0)
         self._session = session
 
@@ -390,30 +376,8 @@ class ShareJournal(DeliveryJournal):
             return 0, False
         return None
 
-    def note_lone(self) -> None:
-        """Note each lone message: there is none."""
-
-    def run_sent(self, part: RunPart) -> None:
-        """A run was sent to the session: none of its messages is of a share."""
-
-    def run_released(self, part: RunPart) -> None:
-        """PUBRECs of a run have come."""
-
-    def run_finished(self, part: RunPart, n_before: int) -> None:
-        """Messages of a run were acknowledged."""
-
-    def run_unfolded(self, part: RunPart) -> None:
-        """The rest of a run was made into deliveries."""
-
-    def unfold(self) -> None:
-        """Make deliveries of all runs that the session has; none of them is noted."""
-
     def ended(self, *, has_expired: bool) -> None:  # noqa: ARG002 (the session has no row)
-        """The session ends; its messages, still in outbox and inflight window, end with it.
-
-        Args:
-            has_expired: not used.
-        """
+        """The session ends: what it holds for shares is forgotten."""
         if self._session is not None:
             for delivery in self._take_stored(self._session):
                 self._journal._forget(delivery)
@@ -455,9 +419,7 @@ def _lost_of(
 ) -> set[Delivery] | None:
     """Say which of the deliveries that are not on the disk limited sessions can lose.
 
-    Args:
-        journal: of the broker.
-        unstored: deliveries, each with the journal that had it when it was noted.
+    Each stands with the journal that had it when it was noted.
 
     Returns:
         Those that still wait; None where any of the deliveries has to be stored.
@@ -488,11 +450,7 @@ def _lost_of(
 def put_run(journal: Journal, batch: Batch, run: Run, epoch: float) -> None:
     """Store a run for all sessions that have any of it: they got it together.
 
-    Args:
-        journal: which has all parts of the run among what is noted.
-        batch: it is stored with this one.
-        run: not stored yet, and no message of it has a row.
-        epoch: seconds of the database's clock at which the monotonic clock was 0.
+    The journal has all parts of the run among what is noted, and no message of it has a row.
     """
     run.row = journal._next_row
     journal._next_row += run.n_messages
@@ -535,12 +493,7 @@ def _forget_of_run(journal: Journal, part: RunPart, n_before: int) -> None:
     """Delete the rows of deliveries of a stored part, and of messages without any more.
 
     A message that was unfolded counts its references itself. Any other one is referred to by the
-    parts that have not come to it.
-
-    Args:
-        journal: of the broker.
-        part: as it is now.
-        n_before: how many were acknowledged before; their rows are gone.
+    parts that have not come to it. The rows of the first `n_before` are gone.
     """
     run = part.run
     stop = part.n_finished
