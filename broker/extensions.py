@@ -232,12 +232,7 @@ class LinkSampler:
     ) -> None:
         """Take note of several at once, by `sent` for each unless overridden.
 
-        Args:
-            link: the link of the subscriber.
-            first_packet_id: the Packet Identifier of the oldest one; those of the others follow.
-            n_packets: the number of packets.
-            payload_bytes: the payload bytes of each.
-            now: monotonic seconds.
+        Their Packet Identifiers follow the first one; `payload_bytes` are those of each.
         """
         for packet_id in range(first_packet_id, first_packet_id + n_packets):
             self.sent(link, packet_id, payload_bytes, now)
@@ -423,20 +418,16 @@ class MessageSink(ABC):
     def accept(self, message: Message, receipt: Receipt | None) -> None:
         """Take a message, for which there is room, without waiting.
 
-        Args:
-            message: the message, which has QoS 0 when `receipt` is None.
-            receipt: settled by the sink once the message is safe or refused.
+        The receipt, which messages of QoS 1 and 2 have, is settled by the sink once the message is
+        safe or refused.
         """
 
     def reserve_run(self, n_messages: int, n_bytes: int) -> bool:  # noqa: ARG002
         """Hold room for a run of QoS 1 or 2 until `accept_run` or `release_run`.
 
-        Args:
-            n_messages: how many.
-            n_bytes: of their packets.
-
         Returns:
-            False where there is none: nothing is counted, and the messages are offered one by one.
+            False where there is none for the `n_bytes` of its packets: nothing is counted, and the
+            messages are offered one by one.
         """
         return True
 
@@ -626,12 +617,7 @@ class SessionOwner:
         return None
 
     def keeps(self, client_id: str, expiry_interval: float | None) -> bool:  # noqa: ARG002
-        """Say whether a new session is kept, until it ends.
-
-        Args:
-            client_id: of the client that connects.
-            expiry_interval: as in `claim`.
-        """
+        """Say whether a new session is kept, until it ends; arguments are as of `claim`."""
         return False
 
     def subscribed(self, client_id: str, topic_filters: Sequence[str]) -> None:
@@ -852,12 +838,7 @@ class LocalClients(Protocol):
         """
 
     def explain(self, client_id: str, why: Callable[[], str]) -> None:
-        """Add an explanation to each report of a client, such as why it is not connected.
-
-        Args:
-            client_id: the Client Identifier.
-            why: returns the explanation, "" for none; called for each report.
-        """
+        """Add to each report of a client what `why` returns then, such as why it is away."""
 
     def name_site(self, site: str) -> None:
         """Tell uplinks that connect to this broker to which site it belongs."""
@@ -876,21 +857,16 @@ class LocalClients(Protocol):
         """
 
     def take_over(self, client_id: str, *, is_away: bool) -> None:
-        """Redirect the messages of one client of `keep_order` to the other one.
+        """Give what waits and comes for a client of `keep_order` to the other one.
 
-        Args:
-            client_id: the client without a connection.
-            is_away: True redirects waiting and later messages; False ends that.
+        The client has no connection. With `is_away` False, that ends.
         """
 
     def give_up_order(self, client_id: str) -> int:
         """Let a client's unacknowledged messages hold back nothing until it is back.
 
-        Args:
-            client_id: one of two clients of `keep_order`, which `take_over` has said is away.
-
-        Returns:
-            The number of messages that it has not acknowledged.
+        It is one of two clients of `keep_order`, of which `take_over` has said that it is away.
+        Their number is returned.
         """
 
     def hand_over(self, client_id: str, packet_id: int | None = None) -> int:
@@ -1029,14 +1005,11 @@ class LocalClients(Protocol):
     def release(self, client_id: str, reason_code: int, *, ends: bool = False) -> None:
         """Let go of a client that another broker has: close its connection and end its session.
 
-        A kept session does not end: it is unloaded. Its will is published, as when another
-        connection takes it over, but not one whose delay has not passed, unless the other broker
-        `ends` the session [MQTT-3.1.2-8]. Nothing happens where the client has no session.
-
-        Args:
-            client_id: the Client Identifier.
-            reason_code: of the DISCONNECT that an MQTT 5 client gets, such as 0x8E.
-            ends: whether a kept session ends, as the client has connected with Clean Start.
+        An MQTT 5 client is told the reason code, such as 0x8E. A kept session does not end: it is
+        unloaded. Its will is published, as when another connection takes it over, but not one whose
+        delay has not passed, unless the other broker `ends` the session, as the client has
+        connected there with Clean Start [MQTT-3.1.2-8]. Nothing happens where the client has no
+        session.
         """
 
     def drop(self, client_id: str, reason_code: int) -> None:
@@ -1054,10 +1027,6 @@ class LocalClients(Protocol):
 
         Each message is delivered as the session's subscriptions say: with the greatest QoS of those
         that match, and their identifiers. No limit of an outbox holds.
-
-        Args:
-            client_id: the Client Identifier.
-            mail: the messages.
 
         Returns:
             For each message what the session has taken, as it is to be stored; the store is told of

@@ -151,12 +151,7 @@ for _name, _value in _INITIAL.items():
 
 
 def session_of_attempt(attempt: ConnectAttempt, keep_alive_grace: int) -> HostedSession:
-    """Return the session that aMQTT's authentication plugins get.
-
-    Args:
-        attempt: the client's CONNECT.
-        keep_alive_grace: aMQTT's `timeout_disconnect_delay`, seconds.
-    """
+    """Return the session that aMQTT's authentication plugins get, with a grace in seconds."""
     session = HostedSession(attempt.client_id)
     session.clean_session = attempt.clean_start
     session.username = session.connected_as = attempt.username

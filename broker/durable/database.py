@@ -211,11 +211,7 @@ class SessionDatabase(LockedDatabase):
     _reserve: DiskReserve
 
     def __init__(self, path: str, *, is_flushed: bool) -> None:
-        """Open the file, or create it.
-
-        Args:
-            path: the file's name.
-            is_flushed: whether each commit is on the disk before it is reported.
+        """Open the file, or create it; `is_flushed`: each commit is then on the disk.
 
         Raises:
             DatabaseError: the file is in use, not ours, damaged, or cannot be created.
@@ -243,11 +239,7 @@ class SessionDatabase(LockedDatabase):
         """Do nothing: `start_clock` needs the times of the rows."""
 
     def start_clock(self, clocks: Clocks, newest: float) -> StorageClock:
-        """Start the clock of the database, and return it.
-
-        Args:
-            clocks: the clocks of the machine.
-            newest: the newest time of a row.
+        """Start the clock of the database, which has reached the `newest` time of a row; return it.
 
         Raises:
             DatabaseError: the file is damaged.

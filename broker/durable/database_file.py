@@ -58,9 +58,6 @@ def open_private(path: str) -> int:
     The directory may be writable by others. A link there could lead to another file, which would be
     overwritten, so links are refused.
 
-    Args:
-        path: the file's name.
-
     Raises:
         DatabaseFileError: the name is a link, is no regular file, or the file has a second name.
         OSError: the file cannot be opened or created.
@@ -95,12 +92,9 @@ class DatabaseFile:
     """
 
     def __init__(self, path: str) -> None:
-        """Take the lock, and create an empty database where there is none.
+        """Take the lock on ``PATH.lock``, and create an empty database where there is none.
 
         A file that cannot be created is left to SQLite, whose error message explains it better.
-
-        Args:
-            path: name of the database; the lock is on ``PATH.lock``.
 
         Raises:
             DatabaseFileError: another process has the database, a file cannot be used, or the
@@ -165,8 +159,7 @@ class DatabaseFile:
     def _tell_if_empty(self, *, was_used: bool) -> None:
         """Log that nothing is restored: the start may be in another folder, or a copy has failed.
 
-        Args:
-            was_used: whether its lock file was there before.
+        It `was_used` where its lock file was there before.
         """
         place = os.path.abspath(self.path)  # noqa: PTH100
         if not os.path.lexists(self.path):
@@ -263,9 +256,7 @@ class Format(NamedTuple):
 def connect(path: str, busy_seconds: float = BUSY_SECONDS) -> sqlite3.Connection:
     """Open a connection, for use by one thread at a time.
 
-    Args:
-        path: name of the database.
-        busy_seconds: seconds to wait for another program that writes to it.
+    It waits for `busy_seconds` for another program that writes to the database.
 
     Raises:
         sqlite3.Error: it cannot be opened.

@@ -262,12 +262,9 @@ class Journal:
     def _ended(self, own: SessionJournal, stored: list[Delivery], *, has_expired: bool) -> None:
         """A session has ended.
 
-        Args:
-            own: the session's part of the journal.
-            stored: those of its deliveries that are stored.
-            has_expired: whether its expiry interval has passed. If its stored row says so, a
-                restart would end it at once. Then it may be deleted in a commit that no client
-                waits for, or together with others, as their rows lie on the same pages.
+        If its stored row says that it has expired, a restart would end it at once. Then it may be
+        deleted in a commit that no client waits for, or together with others, as their rows lie on
+        the same pages.
         """
         self._limited.pop(own.session, None)
         if not has_expired or own in self._sessions or self.is_failing:
@@ -309,11 +306,8 @@ class Journal:
     ) -> SessionJournal:
         """A session was read from the database; call `watch` once its deliveries are restored.
 
-        Args:
-            session: newly made.
-            row: the row's number.
-            lost_at: monotonic seconds when it lost its connection; None where it still had one.
-            sent_up_to: as in `SessionRow`.
+        It lost its connection at `lost_at`; None where it still had one. `sent_up_to` is as in
+        `SessionRow`.
         """
         own = session.journal = SessionJournal(self, session, row, is_stored=True)
         own.lost_at = lost_at
@@ -521,12 +515,8 @@ class Journal:
     def takes_run(self, n_messages: int, n_bytes: int, n_sessions: int) -> bool:
         """Say whether messages for durable sessions can surely be committed in time.
 
-        Where not, each of them is asked about by itself (`must_refuse`).
-
-        Args:
-            n_messages: how many.
-            n_bytes: of their payloads, at most.
-            n_sessions: how many get each of them, at most.
+        Where not, each of them is asked about by itself (`must_refuse`). Their payloads have
+        `n_bytes` at most, and `n_sessions` at most get each of them.
         """
         if self.is_failing:
             return False
@@ -542,13 +532,7 @@ class Journal:
         return self._bytes_with(n_bytes, n_messages, n_deliveries) <= self._room_bytes
 
     def _bytes_with(self, n_bytes: int, n_messages: int = 1, n_deliveries: int = 0) -> int:
-        """Return what all that waits for its commit takes of the disk, and more behind it.
-
-        Args:
-            n_bytes: of the payloads of further messages.
-            n_messages: how many.
-            n_deliveries: of these.
-        """
+        """Return what all that waits for its commit takes of the disk, with further messages."""
         n_messages += self._n_messages + self._n_sealed_messages + self._n_spared_messages
         n_bytes += self._n_bytes + self._sealed_bytes + self._spared_bytes
         n_deliveries += len(self._deliveries) + self._n_in_runs + self._n_sealed_in_runs
@@ -581,13 +565,7 @@ class Journal:
         return is_dropping and session.client is None and outbox.place is outbox
 
     def must_refuse(self, publisher: Session, plan: Plan, message: Message) -> bool:
-        """Say whether a QoS 1 or 2 publish needs the disk and could not be committed in time.
-
-        Args:
-            publisher: session of its publisher.
-            plan: the targets of its topic.
-            message: the published message.
-        """
+        """Say whether a QoS 1 or 2 publish needs the disk and could not be committed in time."""
         lacks_room = self.lacks_room(message)
         if not lacks_room and not self._is_pending(1):
             return False

@@ -99,9 +99,7 @@ class KeptSessions:
     def restore(self, stored: Stored, now: float) -> None:
         """Bring a kept session into the broker, for a client that is about to open it.
 
-        Args:
-            stored: the one session, with payloads as they are; no retained messages and no wills.
-            now: monotonic seconds.
+        What is stored has payloads as they are, no retained messages and no wills.
 
         Raises:
             PeerError: stored properties cannot be decoded.
@@ -132,11 +130,7 @@ class KeptSessions:
     ) -> list[DeliveryRow | None]:
         """Give a connected session what waits for it; return what it has taken of each message.
 
-        Args:
-            session: a kept one.
-            mail: what waits.
-            now: monotonic seconds.
-            refused: rows of messages that it may not receive.
+        It may not receive the messages whose rows are `refused`.
 
         Raises:
             PeerError: stored properties cannot be decoded.
@@ -203,11 +197,7 @@ class KeptSessions:
     ) -> Target | None:
         """Return how a session has subscribed to a message; None where it gets none.
 
-        Args:
-            session: a kept one.
-            message: that waits for it.
-            share: as of `Mail`.
-            matching: the session's subscriptions that match topics, which are found once.
+        In `matching`, the session's subscriptions that match a topic are found once.
         """
         topic = message.topic
         if share:

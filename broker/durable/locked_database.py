@@ -60,10 +60,8 @@ class LockedDatabase:
     ) -> None:
         """Name the file; `open` follows.
 
-        Args:
-            path: the file's name.
-            synchronous: SQLite's setting of that name: ``FULL`` or ``NORMAL``.
-            reserve: space that the file keeps for deleting; None for none.
+        `synchronous` is SQLite's setting of that name, ``FULL`` or ``NORMAL``. The `reserve` is
+        space that the file keeps for deleting.
         """
         self._path = path
         self._synchronous = synchronous
@@ -124,9 +122,7 @@ class LockedDatabase:
     def _new_clock(self, clocks: Clocks, at_least: float = 0.0) -> StorageClock:
         """Return a clock that goes on with the stored one; a new one begins at the wall time.
 
-        Args:
-            clocks: the clocks of the machine.
-            at_least: seconds that the clock has certainly reached.
+        It has certainly reached `at_least` seconds.
         """
         connection, _ = self._opened()
         with suppress(sqlite3.Error):  # on a full disk

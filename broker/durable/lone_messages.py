@@ -49,12 +49,7 @@ class LoneMessages:
     __slots__ = ("_look_later", "is_busy", "is_looking", "is_near", "new", "old")
 
     def __init__(self, look_later: Callable[[], None], is_near: Callable[[int], bool]) -> None:
-        """Begin without any.
-
-        Args:
-            look_later: has `look` called some time later.
-            is_near: the attribute.
-        """
+        """Begin without any; `look_later` has `look` called some time later."""
         self.is_near = is_near
         self.is_busy = False
         self.is_looking = False

@@ -22,13 +22,7 @@ if TYPE_CHECKING:
 
 
 def message_row(message: Message, payload: bytes | None, epoch: float) -> MessageRow:
-    """Return the row of a message.
-
-    Args:
-        message: has a number.
-        payload: as it was read; None where it is lost.
-        epoch: seconds of the database's clock at which the monotonic clock was 0.
-    """
+    """Return the row of a message that has a number; `payload` is None where it is lost."""
     properties = None
     if message.properties:
         properties = write_properties(message.properties, PacketType.PUBLISH)

@@ -190,12 +190,7 @@ def _deliver(
 ) -> None:
     """Put a delivery where it was: inflight, or waiting behind earlier ones.
 
-    Args:
-        journal: the journal of the core.
-        session: the subscriber's.
-        delivery: made from `row`.
-        row: the row of the delivery.
-        is_lost: the payload store could not read the payload when the message was stored.
+    Where `is_lost`, the payload store could not read the payload when the message was stored.
     """
     journal.restored_delivery(delivery, row.row)
     session.ledger.matched += 1

@@ -20,8 +20,7 @@ _BESIDE: Final = ("-wal", "-shm", ".reserve")
 def restore(places: Mapping[Path, str]) -> None:
     """Replace databases by copies, which stay. Nothing is replaced before all are written.
 
-    Args:
-        places: each copy with the name of the database.
+    Each of the places is a copy with the name of its database.
 
     Raises:
         DatabaseFileError: a copy is none, a program has a database, or one cannot be written.

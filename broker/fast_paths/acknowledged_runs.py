@@ -222,14 +222,8 @@ def _owe(
 ) -> None:
     """Let acknowledgements wait for earlier ones and for sinks, which get the run here.
 
-    They wait for the commit as `settle_when_safe` does it.
-
-    Args:
-        client: they go to.
-        run: what they acknowledge.
-        acknowledgements: of all of it.
-        n_changes: changes in the journal before the run was passed on.
-        sinks: that have reserved room for it; or None.
+    They wait for the commit as `settle_when_safe` does it. The journal had noted `n_changes` before
+    the run was passed on; the sinks have reserved room for it.
     """
     core = client.core
     session = client.session
@@ -453,13 +447,7 @@ def _most_together(
 ) -> int:
     """Return how many messages may go as one run; 0 where the first is not for this way.
 
-    Args:
-        client: the publisher's.
-        sessions: who gets the messages.
-        qos: of the messages.
-        n_bytes: that they and what follows them have.
-        most_bytes: of the largest packet that may be one of them.
-        retain: they are to be retained.
+    They and what follows them have `n_bytes`, and the largest that may be one of them `most_bytes`.
     """
     if retain and not _may_retain(client, sessions, n_bytes):
         return 0
@@ -480,11 +468,6 @@ def _may_retain(client: FastClient, sessions: tuple[FastSession, ...], n_bytes: 
 
     Where one may have to be refused, each is looked at by itself. Where a durable session gets
     them, they are stored once for it and as retained ones.
-
-    Args:
-        client: the publisher's.
-        sessions: who gets them.
-        n_bytes: of their packets, at most.
     """
     core = client.core
     return (
@@ -521,10 +504,6 @@ def may_go_on(client: FastClient, encoded: bytes) -> bool:
     """Say whether the properties of a PUBLISH may go on as they came.
 
     Applications often say the same in each packet: what was found good once is only compared.
-
-    Args:
-        client: it came from.
-        encoded: Property Length and properties, one at least.
 
     Returns:
         False where they are wrong, or large, or mean something to the broker itself.
@@ -583,12 +562,6 @@ def quota_left(
 
     Those behind them are counted as `check_receive_maximum` does it. That counts no QoS 1 message
     that is acknowledged at once.
-
-    Args:
-        client: the publisher's.
-        sessions: who gets the messages.
-        qos: of the messages.
-        retain: they are to be retained.
     """
     if client.keeps_no_receive_maximum:
         return _MOST_PACKETS

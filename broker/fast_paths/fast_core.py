@@ -181,10 +181,6 @@ class FastCore(Core):
         """Return the plan of a topic that a client's table has none for, and keep it there.
 
         A topic that is to be refused gets none, as the plain way finds out what to answer.
-
-        Args:
-            topic_bytes: Topic Name, as it came.
-            client: the publisher's.
         """
         if client.is_forwarded:
             return self._new_fast_plan(topic_bytes, client)

@@ -59,12 +59,7 @@ def read_lone(lone: LoneMessage) -> Message:
 
 
 def without_retain(data: bytes, segments: list[Segment]) -> bytes:
-    """Return whole PUBLISH packets without RETAIN, as they go to established subscriptions.
-
-    Args:
-        data: the packets.
-        segments: what they are.
-    """
+    """Return whole PUBLISH packets without RETAIN, as they go to established subscriptions."""
     packets = bytearray(data)
     for n_messages, start, packet_bytes, _, _, _ in segments:
         stop = start + n_messages * packet_bytes
@@ -169,23 +164,14 @@ class MessageRun:
         self.largest_bytes = largest_bytes
 
     def part(self, data: bytes, segments: list[Segment]) -> MessageRun:
-        """Return a run of some of these messages.
-
-        Args:
-            data: their packets.
-            segments: what they are, as they stand in `data`.
-        """
+        """Return a run of some of these messages, with the segments as they stand in `data`."""
         times = self._arrived_at, self._received_at
         run = MessageRun(data, segments, self.qos, self._version, self._publisher, *times)
         run.share = self.share
         return run
 
     def renumbered(self, first_packet_id: int) -> bytes | bytearray:
-        """Return the packets with Packet Identifiers that follow each other.
-
-        Args:
-            first_packet_id: of them; the last one is at most 65,535.
-        """
+        """Return the packets with Packet Identifiers that follow each other, up to 65,535."""
         data = self.data
         if self.n_messages == 1:
             at = self.segments[0][3]
@@ -215,11 +201,7 @@ class MessageRun:
         return total
 
     def message(self, index: int) -> Message:
-        """Return one of the messages, the same object each time.
-
-        Args:
-            index: from 0 on.
-        """
+        """Return one of the messages, the same object each time."""
         messages = self.messages
         if messages is None:
             messages = self.messages = {}

@@ -161,12 +161,7 @@ class RunWindow(Inflight):
         return first
 
     def finish_run(self, qos: int, data: bytes, position: int) -> tuple[int, int]:
-        """Take the acknowledgements of the oldest run, as far as they are in its order.
-
-        Args:
-            qos: 1 for PUBACK, 2 for PUBCOMP.
-            data: received bytes.
-            position: where the first of the packets begins.
+        """Take the PUBACKs or PUBCOMPs of the oldest run, as far as they are in its order.
 
         Returns:
             (first Packet Identifier, how many); (0, 0) where it must be taken by `finish`.
@@ -240,10 +235,6 @@ class RunWindow(Inflight):
 
     def release_run(self, data: bytes, position: int) -> tuple[int, int]:
         """Take the PUBRECs of the oldest run that waits for any, as far as they are in its order.
-
-        Args:
-            data: received bytes.
-            position: where the first of the packets begins.
 
         Returns:
             (first Packet Identifier, how many); (0, 0) where it must be taken by `release`.

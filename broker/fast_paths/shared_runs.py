@@ -38,13 +38,7 @@ class Group(tuple["FastSession", ...]):  # noqa: SLOT001 (a tuple takes no slots
 
     @classmethod
     def of(cls, core: FastCore, plan: Plan, version: int) -> Group:
-        """Return the group of a plan.
-
-        Args:
-            core: the broker.
-            plan: with one shared subscription, and no other recipient.
-            version: protocol version of the publishers.
-        """
+        """Return the group of a plan with one shared subscription, and no other recipient."""
         group = cls()
         group._core = core
         group.share = plan.shares[0]
@@ -147,12 +141,7 @@ class Group(tuple["FastSession", ...]):  # noqa: SLOT001 (a tuple takes no slots
             yield session, run.part(b"".join(data), own)
 
     def copy(self, run: bytes, n_messages: int) -> None:
-        """Copy QoS 0 packets to the members, of which `prepare` knows who gets them.
-
-        Args:
-            run: whole packets.
-            n_messages: how many.
-        """
+        """Copy QoS 0 packets to the members, of which `prepare` knows who gets them."""
         takers = self.takers
         pieces: list[list[bytes]] = [[] for _ in takers]
         position = 0

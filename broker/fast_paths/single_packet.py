@@ -41,9 +41,7 @@ two."""
 def _start_of_only(data: bytes, size: int) -> int:
     """Return where the variable header begins, if a chunk is one packet; 0 if it is anything else.
 
-    Args:
-        data: at least `LEAST_BYTES`, at most `JOIN_BELOW_BYTES`.
-        size: how many.
+    It has `LEAST_BYTES` at least, and `JOIN_BELOW_BYTES` at most.
     """
     length = data[1]
     if size <= _SHORT_FORM_BYTES:

@@ -54,13 +54,7 @@ def take_unchecked(
 ) -> None:
     """Route a message and see to its acknowledgement; it does what `take_publish` does.
 
-    Args:
-        client: it came from.
-        plan: of its topic and size class.
-        message: checked, and not routed yet.
-        packet_id: of its PUBLISH; 0 with QoS 0.
-        first_byte: of its PUBLISH.
-        now: monotonic seconds.
+    The message is checked, and not routed yet; the plan is of its topic and size class.
     """
     core = client.core
     if message.qos == 0:
@@ -136,13 +130,7 @@ def _take_booked(
 ) -> None:
     """Route a message that sinks get, or whose acknowledgement has to wait for earlier ones.
 
-    Args:
-        receipt: of the message, with one answer missing.
-        plan: of its topic.
-        message: authorized, of QoS 1 or 2.
-        chosen: the chosen members of shared subscriptions.
-        n_changes: changes in the journal so far.
-        now: monotonic seconds.
+    One answer of its receipt is missing; `n_changes` were noted in the journal so far.
     """
     client = receipt.client
     core = client.core

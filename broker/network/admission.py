@@ -166,10 +166,7 @@ class Admission:
     def change(self, connections: int, connections_per_address: int | None) -> None:
         """Have other limits from now on; connections above a lower limit stay.
 
-        Args:
-            connections: limit of all connections at a time.
-            connections_per_address: limit for each address; None for no limit. Connections count
-                for their address from the first limit on.
+        None is no limit for each address. Connections count for theirs from the first limit on.
         """
         self._limit = connections
         self.counts_addresses = connections_per_address is not None

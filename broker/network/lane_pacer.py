@@ -36,11 +36,7 @@ class LanePacer:
     ) -> None:
         """Begin, with nothing on its way; a connection that the kernel cannot pace is left alone.
 
-        Args:
-            transport: the transport of the connection.
-            loop: the event loop.
-            clock: monotonic seconds.
-            on_yield: called when a message, or what follows it without a gap, has begun to yield.
+        `on_yield` is called when a message, or what follows it without a gap, has begun to yield.
         """
         self._transport = transport
         self._loop = loop

@@ -172,11 +172,7 @@ class AcceptedConnection:
         )
 
     def came_from(self, address: str, port: int) -> bool:
-        """Take the client's address from a proxy.
-
-        Args:
-            address: "" leaves it as it is.
-            port: the port of the client.
+        """Take the client's address from a proxy; "" leaves it as it is.
 
         Returns:
             False where the connection was cut off.

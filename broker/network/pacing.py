@@ -218,11 +218,8 @@ class Pacing:
     def _go_on(self, room: float, rate: float | None, now: float, *, is_calm: bool) -> None:
         """Send at what the path delivers, or try whether it carries more.
 
-        Args:
-            room: how much more the queue may hold, 0 to 1.
-            rate: delivered bytes per second; None where there was too little to send to tell.
-            now: monotonic seconds.
-            is_calm: there is no queue.
+        The queue may hold `room`, 0 to 1, more. The rate is None where there was too little to send
+        to tell.
         """
         if self.pace is None or self._rate is None or now < self._next_at:
             return

@@ -98,12 +98,7 @@ class PeerHangups:
 
 
 def ask(fileno: int, *, is_wanted: bool) -> None:
-    """Have the kernel ask for the peer of a connection, or not; of a Unix socket it knows.
-
-    Args:
-        fileno: descriptor of its socket, which is not changed otherwise; -1 for none.
-        is_wanted: whether it is to ask.
-    """
+    """Have the kernel ask for the peer of a connection, or not; of a Unix socket it knows."""
     if fileno < 0:
         return
     with contextlib.suppress(OSError), borrowed(fileno) as sock:

@@ -109,11 +109,7 @@ def read_tcp_info(fileno: int) -> TcpInfo | None:
 
 
 def is_near(fileno: int) -> bool:
-    """Say whether a connection's least RTT is at most `NEAR_SECONDS`, or unknown to the kernel.
-
-    Args:
-        fileno: file descriptor of a socket; -1 for none.
-    """
+    """Say whether a connection's least RTT is at most `NEAR_SECONDS`, or unknown to the kernel."""
     info = read_tcp_info(fileno)
     return info is None or info.min_rtt <= NEAR_SECONDS
 

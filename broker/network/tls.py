@@ -88,12 +88,8 @@ def renewed(context: ssl.SSLContext, newer: ssl.SSLContext, tls: Tls) -> ssl.SSL
 
     It is the one in use, with the new certificate: the session tickets of its clients hold, which
     may come back by the thousand. Where clients show certificates it is the newer one, as no ticket
-    may outlive an authority or a revocation list.
-
-    Args:
-        context: the one in use, whose key is of the same algorithm: it would keep one of another.
-        newer: a new one, made from the same files.
-        tls: their names.
+    may outlive an authority or a revocation list. Its key is of the same algorithm as the new one:
+    it would keep one of another.
     """
     if context.verify_mode != ssl.CERT_NONE:
         return newer
@@ -298,11 +294,7 @@ class TlsLayer(Layer):
             self._shake_hands(first_byte)
 
     def _decrypt(self, data: bytes = b"") -> None:
-        """Pass on what has come, as far as it is whole.
-
-        Args:
-            data: what has come behind that which OpenSSL has.
-        """
+        """Pass on what has come, behind that which OpenSSL has, as far as it is whole."""
         chunks: list[bytes] = []
         has_ended = False
         try:

@@ -143,11 +143,7 @@ class MqttProtocol(asyncio.Protocol):
         self._begin(self.driver.clock())
 
     def _begin(self, since: float) -> None:
-        """Take part.
-
-        Args:
-            since: monotonic seconds from which the time for its CONNECT counts.
-        """
+        """Take part; the time for its CONNECT counts from `since` on."""
         driver = self.driver
         arrival = self.arrival
         place = arrival.place

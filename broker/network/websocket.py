@@ -148,11 +148,7 @@ class WebSocketLayer(Layer):
         return rest
 
     def _refuse_as_no_request(self, error: Exception | None = None) -> None:
-        """Answer what is not understood.
-
-        Args:
-            error: the library's error; None for what is no request at all.
-        """
+        """Answer what is not understood, by the library's error, and what is no request at all."""
         self._is_closing = True
         status = HTTPStatus.BAD_REQUEST
         text, detail = "This is a WebSocket listener for MQTT.", "not a GET request of HTTP/1.1"

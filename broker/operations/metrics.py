@@ -45,13 +45,8 @@ def metrics(
 ) -> Iterator[Metric]:
     """Yield all metrics of a broker, without ``penstock_``.
 
-    Args:
-        core: the broker.
-        totals: read to the end, just now.
-        program: what is around the core.
-        now: monotonic seconds.
-        lag: seconds by which the event loop was late; None where that is not measured.
-        is_draining: whether clients are being disconnected.
+    The totals were read to the end just now. The lag of the event loop, in seconds, is None where
+    that is not measured.
     """
     yield from process_metrics(program.version, program.started_at, program.memory_bytes, now)
     if lag is not None:

@@ -126,11 +126,8 @@ class OutboxLimits:
     ) -> OutboxLimits:
         """Return the rules of one outbox that has limits of its own; all else is shared.
 
-        Args:
-            max_messages: as the attribute; None for that of all, as it is when `follow` is called.
-            max_bytes: the same.
-            drops_oldest: as the attribute.
-            refuses: as the attribute.
+        They are as the attributes. None stands for the limit of all, as it is when `follow` is
+        called.
         """
         rules = copy(self)
         rules.is_of_one = True

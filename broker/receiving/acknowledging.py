@@ -95,13 +95,8 @@ def sample(
 ) -> None:
     """Tell the samplers of acknowledgements, unless none waits for any.
 
-    Args:
-        session: of the client that acknowledges.
-        core: the broker.
-        packet_id: the first Packet Identifier.
-        n_packets: how many Packet Identifiers follow each other from there.
-        now: monotonic seconds.
-        delivery: that is acknowledged; None where messages were sent as soon as they came.
+    Packet Identifiers follow the first one. The delivery that is acknowledged is None where
+    messages were sent as soon as they came.
     """
     link = session.link
     sent_at = link.outstanding_since

@@ -91,15 +91,9 @@ async def begin(
     let_in: LetIn,
     now: float,
 ) -> None:
-    """Take the first step, with what CONNECT brought.
+    """Take the first step, with what CONNECT brought, and a method that `check_method` has checked.
 
-    Args:
-        client: not open yet.
-        attempt: what the CONNECT says.
-        method: checked by `check_method`.
-        data: Authentication Data of the CONNECT, or None.
-        let_in: called once, when the client has authenticated.
-        now: monotonic seconds.
+    `let_in` is called once, when the client has authenticated.
 
     Raises:
         AuthenticationRefusedError: the client is refused.

@@ -342,13 +342,6 @@ async def _take_shared(
     """Give a message to one member of the shared subscription that it is for, or refuse it.
 
     It does not wait for room: whoever has sent it knows members elsewhere.
-
-    Args:
-        client: it came from.
-        plan: of its topic, with the sessions of which one may get it.
-        message: to be routed.
-        packet_id: of its PUBLISH; 0 with QoS 0.
-        now: monotonic seconds.
     """
     core = client.core
     receipt = book_receipt(client, packet_id, message.qos, 1) if message.qos else None
@@ -552,15 +545,10 @@ def _tell_routed(client: Client, message: Message) -> None:
 def settle_when_safe(receipt: PublishReceipt, n_changes: int, plan: Plan, message: Message) -> None:
     """Give the receipt of a routed message the broker's own answer, after the commit if any.
 
-    The packet identifier of a QoS 2 message is stored in the commit of the message itself, so
-    that its repeat is known for one after any end of the process. Where a sink has a say, only
-    when that is settled: the sink must get the message again if it may have lost it.
-
-    Args:
-        receipt: one of whose answers is missing.
-        n_changes: changes in the journal before the message was routed.
-        plan: where the message went.
-        message: which was routed.
+    The packet identifier of a QoS 2 message is stored in the commit of the message itself, so that
+    its repeat is known for one after any end of the process. Where a sink has a say, only when that
+    is settled: the sink must get the message again if it may have lost it. The journal had noted
+    `n_changes` before the message was routed.
     """
     client = receipt.client
     journal = client.core.journal
@@ -590,12 +578,7 @@ def book_receipt(
 ) -> PublishReceipt:
     """Book a QoS 1 or 2 PUBLISH as owed, in the order of arrival [MQTT-4.6.0-2].
 
-    Args:
-        client: it came from.
-        packet_id: of the PUBLISH.
-        qos: 1 or 2.
-        n_answers: how many times `PublishReceipt.settle` will be called, at least 1.
-        is_repeat: the PUBLISH has DUP.
+    `PublishReceipt.settle` will be called `n_answers` times, once at least.
 
     Raises:
         ProtocolError: an MQTT 5 client has more unacknowledged than Receive Maximum.
@@ -680,19 +663,12 @@ def _refuse_booked(
     reason_code: ReasonCode = ReasonCode.QUOTA_EXCEEDED,
     counted_as: str = "",
 ) -> None:
-    """Refuse a publish whose receipt is booked, if it gets one.
+    """Refuse a publish whose receipt, with one answer missing, is booked; None at QoS 0.
 
     MQTT 3.1.1 has no reason codes: a client sends an unacknowledged message again after each
     reconnect. A message that is not authorized [MQTT-3.3.5-2] or too large is therefore
     acknowledged and not delivered. One that cannot be kept closes the connection, unacknowledged.
-
-    Args:
-        client: the publisher's.
-        receipt: with one answer missing; None at QoS 0.
-        topic: Topic Name.
-        reason: why, in words.
-        reason_code: for the publisher.
-        counted_as: what the refusal is counted as; "" for the name of the reason code.
+    The refusal is `counted_as` the name of the reason code where that is "".
     """
     client.core.router.refuse(client.session.client_id, topic, reason_code, counted_as)
     if receipt is None:

@@ -187,12 +187,8 @@ def _answer(
 ) -> None:
     """Acknowledge a SUBSCRIBE, and begin to send what is retained; the client may have gone.
 
-    Args:
-        client: that has subscribed.
-        suback: for it.
-        granted: the subscriptions that retained messages may be due for.
-        now: monotonic seconds.
-        is_granted: some subscription was added, and may have to be stored.
+    Retained messages may be due for the granted ones. Where `is_granted`, some subscription was
+    added, and may have to be stored.
     """
     if not client.is_open:
         return
@@ -209,15 +205,9 @@ def _grant(
     sizes: SizeClass | None,
     granted: list[retained_delivery.Granted],
 ) -> None:
-    """Add the subscriptions of a run.
+    """Add the granted subscriptions of a run; one alone where its filter begins with ``$``.
 
-    Args:
-        client: an open one.
-        requests: those that are granted, as they are granted; one alone where its filter begins
-            with ``$``.
-        subscription_id: Subscription Identifier, or 0 for none.
-        sizes: the size class of the messages that they take; None for both.
-        granted: gets those that retained messages may be due for.
+    Those that retained messages may be due for are added to `granted`.
     """
     if not requests:
         return

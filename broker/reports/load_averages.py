@@ -24,11 +24,7 @@ class LoadAverages:
     def update(self, counted: Mapping[str, float], now: float) -> Iterator[tuple[str, float]]:
         """Yield (``NAME/WINDOW``, rate per minute) for each counter and window.
 
-        At the first call, all are 0.
-
-        Args:
-            counted: name of each counter to its value; the same names each time.
-            now: monotonic seconds; later than at the last call.
+        At the first call, all are 0. The names are the same each time, and the time is later.
         """
         seconds = now - self._at
         for name, value in counted.items():

@@ -178,12 +178,9 @@ class QueueCapacity:
     """
 
     def __init__(self, core: CoreContext, *, rejects: bool, seconds: float | None) -> None:
-        """Begin with room for all.
+        """Begin with room for all; publishers wait for one session for so many seconds.
 
-        Args:
-            core: the broker.
-            rejects: as the attribute.
-            seconds: how long publishers wait for one session; None for as long as it is full.
+        None: as long as it is full.
         """
         self.waiting: dict[Publisher, None] = {}
         self.each_bytes = HELD_BYTES
@@ -402,14 +399,7 @@ class QueueCapacity:
         route: Callable[[Any, Message, float], Awaitable[bool]],
         now: float,
     ) -> None:
-        """Hold a message of a client that waits until there is room, behind its earlier ones.
-
-        Args:
-            receipt: of the message.
-            message: authorized.
-            route: as in `Held`.
-            now: monotonic seconds.
-        """
+        """Hold a message of a client that waits until there is room, behind its earlier ones."""
         publisher = receipt.client
         if not publisher.is_open:
             receipt.settle(ReasonCode.QUOTA_EXCEEDED)  # the client will send it again
@@ -502,11 +492,7 @@ class QueueCapacity:
     def dropped(self, link: Link, reason: str, n_messages: int, now: float) -> None:
         """Log that messages were dropped as there was no room; seldom for the same client.
 
-        Args:
-            link: of the client.
-            reason: as the ledger has it.
-            n_messages: how many.
-            now: approximate monotonic seconds.
+        The reason is as the ledger has it, and the time approximate.
         """
         drops = self._drops.get(link.client_id)
         if drops is None:

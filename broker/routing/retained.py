@@ -142,9 +142,7 @@ class RetainedMessages:
     def has_room_for_run(self, n_bytes: int, publisher: str) -> bool:
         """Say whether there is surely room for messages of one publisher.
 
-        Args:
-            n_bytes: of all of their packets.
-            publisher: Client Identifier.
+        Their packets have `n_bytes`.
         """
         n_messages = n_bytes // _LEAST_PACKET_BYTES
         most_bytes = n_bytes * _MOST_PER_BYTE + n_messages * len(publisher)
@@ -172,12 +170,9 @@ class RetainedMessages:
     def set(self, message: Message, *, is_restored: bool = False) -> bool:
         """Keep a message in place of its topic's last one; an empty payload removes it.
 
-        [MQTT-3.3.1-5], [MQTT-3.3.1-6]. Where there is no room, the topic has no retained
-        message any more: the last one is not its last word ([MQTT-3.3.1-7] of MQTT 3.1.1).
-
-        Args:
-            message: to be kept.
-            is_restored: it was kept before a restart: no limit holds.
+        [MQTT-3.3.1-5], [MQTT-3.3.1-6]. Where there is no room, the topic has no retained message
+        any more: the last one is not its last word ([MQTT-3.3.1-7] of MQTT 3.1.1). What was kept
+        before a restart is restored whatever the limits are.
 
         Returns:
             False where there was no room.
@@ -216,11 +211,9 @@ class RetainedMessages:
         return True
 
     def remove(self, topic: str, *, by: str | None = None) -> None:
-        """Forget the message of a topic, if there is one.
+        """Forget the message of a topic, if there is one, cleared `by` a Client Identifier.
 
-        Args:
-            topic: of the message.
-            by: Client Identifier of who clears it; None for its own publisher's.
+        None stands for that of the message's own publisher.
         """
         message = self.by_topic.pop(topic, None)
         if message is None:

@@ -34,14 +34,7 @@ class Router:
         retained: RetainedMessages,
         find: Callable[[str], Subscriber | None],
     ) -> None:
-        """Begin without subscribers.
-
-        Args:
-            shared: by all of the broker.
-            tree: all subscriptions.
-            retained: all retained messages.
-            find: returns the session of a client, or None.
-        """
+        """Begin without subscribers; `find` returns the session of a client, or None."""
         self._shared = shared
         self._tree = tree
         self._retained = retained
@@ -83,13 +76,7 @@ class Router:
     ) -> None:
         """Give a message to its subscribers, each with its own payload where the store copies.
 
-        Sinks get it by `store` or `offer`.
-
-        Args:
-            message: what to deliver.
-            targets: sessions, with what they subscribed.
-            chosen: shared subscriptions, each with the member that gets the message.
-            now: monotonic seconds.
+        Sinks get it by `store` or `offer`. Of each shared subscription, the chosen member gets it.
         """
         qos = message.qos
         publisher = message.publisher
@@ -113,12 +100,9 @@ class Router:
             self.deliver_shared(self.for_one(message), share, member, now)
 
     def reserve(self, message: Message, sinks: Sequence[MessageSink], *, can_tell: bool) -> str:
-        """Hold room for a message in all of its sinks, or in none.
+        """Hold room for a message of QoS 1 or 2 in all of its sinks, or in none.
 
-        Args:
-            message: of QoS 1 or 2, not routed yet.
-            sinks: of its plan.
-            can_tell: the publisher is told of a refusal, so that the sink does not get it.
+        If the publisher can be told of a refusal, the sink does not get the message.
 
         Returns:
             Why one of them refuses it; "" where `store` or `release` is to follow.
@@ -148,13 +132,7 @@ class Router:
             self._tell(sink, sink.release, message)
 
     def store(self, message: Message, sinks: Sequence[MessageSink], receipt: Receipt) -> None:
-        """Give a message to sinks that have reserved room for it.
-
-        Args:
-            message: of QoS 1 or 2.
-            sinks: each settles the receipt once.
-            receipt: for the publisher.
-        """
+        """Give a message to sinks that have reserved room for it; each settles the receipt once."""
         for sink in sinks:
             try:
                 sink.accept(self.for_one(message), receipt)
@@ -165,9 +143,7 @@ class Router:
     def offer(self, message: Message, sinks: Sequence[MessageSink]) -> None:
         """Give a message to those sinks that have room, where no publisher waits for an answer.
 
-        Args:
-            message: of QoS 0, a will, or the broker's own.
-            sinks: of its plan.
+        It has QoS 0, is a will, or the broker's own.
         """
         for sink in sinks:
             reason = self._reserve(message, sink)
@@ -231,11 +207,6 @@ class Router:
         self, plan: Plan, message: Message, now: float
     ) -> tuple[list[Target], list[tuple[SharedSubscription, Target]]]:
         """Return who may receive a message, as far as access control has a say.
-
-        Args:
-            plan: of the message's topic.
-            message: to be delivered.
-            now: monotonic seconds.
 
         Returns:
             (the targets, the member chosen of each shared subscription), all of sessions that
@@ -316,10 +287,7 @@ class Router:
     def publish(self, message: Message, now: float, session: SessionView | None = None) -> None:
         """Publish a message without acknowledgement.
 
-        Args:
-            message: the broker's own, or a client's will.
-            now: monotonic seconds.
-            session: whose will it is, to be asked about; None for the broker's own.
+        It is the will of a session, which is to be asked about, or the broker's own.
         """
         self._shared.run(self._publish(message, now, session))
 
@@ -335,10 +303,7 @@ class Router:
     def give(self, message: Message, plan: Plan, now: float) -> None:
         """Give a message of the broker's own to those of a plan that may receive it.
 
-        Args:
-            message: not to be retained.
-            plan: of its topic.
-            now: monotonic seconds.
+        It is not retained.
         """
         self._shared.run(self._give(message, plan.of(message), now))
 

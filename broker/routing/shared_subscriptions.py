@@ -58,10 +58,6 @@ class SharedSubscription:
     def join(self, target: Member, sizes: SizeClass | None = None) -> bool:
         """Take a member in, or replace what it subscribed with.
 
-        Args:
-            target: the member.
-            sizes: the size class of the messages that it takes; None for both.
-
         Returns:
             True where its session was no member.
         """
@@ -96,11 +92,6 @@ class SharedSubscription:
         self, message: Message, now: float, refused: Collection[Subscriber] = ()
     ) -> Member | None:
         """Say who gets a message, and give the turn to the next.
-
-        Args:
-            message: to be delivered.
-            now: monotonic seconds.
-            refused: members that may not have it.
 
         Returns:
             The member; None where each is among the refused, or takes the other size class alone.

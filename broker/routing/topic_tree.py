@@ -400,13 +400,8 @@ class TopicTree:
     def _count(self, session: Subscriber, n: int, n_levels: int, n_text_bytes: int) -> None:
         """Count subscriptions more, or less where all numbers are negative.
 
-        For their session, what they take of the memory if no other shares a level with it.
-
-        Args:
-            session: whose they are.
-            n: how many.
-            n_levels: of all of their filters.
-            n_text_bytes: what the texts of these take.
+        For their session, what they take of the memory if no other shares a level with it. Levels
+        and text bytes are those of all of their filters.
         """
         self.n_subscriptions += n
         self.n_bytes += n * SUBSCRIPTION_BYTES + n_text_bytes
@@ -485,9 +480,7 @@ class TopicTree:
     def _sink_changed(self, sink: MessageSink, topic_filters: Iterable[str] | None) -> None:
         """Drop the plans that may have a sink, or are to have it.
 
-        Args:
-            sink: which came or went.
-            topic_filters: all of its filters; None for very many.
+        The filters are all that the sink has; None for very many.
         """
         if topic_filters is None or sink.takes_retained:
             self.void_plans()
@@ -572,9 +565,7 @@ class TopicTree:
     def _split(self, plan: Plan, by_session: Mapping[Subscriber, Sequence[Subscription]]) -> bool:
         """Split a plan by size where anything that matches takes one class; say whether it does.
 
-        Args:
-            plan: with all shares and sinks that match, and no targets yet.
-            by_session: the subscriptions that match.
+        The plan has all shares and sinks that match, and no targets yet.
         """
         rules = self._rules
         sized = {k: v for k, v in by_session.items() if any(each.sizes for each in v)}

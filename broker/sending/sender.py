@@ -493,13 +493,10 @@ class Sender:
             self._put(first_byte, frame, b"")
 
     def send_run(self, packets: Buffer, n_packets: int, *, is_state: bool) -> None:
-        """Send packets of one kind that nobody looks at, together; or hold them together.
+        """Send whole packets of one kind that nobody looks at, together; or hold them together.
 
-        Args:
-            packets: whole ones, one after the other.
-            n_packets: how many.
-            is_state: they say what a durable session has just become, as PUBREL and PUBCOMP do:
-                they go out once that is safe.
+        Where `is_state`, they say what a durable session has just become, as PUBREL and PUBCOMP do:
+        they go out once that is safe.
         """
         if self.held or (is_state and not self._is_safe()):
             self.hold_run(packets, n_packets)
@@ -653,11 +650,8 @@ class Sender:
     ) -> bool:
         """Put a PUBLISH into `out`, or book it as dropped [MQTT-3.1.2-24] and return False.
 
-        Args:
-            header: of the packet.
-            payload: of the packet.
-            is_held: it must not leave before what has changed until now is safe: of a QoS 2
-                message whose packet identifier is lost, a restart would make another message.
+        Where it `is_held`, it must not leave before what has changed until now is safe: of a QoS 2
+        message whose packet identifier is lost, a restart would make another message.
         """
         size = len(header) + len(payload)
         if size > self.send_maximum:

@@ -35,15 +35,7 @@ class Bans:
     def add(
         self, kind: BanKind, value: str, seconds: float, reason: str, by: str, now: float
     ) -> None:
-        """Add a ban, or replace the one that there is.
-
-        Args:
-            kind: what `value` is.
-            value: name or address.
-            seconds: until it ends.
-            reason: for the log.
-            by: who has made it.
-            now: monotonic seconds.
+        """Add a ban, or replace the one that there is; times are in seconds.
 
         Raises:
             PenstockError: the value is none of its kind, the time is too long or too short, or

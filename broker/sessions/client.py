@@ -460,13 +460,7 @@ class Client:
     def forgetting(
         self, packet_id: int, sinks: Sequence[MessageSink], then: Callable[[], None]
     ) -> DeduplicationRelease:
-        """Return what has sinks forget one of the client's messages.
-
-        Args:
-            packet_id: of the message.
-            sinks: that may know it.
-            then: called once all of them have forgotten it.
-        """
+        """Return what has sinks forget one of the client's messages, and then calls `then`."""
         session, sessions = self.session, self.core.sessions
         return DeduplicationRelease(
             self.sender,
@@ -501,13 +495,9 @@ class Client:
         receive_maximum: int,
         topic_alias_maximum: int,
     ) -> None:
-        """Bind an accepted client's session to this connection.
+        """Bind an accepted client's session to this connection; a Keep Alive of 0 s is none.
 
-        Args:
-            session: without a connection.
-            keep_alive: seconds; 0 for none.
-            receive_maximum: QoS 1 and 2 messages the client takes unacknowledged.
-            topic_alias_maximum: Topic Aliases the client takes.
+        The maximums are those that the client takes.
         """
         core = self.core
         sender = self.sender
@@ -595,10 +585,7 @@ class Client:
     def close(self, reason_code: ReasonCode, now: float | None, **properties: Any) -> None:
         """End the connection, telling an MQTT 5 client why [MQTT-3.14.0-1].
 
-        Args:
-            reason_code: of the DISCONNECT.
-            now: monotonic seconds; None for the time of the last chunk.
-            properties: of the DISCONNECT.
+        The properties are those of the DISCONNECT; `now` is None for the time of the last chunk.
         """
         if self.is_closing:
             return
@@ -656,10 +643,7 @@ class Client:
         """Answer a CONNECT that is not accepted, where the version has a word for it.
 
         [MQTT-3.2.2-7] of MQTT 5.0; MQTT 3.1.1 closes without CONNACK where it has no return code.
-
-        Args:
-            reason_code: of the CONNACK.
-            properties: of the CONNACK; MQTT 5 clients get them.
+        MQTT 5 clients get the properties.
         """
         if self.version == MQTT_5 or reason_code in CONNACK_RETURN_CODES:
             self.sender.send_packet(ConnAck(False, reason_code, properties))

@@ -46,14 +46,9 @@ class DeduplicationRelease:
         then: Callable[[], None],
         is_wanted: Callable[[], bool],
     ) -> None:
-        """Prepare it; `ask` begins.
+        """Prepare it; `ask` begins, and `then` is called once all sinks have forgotten.
 
-        Args:
-            sender: of the client that waits for it.
-            identifier: to forget.
-            sinks: that may know it.
-            then: called once all of them have forgotten it.
-            is_wanted: says whether to ask again where one could not: the session is there.
+        `is_wanted` says whether to ask again where one could not: the session is there.
         """
         self.sender = sender
         self._identifier = identifier

@@ -114,16 +114,7 @@ class Lanes:
         options: MqttOptions,
         logger: logging.Logger,
     ) -> None:
-        """Begin without lanes.
-
-        Args:
-            sessions: returns the session of a Client Identifier; None where it has none.
-            close: ends the connection of a session, if it has one.
-            timers: of the broker.
-            counters: the same.
-            options: the same; say when a lane is taken over.
-            logger: the same.
-        """
+        """Begin without lanes; `sessions` finds the session of a Client Identifier."""
         self.change(options)
         self._session_of = sessions
         self._close = close
@@ -146,13 +137,7 @@ class Lanes:
     def asked(
         self, client_id: str, username: str | None, user_properties: Sequence[tuple[str, str]]
     ) -> str:
-        """Return which other lane a CONNECT names; "" for none, or for one that cannot be.
-
-        Args:
-            client_id: of who connects.
-            username: the same.
-            user_properties: of the CONNECT.
-        """
+        """Return which other lane a CONNECT names; "" for none, or for one that cannot be."""
         names = [value for name, value in user_properties if name == LANE_PROPERTY]
         if not names:
             return ""
@@ -187,15 +172,11 @@ class Lanes:
         yields: bool = False,
         large: LargeOf = None,
     ) -> None:
-        """Take note of a client that has connected.
+        """Take note of a client that has connected; `other_id` is what `asked` has said.
 
-        Args:
-            session: its own.
-            other_id: what `asked` has said.
-            now: monotonic seconds.
-            yields: what is sent to it yields to the other lane.
-            large: which lane takes the large messages of both: this one or the other; None where
-                each has subscriptions of its own.
+        If it `yields`, what is sent to it yields to the other lane. `large` is the lane that takes
+        the large messages of both, this one or the other; None where each has subscriptions of its
+        own.
         """
         if not (self.has_lanes or other_id or yields):
             return
@@ -252,12 +233,7 @@ class Lanes:
             order.leave()
 
     def _part(self, session: LaneSession, *, has_ended: bool = False) -> None:
-        """End the order of two lanes, if a session is one of them.
-
-        Args:
-            session: the one.
-            has_ended: it takes nothing more.
-        """
+        """End the order of two lanes, if a session is one of them; an ended one takes nothing."""
         other_id = self._joined.pop(session.client_id, "")
         other = self._session_of(other_id)
         for one, partner in ((session, other), (other, session)):

@@ -158,14 +158,7 @@ class LargeAhead:
             self._look_at(session, now + wait)
 
     def _have_arrived(self, session: OneConnection, n_large: int, until: float, now: float) -> None:
-        """Count what has waited for the oldest large messages.
-
-        Args:
-            session: of the client.
-            n_large: how many of them have arrived.
-            until: monotonic seconds at which they have.
-            now: monotonic seconds.
-        """
+        """Count what has waited for the oldest large messages, which have arrived at `until`."""
         on_way = self._on_way
         if n_large == len(on_way):
             on_way[-1].looks.append((now, _n_small(session)))

@@ -129,11 +129,7 @@ class LoginBackoff:
     """
 
     def __init__(self, limits: Limits) -> None:
-        """Begin without any failure.
-
-        Args:
-            limits: the keys that begin with `login`; a count that is None is no limit.
-        """
+        """Begin without any failure; a limit that is None is none."""
         self.change(limits)
         self._pairs: OrderedDict[int, _Pair] = OrderedDict()
         self._addresses: OrderedDict[int, _InHand] = OrderedDict()
@@ -151,13 +147,9 @@ class LoginBackoff:
     def begin(
         self, address: str, username: str | None, password: bytes | None, now: float
     ) -> Attempt | None:
-        """Begin a login.
+        """Begin a login of a client at an address, which is "" where it has none.
 
-        Args:
-            address: of the client; "" where it has none.
-            username: as sent, or None where it is not known yet.
-            password: as sent; None where no password is sent in clear.
-            now: monotonic seconds.
+        The user name is None where it is not known yet, the password where none is sent in clear.
 
         Returns:
             None for a client without an address, which is not counted.
@@ -204,12 +196,7 @@ class LoginBackoff:
         _keep(self._good, attempt.pair, None, MAX_GOOD)
 
     def failed(self, attempt: Attempt, password: bytes | None, now: float) -> float:
-        """Note that a client was refused.
-
-        Args:
-            attempt: that `begin` let pass.
-            password: as for `begin`.
-            now: monotonic seconds.
+        """Note that a client was refused, whose attempt `begin` has let pass.
 
         Returns:
             Seconds for which the pair must wait from now on.

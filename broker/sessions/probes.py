@@ -67,13 +67,7 @@ class Probes:
     """Sends the probes of one sampler, in its rounds."""
 
     def __init__(self, core: Core, sampler: LinkSampler, topic: str) -> None:
-        """Make it; nothing is sent before `send`.
-
-        Args:
-            core: whose subscribers.
-            sampler: whose probes.
-            topic: its `probe_topic`.
-        """
+        """Make it, for the sampler's `probe_topic`; nothing is sent before `send`."""
         self._core = core
         self._sampler = sampler
         self._topic = topic
@@ -85,13 +79,7 @@ class Probes:
         self._has_told_too_large = False
 
     def send(self, session: Session, client: Client, now: float) -> None:
-        """Send a probe to a subscriber of the topic that has none unanswered.
-
-        Args:
-            session: connected.
-            client: its own.
-            now: monotonic seconds.
-        """
+        """Send a probe to a connected subscriber of the topic that has none unanswered."""
         self._has_seen_client = True
         subscription = session.subscriptions.get(self._topic)
         if subscription is None or not subscription.qos:
@@ -156,13 +144,7 @@ class Probes:
 
 
 def send_probe(session: Session, sender: Sender, now: float) -> None:
-    """Send the probe that waits for room, if there is any.
-
-    Args:
-        session: with a probe.
-        sender: its own, with a transport that has room.
-        now: monotonic seconds.
-    """
+    """Send the probe that waits for room, if there is any; the transport has some."""
     probe = session.probe
     if probe is None or probe.packet_id or session.resend or not sender.has_quota():
         return

@@ -43,23 +43,13 @@ class ReceivedBytes:
     """
 
     def __init__(self, most_bytes: int) -> None:
-        """Begin without connections.
-
-        Args:
-            most_bytes: limit of `n_bytes`.
-        """
+        """Begin without connections; `n_bytes` may be `most_bytes` at most."""
         self.most_bytes = most_bytes
         self._holders: dict[Receiving, int] = {}
         self.n_bytes = 0
 
     def count(self, client: Receiving, n_bytes: int, now: float) -> None:
-        """Note what is held of a client. While the sum exceeds the limit, close the largest holder.
-
-        Args:
-            client: not closing.
-            n_bytes: bytes that are held.
-            now: monotonic seconds.
-        """
+        """Note what a client holds. While the sum exceeds the limit, close the largest holder."""
         self.forget(client)
         if n_bytes <= FREE_BYTES:
             return

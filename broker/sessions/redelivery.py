@@ -60,10 +60,6 @@ def may_take_over(session: Session) -> bool:
 def take_over(session: Session, now: float) -> bool:
     """Take messages from another member, where this member is idle and can send them.
 
-    Args:
-        session: connected and a member of a share.
-        now: monotonic seconds.
-
     Returns:
         True where the session has got a message.
     """
@@ -200,12 +196,8 @@ def unsubscribed(session: Session, topic_filter: str, now: float) -> None:
 def refused(session: Session, is_refused: Callable[[Delivery], bool], now: float) -> None:
     """Take from a session what it may no longer receive; messages of a share go to other members.
 
-    A QoS 2 message that the client has received is completed with it.
-
-    Args:
-        session: without a connection.
-        is_refused: says whether a delivery is taken.
-        now: monotonic seconds.
+    The session has no connection. A QoS 2 message that the client has received is completed with
+    it.
     """
     inflight = session.inflight
     sent = [d for d in inflight if is_refused(d) and not inflight.is_released(d.packet_id)]
@@ -237,12 +229,8 @@ def session_ended(session: Session, now: float) -> None:
 def restored(core: Core, journal: Journal, deliveries: Sequence[Delivery], now: float) -> None:
     """Give deliveries that belong to no session after a restart to members of their shares.
 
-    Args:
-        core: with its sessions and their subscriptions restored.
-        journal: of the core.
-        deliveries: read from the database, with their rows; without a share where the payload
-            is lost.
-        now: monotonic seconds.
+    All sessions are restored, with their subscriptions. The deliveries have their rows; they have
+    no share where the payload is lost.
     """
     moved: list[Delivery] = []
     for delivery in deliveries:
@@ -271,11 +259,8 @@ def _move(
 ) -> bool:
     """Give messages that were taken out of a session to other members of their shares.
 
-    Args:
-        giver: its ledger books them as moved or expired.
-        deliveries: of shares that have members.
-        now: monotonic seconds.
-        taker: the member that gets them; None for the member that the share chooses.
+    The giver's ledger books them as moved or expired. Without a taker, the share chooses the
+    member.
 
     Returns:
         True where the taker has got some.

@@ -54,10 +54,7 @@ class Takeovers:
     def add(self, client_id: str, peer: str, now: float) -> str:
         """Count a takeover; return what the log should say, or "".
 
-        Args:
-            client_id: of both.
-            peer: ``ADDRESS:PORT`` of the connection that is taken over.
-            now: monotonic seconds.
+        The peer is the ``ADDRESS:PORT`` of the connection that is taken over.
         """
         recent = self._recent
         taken = [one for one in recent.pop(client_id, []) if now - one[0] < FIGHT_SECONDS]
@@ -257,13 +254,7 @@ class SessionRegistry:
         return n_bytes + will_bytes(will) <= most_bytes
 
     def remove_subscription(self, session: Session, topic_filter: str, now: float) -> None:
-        """End one of a session's subscriptions [MQTT-3.10.4-1].
-
-        Args:
-            session: of one client.
-            topic_filter: of the subscription, which it has.
-            now: monotonic seconds.
-        """
+        """End one of a session's subscriptions [MQTT-3.10.4-1]."""
         core = self._core
         del session.subscriptions[topic_filter]
         if core.consuming is not None:
@@ -284,11 +275,6 @@ class SessionRegistry:
         """A client is gone, but what it has sent is not handled to its end: it gets nothing more.
 
         Will and session wait for `connection_lost`, as what it has sent comes before its will.
-
-        Args:
-            session: of the client.
-            client: its own.
-            now: monotonic seconds.
         """
         if session.client is not client:
             return
@@ -299,13 +285,7 @@ class SessionRegistry:
                 self._core.tree.remove(session, topic_filter)
 
     def connection_lost(self, session: Session, client: Client, now: float) -> None:
-        """A session has lost its connection: decide on its will and its end.
-
-        Args:
-            session: whose connection it was.
-            client: the one that has ended.
-            now: monotonic seconds.
-        """
+        """A session has lost its connection: decide on its will and its end."""
         since = now
         leaving = self._leaving.get(session)
         if leaving is not None and leaving[0] is client:
@@ -351,10 +331,7 @@ class SessionRegistry:
     def count_absence(self, session: Session, since: float, now: float) -> None:
         """Let the time run that will and session have without a connection.
 
-        Args:
-            session: without a connection.
-            since: monotonic seconds when it lost it, now or before a restart.
-            now: monotonic seconds.
+        It was lost at `since`, now or before a restart.
         """
         core = self._core
         interval = session.expiry_interval
@@ -386,12 +363,8 @@ class SessionRegistry:
     def end(self, session: Session, now: float, *, has_expired: bool = False) -> None:
         """End a session: its will is due, its subscriptions and messages go.
 
-        [MQTT-3.1.3-9] for a delayed will.
-
-        Args:
-            session: of one client.
-            now: monotonic seconds.
-            has_expired: it ends for its Session Expiry Interval.
+        [MQTT-3.1.3-9] for a delayed will. It `has_expired` where it ends for its Session Expiry
+        Interval.
         """
         if self._sessions.get(session.client_id) is not session:
             return

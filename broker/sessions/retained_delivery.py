@@ -143,12 +143,7 @@ def connection_lost(session: Session) -> None:
 
 
 def send_due(session: Session, now: float, n_messages: int = SLICE_MESSAGES) -> bool:
-    """Go on with what is due, by one slice at most.
-
-    Args:
-        session: connected, with something due.
-        now: monotonic seconds.
-        n_messages: the most to give.
+    """Go on with what is due, by one slice of at most `n_messages`.
 
     Returns:
         True where it is worth while to go on at once: there is more, or some of it waits.

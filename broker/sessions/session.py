@@ -198,9 +198,6 @@ class Session:
         A session that is not durable has the origin of the sessions of its client before it, so
         that a client that does not forget its messages with its session can be told from others
         after the broker was killed.
-
-        Args:
-            packet_id: of its PUBLISH.
         """
         if not self.origin:
             self.origin = blake2b(self.client_id.encode(), digest_size=CLIENT_BYTES).digest()
@@ -234,13 +231,8 @@ class Session:
     ) -> None:
         """Take a message for this client: write it now, let it wait, or drop and count it.
 
-        Args:
-            message: to be delivered.
-            qos: to deliver it with.
-            retain: RETAIN flag to deliver it with.
-            subscription_ids: Subscription Identifiers to deliver it with.
-            now: monotonic seconds.
-            share: topic filter of the shared subscription by which it comes, or "".
+        It is delivered with this QoS, RETAIN flag and these Subscription Identifiers. A share is
+        the topic filter of the shared subscription by which it comes, or "".
         """
         ledger = self.ledger
         ledger.matched += 1
@@ -298,9 +290,6 @@ class Session:
 
         This is the rule for every way that a message takes. `deliver` tests the same in line, to
         save a call for each message, and so do the runs of `penstock.broker.fast_paths`.
-
-        Args:
-            qos: to deliver it with.
         """
         sender = self.sender
         return (
@@ -311,13 +300,9 @@ class Session:
         )
 
     def has_room_for(self, message: Message, n_copies: int = 1) -> bool:
-        """Say whether a message may wait for this client, as far as its own limits go.
+        """Say whether copies of a message may wait for this client, as far as its own limits go.
 
         What has limits that are not those of all drops messages at them, unless it refuses them.
-
-        Args:
-            message: to be delivered.
-            n_copies: how often.
         """
         outbox = self.outbox.place_of(message)
         rules = outbox.rules
@@ -432,13 +417,7 @@ class UnusedSession(Session):
 
 
 def pump(client: Client, unsent_bytes: int, now: float) -> None:
-    """Move from the outbox into `out` what may be sent now.
-
-    Args:
-        client: connected or not.
-        unsent_bytes: what the transport has taken and not sent.
-        now: monotonic seconds.
-    """
+    """Move from the outbox into `out` what may be sent, beside what the transport has not sent."""
     outgoing = client.outgoing
     sender = client.sender
     if outgoing.is_unreadable:  # a DISCONNECT would be read as a part of the payload

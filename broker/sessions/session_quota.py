@@ -59,10 +59,7 @@ class SessionQuota:
     def refusal(self, n_sessions: int, username: str | None, address: str) -> tuple[str, str]:
         """Return which limit refuses a further session, and what it allows; ("", "") for none.
 
-        Args:
-            n_sessions: existing ones.
-            username: of the client that needs one.
-            address: of that client; "" where it is not known, as over a Unix socket.
+        The address is "" where it is not known, as over a Unix socket.
         """
         limits = self._limits
         if limits.sessions is not None and n_sessions >= limits.sessions:
@@ -78,10 +75,7 @@ class SessionQuota:
     def count(self, session: Counted, username: str | None, address: str | None) -> None:
         """Count a session for the user and the address of its newest connection.
 
-        Args:
-            session: new, or counted for others before.
-            username: None for none.
-            address: of the client; "" where it is not known; None to leave it, as of one away.
+        The address is "" where it is not known; None leaves it, as of one that is away.
         """
         limits = self._limits
         if limits.sessions_per_user is not None:

@@ -186,12 +186,7 @@ class Consuming:
     """All subscriptions that sources feed."""
 
     def __init__(self, core: CoreContext, sources: Sequence[MessageSource]) -> None:
-        """Begin without subscriptions.
-
-        Args:
-            core: the broker.
-            sources: each with a prefix of its own.
-        """
+        """Begin without subscriptions; each source has a prefix of its own."""
         self._core = core
         self._sources = {source.prefix: source for source in sources}
         self._subscriptions: dict[Reader, dict[str, Subscription]] = {}

@@ -38,15 +38,9 @@ async def hand_over(
 ) -> None:
     """Take from a session that `is_anothers` what its next user may not have; it keeps the rest.
 
-    When this returns, the session, if there is one, is that user's. A connection of another user
-    has been closed, so that nothing which that client does is done under the new name.
-
-    Args:
-        core: the broker.
-        client_id: of a client that was let in and wants its session back.
-        username: the one it was let in with, or None.
-        listener: it comes in on.
-        now: monotonic seconds.
+    When this returns, the session, if there is one, is that user's, on the listener by which it
+    comes in. A connection of another user has been closed, so that nothing which that client does
+    is done under the new name.
     """
     access = core.access
     assert access is not None  # noqa: S101 (see `is_anothers`)

@@ -40,11 +40,8 @@ def will_message(
 ) -> Message:
     """Return the message that a will stands for if it is published now.
 
-    Args:
-        will: as in CONNECT.
-        client_id: whose will it is.
-        now: monotonic seconds; its Message Expiry Interval runs from here (3.1.3.2.4).
-        threshold_s: payload bytes above which messages of its topic are large.
+    Its Message Expiry Interval runs from `now` (3.1.3.2.4). Above `threshold_s` payload bytes it is
+    large.
     """
     properties = {k: v for k, v in will.properties.items() if k != "will_delay_interval"}
     return Message(
