@@ -6,7 +6,8 @@ redis-server and mosquitto.
 A publisher is at one broker, and the subscriber at another one, of a cluster on a Redis server
 without a disk. Messages have 64 bytes and one topic, and come in runs; at QoS 0 the next run begins
 when the last one has arrived. What is counted is the processor time of both brokers and of Redis
-for each message. One broker without a cluster stands beside, and mosquitto. Setups take turns.
+for each message. Sessions end with their connection, or go on: then messages pass through the
+mailbox of one. One broker without a cluster stands beside, and mosquitto. Setups take turns.
 """
 
 from __future__ import annotations
@@ -72,11 +73,13 @@ class Kind:
         words: its name.
         load: a function that connects it.
         most: the target: microseconds of all processes for each message.
+        is_durable: sessions outlive their connections: those of a cluster have mailboxes.
     """
 
     words: str
     load: Callable[[Access], Load | WindowedLoad]
     most: float
+    is_durable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +107,8 @@ def _windowed(window: int) -> Callable[[Access], WindowedLoad]:
 KINDS: Final = (
     Kind("QoS 0", _stream, 3.0),
     Kind("QoS 1, window 100", _windowed(100), 10.0),
+    Kind("QoS 0, session goes on", _stream, 40.0, is_durable=True),
+    Kind("QoS 1, window 100, session goes on", _windowed(100), 40.0, is_durable=True),
 )
 
 
@@ -156,7 +161,7 @@ def measure(kind: Kind, setup: Setup, seconds: float) -> dict[str, float]:
         times = {name: each.cpu_times() for name, each in setup.processes.items()}
         return {name: each.user + each.system for name, each in times.items()}
 
-    with kind.load(setup.access) as load:
+    with kind.load(replace(setup.access, is_durable=kind.is_durable)) as load:
         load.run(RUN_MESSAGES)
         n_messages = 0
         before, end = used(), time.monotonic() + seconds
