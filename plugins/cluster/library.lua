@@ -39,11 +39,13 @@
 --               connection; messages and bytes in :q; shared, how many of them stand in :p; got, the
 --               newest entry that its owner has read; dup, the newest one that may have been sent;
 --               told, where the owner knows of more entries; commit and added, the newest commit and
---               what it has added
+--               what it has added; jobs, where any messages of shared subscriptions have come
 --   :f:CLIENT   hash: its subscriptions
 --   :q:CLIENT   stream: its messages. The one field of each is called as its head, see
 --               mail_entries.py; the value is the packet, or a byte 0, the packet's size and the
 --               NAME of one that several mailboxes have
+--   :e:ORIGIN:CLIENT the same of a session that has ended, where it has had any of shared
+--               subscriptions, until other members have these
 --   :p:NAME     hash: a packet, and in how many mailboxes it is
 --   :i:CLIENT   hash: entries of :q that have a packet identifier, to how they were sent
 --   :n:CLIENT   set: packet identifiers of QoS 2 messages that it has sent and not released
@@ -380,6 +382,13 @@ local function end_session(base, client, origin)
     for i = 1, #entries do forget_value(box, entries[i][2][2]) end
     after = '(' .. entries[#entries][1]
   end
+  if call('HEXISTS', box.key, 'jobs') == 1 and call('EXISTS', box.stream) == 1 then
+    local sent = call('HGETALL', base .. ':i' .. suffix)
+    for i = 1, #sent, 2 do  -- [MQTT-4.8.2-5]
+      if cjson.decode(sent[i + 1])[3] == 2 then call('XDEL', box.stream, sent[i]) end
+    end
+    call('RENAME', box.stream, base .. ':e:' .. origin .. suffix)
+  end
   call('UNLINK', base .. ':s' .. suffix, base .. ':f' .. suffix, base .. ':q' .. suffix,
     base .. ':i' .. suffix, base .. ':n' .. suffix)
   call('ZADD', base .. ':x', text(now_ms()), origin .. ' ' .. client)
@@ -608,6 +617,7 @@ function functions.post(keys, args)
     elseif has_others and (not box.origin or token == '!' and box.away) then
       refused[#refused + 1] = run
     elseif has_others or not is_here(base, token) then
+      box.has_jobs = box.has_jobs or has_others
       local packets = packets_of(data)
       for i = 1, #packets do
         local packet, name = packets[i], nil
@@ -635,7 +645,8 @@ function functions.post(keys, args)
   for i = 1, #asked do
     local box = asked[i]
     if box.origin then
-      if box.has_changed then write_counts(box) end
+      if box.has_jobs then write_counts(box, 'jobs', '1')
+      elseif box.has_changed then write_counts(box) end
       local owner = ''
       if not box.away and box.messages > 0 and call('HSETNX', box.key, 'told', '1') == 1 then
         owner = call('HGET', base .. ':o', box.client) or ''
@@ -793,8 +804,9 @@ function functions.expire(keys, args)
   return ended
 end
 
--- Forgets sessions that have ended, of which all nodes know.
+-- Forgets sessions that have ended, of which all nodes know: origin and client of each.
 function functions.forget(keys, args)
+  for i = 1, #args do call('UNLINK', keys[1] .. ':e:' .. string.gsub(args[i], ' ', ':', 1)) end
   return call('ZREM', keys[1] .. ':x', unpack(args))
 end
 

@@ -90,7 +90,7 @@ class MailRoom:
         self.sink.routes = self.routes
         self.sessions = KeptSessions(calls, self.routes, announcer, clients, clock, logger)
         self.sink.prefixes = self.sessions.prefixes
-        self.expiry = MailExpiry(calls, self.sessions, announcer, is_first, logger)
+        self.expiry = MailExpiry(calls, self.sessions, announcer, give, is_first, logger)
         self.members: dict[str, MemberSink] = {}
         self._engine = engine
         self._sinks = sinks

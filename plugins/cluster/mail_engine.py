@@ -20,6 +20,7 @@ IF_CONNECTED: Final = b"!"
 
 MOST_GONE: Final = 1000
 """Entries that one change removes."""
+_READ_AT_ONCE: Final = 100
 _MOST_EXPIRED: Final = 100
 """Sessions that one call ends."""
 _MOST_WORDS: Final = 3000
@@ -213,6 +214,17 @@ class MailEngine:
         found = await plain(self.engine.call("expire", bucket, _MOST_EXPIRED, is_stored=True))
         pairs = (one.decode().partition(" ") for one in found)
         return [(origin, client_id) for origin, _, client_id in pairs]
+
+    async def left_by(self, bucket: str, origin: str, client_id: str) -> list[Entry]:
+        """Return what waited for a session that has ended, if any is of shared subscriptions."""
+        found: list[Entry] = []
+        key, after = f":e:{origin}:{client_id}", b"-"
+        while some := await plain(
+            self.engine.read(bucket, "XRANGE", key, after, "+", "COUNT", _READ_AT_ONCE)
+        ):
+            found += _entries(some)
+            after = b"(" + some[-1][0]
+        return found
 
     async def forget(self, bucket: str, ended: Sequence[tuple[str, str]]) -> None:
         """Forget sessions that have ended, once all nodes know it."""

@@ -1,19 +1,25 @@
 """Ends kept sessions that have waited for their clients for too long.
 
 One node does it for all, the first by name. The engine's clock decides. It forgets a session that
-has ended once all nodes are told: where this node ends before, another one tells them.
+has ended once all nodes are told: where this node ends before, another one tells them. It gives
+what waited for the session as a member of shared subscriptions to other members before (MQTT 5.0,
+4.8.2), whatever has ended it.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from logging import Logger
 from typing import Final
 
 from penstock.plugins.cluster.announcer import Announcer
+from penstock.plugins.cluster.frames import Lane
 from penstock.plugins.cluster.mail_engine import MailEngine
+from penstock.plugins.cluster.mail_entries import read_head
 from penstock.plugins.cluster.mail_sessions import KeptSessions
+from penstock.plugins.cluster.node_sink import Give, Shared
 from penstock.plugins.redis.errors import StorageError
 
 ROUND_SECONDS: Final = 4.0
@@ -29,6 +35,7 @@ class MailExpiry:
         engine: calls of the engine.
         mail: tells all nodes.
         announcer: knows whether they are told.
+        give: takes messages of shared subscriptions.
         is_first: whether this node is the first of all.
         logger: gets faults.
 
@@ -41,6 +48,7 @@ class MailExpiry:
         engine: MailEngine,
         mail: KeptSessions,
         announcer: Announcer,
+        give: Give,
         is_first: Callable[[], bool],
         logger: Logger,
     ) -> None:
@@ -48,6 +56,7 @@ class MailExpiry:
         self._engine = engine
         self._mail = mail
         self._announcer = announcer
+        self._give = give
         self._is_first = is_first
         self._logger = logger
         self._told: dict[tuple[str, str], int] = {}
@@ -85,9 +94,22 @@ class MailExpiry:
             elif number <= self._announcer.answered:
                 known.append(one)
         if known:
+            await asyncio.gather(*(self._hand_on(bucket, *one) for one in known))
             await self._engine.forget(bucket, known)
             for one in known:
                 del self._told[one]
+
+    async def _hand_on(self, bucket: str, origin: str, client_id: str) -> None:
+        """Give messages to other members; return once they are stored for those."""
+        waiting: list[asyncio.Future[None]] = []
+        for _, head, packet in await self._engine.left_by(bucket, origin, client_id):
+            version, _, share = read_head(head)
+            if share:
+                future = asyncio.get_running_loop().create_future()
+                done = partial(_finish, future)
+                self._give(Shared(Lane(version, share), packet[0] >> 1 & 3, 1, packet, done))
+                waiting.append(future)
+        await asyncio.gather(*waiting)
 
     async def close(self) -> None:
         """Look no more; may be called again."""
@@ -95,3 +117,8 @@ class MailExpiry:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
+
+
+def _finish(future: asyncio.Future[None], _reason_code: int) -> None:
+    if not future.done():
+        future.set_result(None)

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 import pytest
 from redis import Redis
 
+from penstock.broker.mqtt.packets import Publish
 from tests.helpers.cluster import (
     Cluster,
     Reading,
@@ -184,3 +185,30 @@ async def test_job_whose_member_has_just_ended_its_session_is_done_by_another(
         await reached(lambda: len(reading.came.get("quit/x", ())) == 20, "all jobs")
         taking.cancel()
         quits.close()
+
+
+@pytest.mark.parametrize("expiry", [1, 600])
+async def test_jobs_of_a_member_whose_session_ends_are_done_by_another(
+    cluster: Cluster, expiry: int
+) -> None:
+    """It expires, or its client begins anew: what waited for it is not lost (4.8.2)."""
+    topic, options = f"ends/{expiry}", lasting(expiry)
+    options["properties"]["receive_maximum"] = 1
+    async with (
+        await cluster.connected("a", f"gives-{expiry}") as giver,
+        await cluster.connected("b", f"goes-on-{expiry}", **lasting()) as goes_on,
+        await cluster.connected("c", f"ends-{expiry}", **options) as ends,
+    ):
+        for worker in (goes_on, ends):
+            await worker.subscribe(f"$share/ends/{topic}", 1)
+        reading = Reading()
+        taking = asyncio.create_task(reading.run(goes_on))
+        for number in range(20):
+            await giver.publish(topic, b"%d" % number)
+        assert (await ends.take(Publish)).topic == topic
+        assert len(reading.came.get(topic, ())) < 20
+        ends.close()
+        if expiry > 1:
+            (await cluster.connected("b", f"ends-{expiry}", clean_start=True)).close()
+        await reached(lambda: len(reading.came.get(topic, ())) == 20, "all jobs")
+        taking.cancel()

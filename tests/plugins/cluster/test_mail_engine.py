@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import uuid
 from collections.abc import AsyncIterator, Sequence
@@ -202,6 +203,25 @@ async def test_messages_go_from_the_beginning_or_from_the_midst_of_a_mailbox() -
             counted = (await a.load(X, own)).values
             assert counted[b"bytes"] == b"%d" % (3 * int(counted[b"messages"]))
             assert int(counted[b"messages"]) == len(rest)
+
+
+async def test_what_others_can_have_is_left_by_a_session_that_ends() -> None:
+    """But what was sent at QoS 2 [MQTT-4.8.2-5]; it is there until it is forgotten."""
+    async with joined(server(), "a") as a:
+        own = await kept(a)
+        await posted(a, b"1", b"2", b"3", token=IF_CONNECTED)
+        one, two, _ = (await a.fetch(X, own, FROM_START, 10, 1000)).entries
+        for number, (entry, qos) in enumerate(((one, 1), (two, 2)), 2):
+            sent = json.dumps((number, False, qos, False, None)).encode()
+            await commit(a, own, number, "o1", "i", entry[0], sent)
+        await plain(a.finish(X, own, "o1"))
+        left = await a.left_by(bucket(a), "o1", X)
+        assert [(head, packet[2:]) for _, head, packet in left] == [
+            (b"head", b"1"),
+            (b"head", b"3"),
+        ]
+        await a.forget(bucket(a), [("o1", X)])
+        assert not await a.left_by(bucket(a), "o1", X)
 
 
 async def test_owner_is_named_once_until_it_has_fetched() -> None:
