@@ -357,7 +357,8 @@ async def test_subscriptions_are_confirmed_by_all(single: RedisServer) -> None:
 
 RIGHTS = (
     "~penstock:* -@all +@hash +@stream +get +set +del +pexpire +fcall +@set +@sortedset +time"
-    " +function|list +function|load +info +exists +unlink +wait +select +cluster|slots +config|get"
+    " +rename +function|list +function|load +info +exists +unlink +wait +select +cluster|slots"
+    " +config|get"
 )
 """What a user needs at least, as docs/how-to/cluster.md says."""
 
