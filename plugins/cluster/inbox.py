@@ -2,8 +2,9 @@
 
 Theory of operation. Entries come in the order of the stream. Those of one origin are given to its
 forwarders one after the other; origins do not wait for each other. An entry is done when the broker
-has taken all of its messages. Who has lost the server reads the stream again from its start: the
-numbers of its origin tell what was read before.
+has taken all of its messages. A node that stood still takes none before it knows that it is still a
+member: what it had not read may have been given to others. Who has lost the server reads the stream
+again from its start: the numbers of its origin tell what was read before.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ RETRY_SECONDS: Final = 1.0
 KNOWN_SECONDS: Final = 600.0
 """What a node has sent that has left is known for so long: a failover may bring back entries that
 were deleted."""
+
+LOOK_SECONDS: Final = 0.05
 
 MOST_READ: Final = 64
 """Entries that are read at once."""
@@ -139,6 +142,7 @@ class Inbox:
         clients: connects local clients.
         delete: deletes entries, given by their IDs, whose frames have so many bytes.
         give: takes messages of a shared subscription that no member here can take.
+        is_certain: says whether this node is a member beyond doubt.
         logger: gets faults.
 
     Attributes:
@@ -155,8 +159,10 @@ class Inbox:
         clients: LocalClients,
         delete: Callable[[Sequence[bytes], int], None],
         give: Give,
+        is_certain: Callable[[], bool],
         logger: Logger,
     ) -> None:
+        self._is_certain = is_certain
         self.clients = clients
         self.give = give
         self.n_entries = 0
@@ -198,6 +204,8 @@ class Inbox:
 
     async def _read(self, reader: StreamReader) -> None:
         async for entries in reader.anew(MOST_READ):
+            while not self._is_certain():  # noqa: ASYNC110 (time is a part of it)
+                await asyncio.sleep(LOOK_SECONDS)
             for entry_id, fields in entries:
                 self._take_fields(entry_id, fields)
             await self._has_room.wait()

@@ -209,7 +209,13 @@ class Node:
             cast("dict[str, MemberSink]", self.sinks), self.mail.members
         )
         self.groups = Groups(self.name, sinks, self._routes, loop)
-        self.inbox = Inbox(self._clients, self._delete, self.groups.give_back, self._logger)
+        self.inbox = Inbox(
+            self._clients,
+            self._delete,
+            self.groups.give_back,
+            lambda: self.members.is_certain,
+            self._logger,
+        )
         self.inheritance = Inheritance(self.engine, self.groups, self._clients)
         self.members.start()
         self.mail.start()

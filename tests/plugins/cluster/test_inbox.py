@@ -47,6 +47,7 @@ class Reader:
             local_clients(server),
             self._delete,
             self.refused.append,
+            lambda: True,
             logging.getLogger("test"),
         )
 
