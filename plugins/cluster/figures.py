@@ -55,7 +55,8 @@ def _mail(mail: MailRoom) -> Iterator[Metric]:
     told = "Messages taken from mailboxes."
     yield _one("mailbox_messages_total", told, sessions.n_fetched)
     told = "Messages that mailboxes have dropped."
-    dropped = {**sink.lost, "unreadable": sessions.n_unreadable}
+    ended, unreadable = mail.expiry.n_dropped, sessions.n_unreadable
+    dropped = {**sink.lost, "session_ended": ended, "unreadable": unreadable}
     yield _by("mailbox_dropped_total", told, "reason", dropped)
     told = "Sessions that had waited for too long, as this node has told the others."
     yield _one("sessions_expired_total", told, mail.expiry.n_expired)

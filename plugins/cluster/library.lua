@@ -34,6 +34,7 @@
 --               the time in ms at which they came
 --   :x          sorted set: origin and client of sessions that wait for their client, by the time in
 --               ms at which they expire; and of those that have ended, until all nodes know it
+--   :g          hash: of those that have ended, how many messages had waited and are gone
 --   :s:CLIENT   hash: the session that the client may come back to: origin, which no other one has;
 --               options; expiry in s, '' for none; away, the time in ms since when it has no
 --               connection; messages and bytes in :q; shared, how many of them stand in :p; got, the
@@ -373,9 +374,13 @@ local function remove_entries(box, ids, bytes)
   box.messages, box.bytes = box.messages - n, box.bytes - math.floor(bytes * n / #ids)
 end
 
--- Ends a session. Its name stays until all nodes know it.
-local function end_session(base, client, origin)
+-- Ends a session. Its name stays until all nodes know it. Its owner counts the messages up to the one
+-- that it has read last, '0-0' for none.
+local function end_session(base, client, origin, read)
   local suffix, box, after = ':' .. client, session_of(base, client), '-'
+  local n_gone = call('XLEN', box.stream)
+  if read ~= '0-0' then n_gone = n_gone - #call('XRANGE', box.stream, '-', read) end
+  if n_gone > 0 then call('HSET', base .. ':g', origin .. ' ' .. client, n_gone) end
   while box.shared > 0 do
     local entries = call('XRANGE', box.stream, after, '+', 'COUNT', 100)
     if #entries == 0 then break end
@@ -432,7 +437,7 @@ local function revive(base, client)
   if not told[1] then return '' end
   leave_session(base, client, false)
   if told[3] and told[2] and told[2] ~= '' and now_ms() >= told[3] + told[2] * 1000 then
-    end_session(base, client, told[1])
+    end_session(base, client, told[1], '0-0')
     return ''
   end
   call('HDEL', key, 'away', 'told')
@@ -723,7 +728,7 @@ local function commit(base, words, first, stop)
   local box = session_of(base, client)
   local stamp = owner .. ' ' .. number
   if box.origin and box.origin ~= origin then
-    end_session(base, client, box.origin)
+    end_session(base, client, box.origin, '0-0')
     box = session_of(base, client)
   elseif not box.origin and words[first + 5] ~= 's' then
     return FENCED  -- a failover has lost it
@@ -780,9 +785,9 @@ end
 
 -- Ends a session whose client has ended it.
 function functions.finish(keys, args)
-  local base, client, owner, origin = keys[1], unpack(args)
+  local base, client, owner, origin, read = keys[1], unpack(args)
   if is_owner(base, client, owner) and call('HGET', base .. ':s:' .. client, 'origin') == origin then
-    end_session(base, client, origin)
+    end_session(base, client, origin, read)
   end
   return 1
 end
@@ -797,17 +802,24 @@ function functions.expire(keys, args)
     if call('HGET', base .. ':s:' .. client, 'origin') ~= origin then
       ended[#ended + 1] = due[i]
     elseif call('HEXISTS', base .. ':o', client) == 0 then
-      end_session(base, client, origin)
+      end_session(base, client, origin, '0-0')
       ended[#ended + 1] = due[i]
     end
   end
   return ended
 end
 
--- Forgets sessions that have ended, of which all nodes know: origin and client of each.
+-- Forgets sessions that have ended, of which all nodes know: origin and client of each. Answers how
+-- many messages are gone with them.
 function functions.forget(keys, args)
-  for i = 1, #args do call('UNLINK', keys[1] .. ':e:' .. string.gsub(args[i], ' ', ':', 1)) end
-  return call('ZREM', keys[1] .. ':x', unpack(args))
+  local key, n_gone = keys[1] .. ':g', 0
+  for i = 1, #args do
+    n_gone = n_gone + (call('HGET', key, args[i]) or 0)
+    call('UNLINK', keys[1] .. ':e:' .. string.gsub(args[i], ' ', ':', 1))
+  end
+  call('HDEL', key, unpack(args))
+  call('ZREM', keys[1] .. ':x', unpack(args))
+  return n_gone
 end
 
 local NAMES = {

@@ -203,9 +203,18 @@ class MailEngine:
         words = client_id, str(owner), b" ".join(identifiers), n_bytes
         return self.engine.call("erase", self.engine.bucket(client_id), *words, is_stored=True)
 
-    def finish(self, client_id: str, owner: Row, origin: str) -> asyncio.Future[Any]:
-        """End a session that this node has; it waits for a server however long that takes."""
-        words = (client_id, str(owner), origin)
+    def finish(
+        self, client_id: str, owner: Row, origin: str, read: bytes = FROM_START
+    ) -> asyncio.Future[Any]:
+        """End a session that this node has; it waits for a server however long that takes.
+
+        Args:
+            client_id: Client Identifier.
+            owner: the claim by which this node has it.
+            origin: of the session.
+            read: the newest message that the broker has, which counts it and those before it.
+        """
+        words = (client_id, str(owner), origin, read)
         bucket = self.engine.bucket(client_id)
         return self.engine.calls.call("finish", (bucket,), *words, is_stored=True, is_kept=True)
 
@@ -226,10 +235,14 @@ class MailEngine:
             after = b"(" + some[-1][0]
         return found
 
-    async def forget(self, bucket: str, ended: Sequence[tuple[str, str]]) -> None:
-        """Forget sessions that have ended, once all nodes know it."""
+    async def forget(self, bucket: str, ended: Sequence[tuple[str, str]]) -> int:
+        """Forget sessions that have ended, once all nodes know it.
+
+        Returns:
+            How many messages had waited for them.
+        """
         words = (f"{origin} {client_id}" for origin, client_id in ended)
-        await plain(self.engine.call("forget", bucket, *words))
+        return int(await plain(self.engine.call("forget", bucket, *words)))
 
 
 def _entries(found: Sequence[Any]) -> list[Entry]:

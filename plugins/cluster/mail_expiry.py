@@ -41,6 +41,7 @@ class MailExpiry:
 
     Attributes:
         n_expired: sessions that have ended, by this node or before it looked.
+        n_dropped: messages that had waited for them.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class MailExpiry:
         logger: Logger,
     ) -> None:
         self.n_expired = 0
+        self.n_dropped = 0
         self._engine = engine
         self._mail = mail
         self._announcer = announcer
@@ -94,13 +96,13 @@ class MailExpiry:
             elif number <= self._announcer.answered:
                 known.append(one)
         if known:
-            await asyncio.gather(*(self._hand_on(bucket, *one) for one in known))
-            await self._engine.forget(bucket, known)
+            given = await asyncio.gather(*(self._hand_on(bucket, *one) for one in known))
+            self.n_dropped += max(0, await self._engine.forget(bucket, known) - sum(given))
             for one in known:
                 del self._told[one]
 
-    async def _hand_on(self, bucket: str, origin: str, client_id: str) -> None:
-        """Give messages to other members; return once they are stored for those."""
+    async def _hand_on(self, bucket: str, origin: str, client_id: str) -> int:
+        """Give messages to other members; return how many, once they are stored for those."""
         waiting: list[asyncio.Future[None]] = []
         for _, head, packet in await self._engine.left_by(bucket, origin, client_id):
             version, _, share = read_head(head)
@@ -110,6 +112,7 @@ class MailExpiry:
                 self._give(Shared(Lane(version, share), packet[0] >> 1 & 3, 1, packet, done))
                 waiting.append(future)
         await asyncio.gather(*waiting)
+        return len(waiting)
 
     async def close(self) -> None:
         """Look no more; may be called again."""

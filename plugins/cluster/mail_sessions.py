@@ -225,9 +225,16 @@ class KeptSessions(SessionStore):
         self._routes.set(client_id, topic_filter, value)
         self._announcer.change_kept(_name(client_id, topic_filter), value)
 
-    def discard(self, client_id: str, owner: Row, origin: str) -> None:
-        """End a session that this node has claimed, and that is not to go on."""
-        self._engine.finish(client_id, owner, origin).add_done_callback(_heed)
+    def discard(self, client_id: str, owner: Row, origin: str, read: bytes = FROM_START) -> None:
+        """End a session that this node has claimed, and that is not to go on.
+
+        Args:
+            client_id: Client Identifier.
+            owner: the claim.
+            origin: of the session.
+            read: the newest message that the broker had.
+        """
+        self._engine.finish(client_id, owner, origin, read).add_done_callback(_heed)
         self.gone(client_id, origin)
 
     def gone(self, client_id: str, origin: str) -> None:
@@ -242,7 +249,7 @@ class KeptSessions(SessionStore):
         kept = self.sessions.get(client_id)
         if kept is not None:
             self._forget(kept)
-            self.discard(client_id, kept.owner, kept.origin)
+            self.discard(client_id, kept.owner, kept.origin, kept.after)
 
     def unloaded(self, client_id: str) -> None:
         """Take note that the broker has a session no more, and it has not ended."""

@@ -296,7 +296,10 @@ class NodeSink(MessageSink):
             counts.stored += batch.n_messages
             self._note_inbox(inbox_bytes)
         elif self._is_closed or str(error).endswith(GONE):
-            count(counts.dropped, "node_left", batch.n_messages)
+            n_given = sum(shared.n_messages for shared in batch.shared)
+            for reason, n in (("node_left", batch.n_messages - n_given), ("moved", n_given)):
+                if n:
+                    count(counts.dropped, reason, n)
         else:
             self.failure = str(error)
             reason_code = outcome(error)

@@ -69,6 +69,7 @@ MORE: Final = {
     "tests/broker/process/test_memory_trim.py::test_numbers": "a backlog is given back",
     "tests/broker/process/test_memory_trim.py::test_what_a_few": "a backlog is given back",
     "tests/campaigns/": "tests/system/test_persistence kills a broker with each kind of state",
+    "tests/cluster/test_ledger.py": "test_node_faults has what arrives after a fault",
     "tests/cluster/test_page.py": "the other files have a cluster without a load balancer",
     "tests/fuzz/": "tests/broker/mqtt has random and damaged packets",
     "tests/models/papers/patterns/test_live_run.py": "the simulation has the same patterns",

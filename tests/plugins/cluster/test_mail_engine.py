@@ -339,9 +339,27 @@ async def test_session_expires_by_the_clock_of_the_engine() -> None:
         ended = [("o1", X)]
         assert await a.expire(bucket(a)) == ended
         assert await a.expire(bucket(a)) == ended
-        await a.forget(bucket(a), ended)
+        assert await a.forget(bucket(a), ended) == 1
+        assert await a.forget(bucket(a), ended) == 0
         assert await a.expire(bucket(a)) == []
         assert await posted(a, b"2") == Posted(X, -1, 0, 1, 0, True, None)
+
+
+async def test_what_had_waited_for_sessions_that_end_is_counted_once() -> None:
+    """Whoever ends them; what its node has read of one is counted there."""
+    async with joined(server(), "a") as a:
+        own = await kept(a)
+        await posted(a, b"1", b"2", b"3")
+        first = (await a.fetch(X, own, FROM_START, 1, 1000)).entries[0][0]
+        await a.finish(X, own, "o1", first)
+        await commit(a, own, 2, "o2", "s", "expiry", "")
+        await posted(a, b"4")
+        await commit(a, own, 3, "o3", "s", "expiry", "")
+        await posted(a, b"5", b"6", b"7")
+        await a.finish(X, own, "o3")
+        ended = await a.expire(bucket(a))
+        assert ended == [("o1", X), ("o2", X), ("o3", X)]
+        assert await a.forget(bucket(a), ended) == 2 + 1 + 3
 
 
 async def test_expired_session_that_was_not_ended_yet_is_not_found() -> None:
