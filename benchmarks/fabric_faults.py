@@ -47,14 +47,7 @@ from benchmarks.errors import BenchmarkError
 from benchmarks.fabric.cluster import NODE_TIMEOUT_SECONDS, PREFIX, Cluster
 from benchmarks.fabric.machines import Machines
 from benchmarks.program import Program, Quick, Repeats, choose, describe_run, tell
-from penstock.netem.figures.estimates import (
-    Estimate,
-    Units,
-    at_least,
-    at_most,
-    bootstrap,
-    mean_of,
-)
+from penstock.netem.figures.estimates import Estimate, Units, at_least, at_most, bootstrap, mean_of
 from penstock.netem.figures.figure_file import Table, begin, check_writable, write_figure_file
 from penstock.netem.runs.broker_process import ANONYMOUS, RunningBroker, penstock_command
 from penstock.plugins.queue.client import OutgoingMessage, QueueClient, QueueError
@@ -253,10 +246,7 @@ def consume(seen: ClientRecords, url: str) -> None:
     while seen.is_receiving:
         try:
             got = client.receive(
-                QUEUE,
-                max_messages=RECEIVE_MESSAGES,
-                wait_seconds=WAIT_SECONDS,
-                acknowledge=handles,
+                QUEUE, max_messages=RECEIVE_MESSAGES, wait_seconds=WAIT_SECONDS, acknowledge=handles
             )
         except QueueError:
             seen.error("receive")

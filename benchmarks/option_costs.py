@@ -81,10 +81,7 @@ OPTIONS: Final = (
     Option("users and an ACL file", Options(has_acl=True)),
     Option("durable sessions", Options(is_durable=True)),
     Option("users, an ACL file and durable sessions", Options(has_acl=True, is_durable=True)),
-    Option(
-        "`publish_messages_per_second`",
-        change=_limits(publish_messages_per_second=10_000_000),
-    ),
+    Option("`publish_messages_per_second`", change=_limits(publish_messages_per_second=10_000_000)),
     Option("`payload_bytes`", change=_limits(payload_bytes=1_000_000)),
     Option("`maximum_packet_size`", change=_limits(maximum_packet_size=1_000_000)),
     Option(

@@ -44,13 +44,7 @@ from benchmarks.errors import BenchmarkError
 from benchmarks.loads.load import Side
 from benchmarks.loads.paced import quantile
 from benchmarks.loads.queue_publisher import Publishing
-from benchmarks.loads.queue_servers import (
-    QUEUE,
-    QUEUE_PEERS,
-    QueuePeer,
-    QueueServer,
-    running_queue,
-)
+from benchmarks.loads.queue_servers import QUEUE, QUEUE_PEERS, QueuePeer, QueueServer, running_queue
 from benchmarks.program import (
     DEFAULT_REPEATS,
     JsonFile,

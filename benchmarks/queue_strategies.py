@@ -356,10 +356,7 @@ def _cells(found: Sequence[Point]) -> list[str]:
 
 
 def _ratio_row(
-    one: Side,
-    other: Side,
-    at_least: float | None = None,
-    at_most: float | None = None,
+    one: Side, other: Side, at_least: float | None = None, at_most: float | None = None
 ) -> list[str]:
     """Return a ratio, paired by repetition; one whose spread straddles the bound shows nothing."""
     ratios = [

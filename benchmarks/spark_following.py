@@ -347,10 +347,7 @@ def to_tables(outcomes: Mapping[str, Sequence[FollowingOutcome]]) -> dict[str, T
             )
         )
     columns = ("way", "p50, s", "p99, s", "requests per 1,000 messages", "requests/s when idle")
-    return {
-        "followed": Table((*columns, "lost", "twice"), rows),
-        "targets": _judged(outcomes),
-    }
+    return {"followed": Table((*columns, "lost", "twice"), rows), "targets": _judged(outcomes)}
 
 
 def median_of(values: Sequence[float]) -> Estimate:

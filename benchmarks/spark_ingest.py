@@ -229,11 +229,7 @@ def ingest(filled: Path, folder: Path, count: int, engine: str) -> IngestRate:
         ]
         before = {name: _cpu(psutil.Process(pid)) for name, pid in serving.pids.items()}
         with subprocess.Popen(
-            program,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=ENVIRONMENT,
+            program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
         ) as process:
             seconds = _cpu_of_family(process)
             told, complaints = process.communicate()
@@ -374,7 +370,7 @@ def bench(
     """Measure a queue's way into Parquet on this machine: Markdown tables on standard output."""
     chosen = choose("part", parts, {part: part for part in PARTS})
     run = describe_run(
-        versions=f"PySpark {version('pyspark')}, pyarrow {version('pyarrow')}, {java_version()}",
+        versions=f"PySpark {version('pyspark')}, pyarrow {version('pyarrow')}, {java_version()}"
     )
     origin = replace(begin(run["command"]), doubts=doubts())
     if figures is not None:

@@ -15,13 +15,7 @@ import typer
 from penstock.broker.config.command_line import CommandLine, exit_status
 from penstock.broker.config.policy import Policy, load_policy
 from penstock.broker.errors import ConfigError, ConfigProblem
-from penstock.broker.process.program import (
-    Debug,
-    LogLevel,
-    run_until_stopped,
-    set_up_log,
-    take_log,
-)
+from penstock.broker.process.program import Debug, LogLevel, run_until_stopped, set_up_log, take_log
 from penstock.broker.server import Server
 from penstock.edge_proxy.sidecar.config import load_proxy_config
 from penstock.edge_proxy.sidecar.sidecar import Sidecar
@@ -55,8 +49,7 @@ def proxy(
     *,
     debug: Debug = False,
     is_check: Annotated[
-        bool,
-        typer.Option("--check", help="Say what a start would find, and change nothing."),
+        bool, typer.Option("--check", help="Say what a start would find, and change nothing.")
     ] = False,
 ) -> None:
     """Run the edge proxy: in front of any MQTT broker, or as the broker of a site."""

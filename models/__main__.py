@@ -190,8 +190,7 @@ def lease(
     receive_rate: Annotated[float, typer.Option(help="mu2, messages/s of one.")] = 10.0,
     reliability: Annotated[float, typer.Option(help="q, share of deliveries that succeed.")] = 0.99,
     visibility_timeout: Annotated[
-        float | None,
-        typer.Option(help="Seconds; without it a failed message is visible at once."),
+        float | None, typer.Option(help="Seconds; without it a failed message is visible at once.")
     ] = None,
     link_delay: Annotated[float, typer.Option(help="D_link, one-way, seconds.")] = 0.0,
     replications: Annotated[int, typer.Option(min=1, help="Independent runs.")] = 20,

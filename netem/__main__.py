@@ -154,11 +154,7 @@ def report(
     """
     try:
         import penstock.netem.figures.plots  # noqa: F401, PLC0415 - matplotlib is slow to load
-        from penstock.netem.figures.report import (  # noqa: PLC0415
-            check_figures,
-            join_runs,
-            write_report,
-        )
+        from penstock.netem.figures.report import check_figures, join_runs, write_report  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise _needs_extra(error) from error
     check_figures(figures)
@@ -191,10 +187,7 @@ def _hold(made: Link, plan: LinkFile) -> None:
     """Print each change of the link and switch it as standard input says; never return."""
     told = 0
     rest = b""
-    with (
-        selectors.SelectSelector() as selector,
-        open(0, "rb", buffering=0, closefd=False) as lines,
-    ):
+    with selectors.SelectSelector() as selector, open(0, "rb", buffering=0, closefd=False) as lines:
         selector.register(lines, selectors.EVENT_READ)
         while True:
             log = made.log()

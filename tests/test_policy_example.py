@@ -20,8 +20,7 @@ SECTIONS = [*POLICY.items(), *PROXY.items()]
 
 
 @pytest.mark.parametrize(
-    ("name", "plugins"),
-    [("policy", ["probing", "withholding", "queue"]), ("edge", ["uplink"])],
+    ("name", "plugins"), [("policy", ["probing", "withholding", "queue"]), ("edge", ["uplink"])]
 )
 def test_an_example_is_a_policy_file(name: str, plugins: list[str]) -> None:
     """The broker takes it, with each plugin's keys, and it is short enough to be read."""

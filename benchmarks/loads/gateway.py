@@ -31,12 +31,7 @@ class Gateway(NamedTuple):
 
 def section(name: str, queue: Mapping[str, Any], *, engine: str = "sqlite") -> dict[str, Any]:
     """Return the section of the plugin with one logical queue and the HTTP API; see `gateway`."""
-    return {
-        "engine": engine,
-        "path": FILE,
-        "http": "127.0.0.1:0",
-        "queues": {name: dict(queue)},
-    }
+    return {"engine": engine, "path": FILE, "http": "127.0.0.1:0", "queues": {name: dict(queue)}}
 
 
 @contextmanager

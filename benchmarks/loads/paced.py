@@ -99,10 +99,7 @@ def send(port: int, schedule: Schedule) -> None:
                     time.sleep(early - WATCHED_SECONDS)
             sock.send(data)
             late.append(-early)
-        answer = {
-            "cpu": time.process_time() - cpu_before,
-            "late_p99": quantile(sorted(late), 0.99),
-        }
+        answer = {"cpu": time.process_time() - cpu_before, "late_p99": quantile(sorted(late), 0.99)}
         print(json.dumps(answer), flush=True)
 
 

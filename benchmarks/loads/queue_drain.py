@@ -55,10 +55,7 @@ def drain_http(url: str, queue: str) -> None:
         handles: list[str] = []
         while True:
             received = client.receive(
-                queue,
-                max_messages=BATCH_MESSAGES,
-                wait_seconds=WAIT_SECONDS,
-                acknowledge=handles,
+                queue, max_messages=BATCH_MESSAGES, wait_seconds=WAIT_SECONDS, acknowledge=handles
             )
             handles = [each.receipt_handle for each in received]
             if received:

@@ -49,15 +49,7 @@ class Client:
         id_at: the offset of the Packet Identifier in a PUBLISH.
     """
 
-    __slots__ = (
-        "id_at",
-        "out",
-        "packet_bytes",
-        "rest",
-        "sock",
-        "targets",
-        "version",
-    )
+    __slots__ = ("id_at", "out", "packet_bytes", "rest", "sock", "targets", "version")
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock

@@ -164,14 +164,7 @@ class _Connection:
         rest: the bytes of an incomplete packet.
     """
 
-    __slots__ = (
-        "receive_maximum",
-        "remaining",
-        "rest",
-        "session_present",
-        "sock",
-        "wake_up_bytes",
-    )
+    __slots__ = ("receive_maximum", "remaining", "rest", "session_present", "sock", "wake_up_bytes")
 
     def __init__(self, sock: socket.socket, accepted: wire.Accepted) -> None:
         self.sock = sock
@@ -317,15 +310,7 @@ class Subscriber(_Connection):
         least_bytes: the length of the shortest packet by which a message goes on.
     """
 
-    __slots__ = (
-        "_heads",
-        "_pair",
-        "_position",
-        "_qos",
-        "_tails",
-        "least_bytes",
-        "received",
-    )
+    __slots__ = ("_heads", "_pair", "_position", "_qos", "_tails", "least_bytes", "received")
 
     def __init__(
         self, access: Access, plan: WindowedPlan, pair: int, *, session: str | None = None

@@ -341,10 +341,7 @@ def read_connack(sock: socket.socket, *, version: int = 4) -> Accepted:
 
 
 def open_connection(
-    port: int,
-    *,
-    receive_buffer_bytes: int | None = None,
-    context: ssl.SSLContext | None = None,
+    port: int, *, receive_buffer_bytes: int | None = None, context: ssl.SSLContext | None = None
 ) -> socket.socket:
     """Return a blocking loopback connection on which nothing was sent yet.
 

@@ -122,10 +122,7 @@ def measure_fan_out(peer: RunningPeer, scale: Scale) -> Measurement:
     return Measurement(
         value=megabytes / meter.elapsed_seconds,
         lost=-(-missing // PAYLOAD_BYTES),
-        details={
-            "published_messages": messages,
-            **meter.details(messages * scale.readers),
-        },
+        details={"published_messages": messages, **meter.details(messages * scale.readers)},
     )
 
 

@@ -60,13 +60,7 @@ ROWS: Final = (
         "acl",
         "ACL file",
         Options(has_acl=True),
-        {
-            "qos0_1to1": 15,
-            "qos0_1to10": 40,
-            "qos1_1to1": 10,
-            "qos1_pairs": 4,
-            "qos1_500_pairs": 1,
-        },
+        {"qos0_1to1": 15, "qos0_1to10": 40, "qos1_1to1": 10, "qos1_pairs": 4, "qos1_500_pairs": 1},
     ),
     *_rows(
         "durable",

@@ -223,11 +223,7 @@ class AmqttHost(AccessControl):
 
         A plugin that raises says False, and so does one that answers None, as in aMQTT.
         """
-        asked = {
-            "session": self.hosted(session),
-            "topic": topic,
-            "action": _ACTIONS[action],
-        }
+        asked = {"session": self.hosted(session), "topic": topic, "action": _ACTIONS[action]}
         answers = self._calls.ask(self._filters[action], asked)
         return _all(answers) if isinstance(answers, Awaitable) else all(answers)
 

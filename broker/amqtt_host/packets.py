@@ -159,10 +159,7 @@ _LAZY_AUTH: Final = _lazy_class(MQTTPacket)
 
 
 def packet_view(
-    first_byte: int,
-    size_bytes: int,
-    chunks: tuple[bytes | memoryview, ...],
-    version: int | None,
+    first_byte: int, size_bytes: int, chunks: tuple[bytes | memoryview, ...], version: int | None
 ) -> LazyPacket:
     """Return a packet as aMQTT's plugins know it.
 

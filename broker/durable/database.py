@@ -103,11 +103,7 @@ _TABLES: Final[dict[str, tuple[str, type[Any], str]]] = {
         """session INTEGER NOT NULL, packet_id INTEGER NOT NULL,
         PRIMARY KEY (session, packet_id)""",
     ),
-    "retained": (
-        "retained",
-        RetainedRow,
-        "topic TEXT PRIMARY KEY, message INTEGER NOT NULL",
-    ),
+    "retained": ("retained", RetainedRow, "topic TEXT PRIMARY KEY, message INTEGER NOT NULL"),
     "wills": (
         "will",
         WillRow,
@@ -301,10 +297,7 @@ class SessionDatabase(LockedDatabase):
         """
         connection, _ = self._opened()
         try:
-            with (
-                self._turn,
-                connection.blobopen("message", "payload", row, readonly=True) as blob,
-            ):
+            with self._turn, connection.blobopen("message", "payload", row, readonly=True) as blob:
                 blob.seek(start)
                 return blob.read(n_bytes)
         except sqlite3.Error as error:

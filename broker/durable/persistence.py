@@ -18,11 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.broker.config.policy import Persistence
 from penstock.broker.durable.commits import LOG_PERIOD_SECONDS, RETRY_SECONDS, Commits, Surroundings
-from penstock.broker.durable.database import (
-    RESERVE_BYTES,
-    DatabaseError,
-    SessionDatabase,
-)
+from penstock.broker.durable.database import RESERVE_BYTES, DatabaseError, SessionDatabase
 from penstock.broker.durable.records import Batch
 from penstock.broker.durable.recovery import restore
 from penstock.broker.durable.storage_clock import Clocks

@@ -18,12 +18,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from penstock.broker.fast_paths.message_run import (
-    LoneMessage,
-    MessageRun,
-    read_lone,
-    run_of_lone,
-)
+from penstock.broker.fast_paths.message_run import LoneMessage, MessageRun, read_lone, run_of_lone
 from penstock.broker.mqtt.enums import MAX_PACKET_ID
 from penstock.broker.mqtt.short_packets import (
     ALL_PUBACK,

@@ -136,11 +136,7 @@ def read_restart(text: str) -> dict[str, int]:
     return keys
 
 
-CHECKS: Final = {
-    "topic": read_topic,
-    "address": read_addresses,
-    "restart_timeout": read_restart,
-}
+CHECKS: Final = {"topic": read_topic, "address": read_addresses, "restart_timeout": read_restart}
 """Readers of directives whose values have a form of their own."""
 
 

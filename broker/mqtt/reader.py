@@ -163,15 +163,7 @@ def read_connect(_first_byte: int, body: Buffer, _version: int, most_properties:
     clean_start = bool(flags & 0x02)
     # By position, as there is one for each client.
     return Connect(
-        client_id,
-        level,
-        clean_start,
-        keep_alive,
-        username,
-        password,
-        will,
-        properties,
-        is_bridge,
+        client_id, level, clean_start, keep_alive, username, password, will, properties, is_bridge
     )
 
 

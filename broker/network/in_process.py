@@ -349,10 +349,7 @@ class InProcessClients:
         if session is not None:
             common = core.outbox_rules
             session.outbox.rules = common.of_one(
-                max_messages=messages,
-                max_bytes=n_bytes,
-                drops_oldest=drops_oldest,
-                refuses=refuses,
+                max_messages=messages, max_bytes=n_bytes, drops_oldest=drops_oldest, refuses=refuses
             )
             if session.outbox.order is None:
                 session.outbox.sort_anew()
@@ -454,12 +451,7 @@ class InProcessClients:
         return found
 
     def lacking_retained(
-        self,
-        client_ids: Sequence[str],
-        filters: Mapping[str, int],
-        *,
-        after: int,
-        except_of: str,
+        self, client_ids: Sequence[str], filters: Mapping[str, int], *, after: int, except_of: str
     ) -> dict[str, int]:
         """Return topics of retained messages that do not wait for some clients."""
         core, now = self._driver.core, self._driver.clock()

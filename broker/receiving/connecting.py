@@ -339,9 +339,7 @@ def _open_owned(
     if core.claim is not None and not client.is_local:
         try:
             claimed = core.claim(
-                client_id,
-                clean_start=packet.clean_start,
-                expiry_interval=granted.expiry_interval,
+                client_id, clean_start=packet.clean_start, expiry_interval=granted.expiry_interval
             )
         except Exception as error:  # noqa: BLE001 (a plugin's fault is not its caller's)
             _refuse_unclaimed(client, client_id, error, now)
@@ -613,12 +611,7 @@ def _set_up(
     session.username = username
     session.listener = client.listener
     session.known_as = known_as
-    if session.subscriptions and before != (
-        session.version,
-        username,
-        client.listener,
-        known_as,
-    ):
+    if session.subscriptions and before != (session.version, username, client.listener, known_as):
         core.tree.void_plans()
     told = packet.properties.get("user_property", ())
     if told and _says_yes(core, session.client_id, told, WAITS_PROPERTY):
@@ -691,11 +684,7 @@ def expiry_seconds(core: Core, interval: int) -> float | None:
 
 
 def _connack_properties(
-    core: Core,
-    packet: Connect,
-    client_id: str,
-    keep_alive: int,
-    expiry_interval: float | None,
+    core: Core, packet: Connect, client_id: str, keep_alive: int, expiry_interval: float | None
 ) -> dict[str, Any]:
     """Return the properties that say what the broker allows and has changed (3.2.2.3)."""
     limits = core.limits

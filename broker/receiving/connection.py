@@ -287,9 +287,7 @@ class Connection:
         if n_messages:
             count(client.core.counters.publish_refused, "publisher gone", n_messages)
             client.core.logger.info(
-                "%s: gone; %d of its messages were not handled",
-                client.peer(),
-                n_messages,
+                "%s: gone; %d of its messages were not handled", client.peer(), n_messages
             )
 
     # -- sending -----------------------------------------------------------------------------

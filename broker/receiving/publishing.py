@@ -22,11 +22,7 @@ from penstock.broker.access_control import PUBLISH
 from penstock.broker.config.capabilities import check_publish, is_payload_valid
 from penstock.broker.errors import PeerError, ProtocolError
 from penstock.broker.events import MessageReceived, MessageRouted
-from penstock.broker.extensions import (
-    NEVER_FITS,
-    QOS_PROPERTY,
-    UPLINK_PROPERTIES,
-)
+from penstock.broker.extensions import NEVER_FITS, QOS_PROPERTY, UPLINK_PROPERTIES
 from penstock.broker.message import OF_MQTT_3, Message, Properties
 from penstock.broker.mqtt.data_types import read_variable_byte_integer
 from penstock.broker.mqtt.enums import MQTT_5, PacketType
@@ -78,10 +74,7 @@ _CLOSING: Final = (ReasonCode.TOPIC_NAME_INVALID, ReasonCode.PAYLOAD_FORMAT_INVA
 MQTT
 3.1.1."""
 
-_OF_THE_CONNECTION: Final = (
-    ReasonCode.RECEIVE_MAXIMUM_EXCEEDED,
-    ReasonCode.TOPIC_ALIAS_INVALID,
-)
+_OF_THE_CONNECTION: Final = (ReasonCode.RECEIVE_MAXIMUM_EXCEEDED, ReasonCode.TOPIC_ALIAS_INVALID)
 """Reason codes that are not caused by one message, so that the message may come again."""
 
 _TOPIC_ALIAS_ALONE: Final = b"\x03\x23"
@@ -407,11 +400,7 @@ def keeps(client: Client, message: Message) -> bool:
 
 
 async def route_allowed(
-    client: Client,
-    receipt: PublishReceipt | None,
-    plan: Plan,
-    message: Message,
-    now: float,
+    client: Client, receipt: PublishReceipt | None, plan: Plan, message: Message, now: float
 ) -> str:
     """Route an authorized message to those who may receive it, and settle its receipt.
 
@@ -684,12 +673,7 @@ def _refuse_booked(
 
 
 async def relay_problem(
-    core: Core,
-    session: Session,
-    first_byte: int,
-    topic: str,
-    properties: bytes,
-    payload: bytes,
+    core: Core, session: Session, first_byte: int, topic: str, properties: bytes, payload: bytes
 ) -> str:
     """Say why a PUBLISH of a relay would be refused; see `LocalClients.publish_problem`."""
     limits = core.limits

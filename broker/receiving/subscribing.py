@@ -369,11 +369,7 @@ def _no_room(client: Client) -> str:
 
 
 def _refuse(
-    client: Client,
-    request: SubscriptionRequest,
-    code: ReasonCode,
-    reason: str,
-    reasons: list[str],
+    client: Client, request: SubscriptionRequest, code: ReasonCode, reason: str, reasons: list[str]
 ) -> int:
     """Count and log a refused subscription; return its code in SUBACK, and add to the reasons."""
     core = client.core

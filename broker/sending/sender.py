@@ -536,10 +536,7 @@ class Sender:
         message = delivery.message
         if not delivery.qos:
             self.send_qos0(
-                message,
-                retain=delivery.retain,
-                subscription_ids=delivery.subscription_ids,
-                now=now,
+                message, retain=delivery.retain, subscription_ids=delivery.subscription_ids, now=now
             )
             return
         payload = message.payload if type(message.payload) is bytes else self._read(message)

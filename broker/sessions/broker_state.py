@@ -13,10 +13,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
 
-from penstock.broker.access_control import (
-    AccessControl,
-    Authenticator,
-)
+from penstock.broker.access_control import AccessControl, Authenticator
 from penstock.broker.config.capabilities import is_restricted
 from penstock.broker.errors import PeerError, PenstockError
 from penstock.broker.events import Callbacks
@@ -175,9 +172,7 @@ class Core(CoreContext):
         self.site = ""
         self.why_away: dict[str, Callable[[], str]] = {}
         self.retained = RetainedMessages(
-            limits.retained_messages,
-            _or_none(limits.retained_bytes),
-            timers=self.timers,
+            limits.retained_messages, _or_none(limits.retained_bytes), timers=self.timers
         )
         self.tree = TopicTree(
             (),

@@ -43,11 +43,7 @@ first sends and then reads; one that only sends must not fill the memory."""
 _NONE_INHERITED: Final[frozenset[int]] = frozenset()
 
 _PASSING: Final = frozenset(
-    {
-        ReasonCode.UNSPECIFIED_ERROR,
-        ReasonCode.QUOTA_EXCEEDED,
-        ReasonCode.SERVER_SHUTTING_DOWN,
-    }
+    {ReasonCode.UNSPECIFIED_ERROR, ReasonCode.QUOTA_EXCEEDED, ReasonCode.SERVER_SHUTTING_DOWN}
 )
 """Reason codes of a sink that may store the message when it comes again."""
 
@@ -488,12 +484,7 @@ class Client:
             self.core.turn.touch(self.outgoing)
 
     def open(
-        self,
-        session: Session,
-        *,
-        keep_alive: int,
-        receive_maximum: int,
-        topic_alias_maximum: int,
+        self, session: Session, *, keep_alive: int, receive_maximum: int, topic_alias_maximum: int
     ) -> None:
         """Bind an accepted client's session to this connection; a Keep Alive of 0 s is none.
 

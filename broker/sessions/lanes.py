@@ -327,8 +327,7 @@ class Lanes:
         )
         order.take_over(is_away=True)
         self._timers[session.client_id] = self._broker_timers.at(
-            now + self._give_up_seconds - self._takeover_seconds,
-            lambda _at: self._give_up(session),
+            now + self._give_up_seconds - self._takeover_seconds, lambda _at: self._give_up(session)
         )
 
     def _give_up(self, session: LaneSession) -> None:

@@ -32,12 +32,7 @@ from penstock.broker.reports.totals import RTT_BOUNDS, SLICE
 if TYPE_CHECKING:
     from penstock.broker.link import Link
     from penstock.broker.network.listener_set import Listeners
-    from penstock.broker.operations_contract import (
-        Ban,
-        BanKind,
-        Reloaded,
-        TopicRow,
-    )
+    from penstock.broker.operations_contract import Ban, BanKind, Reloaded, TopicRow
     from penstock.edge_proxy.sidecar.proxied_client import ProxiedClient
     from penstock.edge_proxy.sidecar.proxy_state import ProxyState
     from penstock.edge_proxy.sidecar.transport import ClientTransport, ProxiedClients

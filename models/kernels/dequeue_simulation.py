@@ -224,10 +224,7 @@ class _Simulation:
             self._busy[back_end] += 1
             controller = self._controllers[back_end % len(self._controllers)]
             request = controller.begin(
-                self._setting.n_max,
-                self._now,
-                math.inf,
-                min_messages=self._setting.min_messages,
+                self._setting.n_max, self._now, math.inf, min_messages=self._setting.min_messages
             )
             self._try_next(back_end, controller, request)
 

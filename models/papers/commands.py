@@ -50,8 +50,7 @@ def _numbers(text: str, name: str, read: Callable[[str], Number]) -> tuple[Numbe
     if not is_right or not numbers[-1] < float("inf"):
         kind = "whole numbers" if read is int else "numbers"
         raise typer.BadParameter(
-            f"read {text!r}; allowed: {kind} above 0, ascending, such as 1,2,5",
-            param_hint=name,
+            f"read {text!r}; allowed: {kind} above 0, ascending, such as 1,2,5", param_hint=name
         )
     return numbers
 
@@ -87,8 +86,7 @@ def withholding(
     probe_periods: Annotated[str, typer.Option(help="T_Q in whole seconds.")] = "1,2,3,5,10",
     thresholds: Annotated[str, typer.Option(help="threshold_l in seconds.")] = "0.2,0.3,0.5,1,2",
     answers: Annotated[
-        str,
-        typer.Option(help="When all policies know an RTT: by the period, or on arrival."),
+        str, typer.Option(help="When all policies know an RTT: by the period, or on arrival.")
     ] = "period",
     figures: Figures = None,
     plot: Annotated[Path | None, typer.Option(help="Write figures 8 and 9 there.")] = None,
@@ -283,12 +281,7 @@ def papers(
     if real:
         _run_real(Output(context, figures), is_quick=quick)
         return
-    from penstock.models.papers.evaluations import (  # noqa: PLC0415 - numpy
-        EVALUATIONS,
-        EXPECTED_SECONDS,
-        run,
-        tables,
-    )
+    from penstock.models.papers.evaluations import EVALUATIONS, EXPECTED_SECONDS, run, tables  # noqa: PLC0415 - numpy
     from penstock.netem.progress_display import Display  # noqa: PLC0415 - rich
 
     output = Output(context, figures)

@@ -19,11 +19,7 @@ def path_tables(path: Path, outcomes: Sequence[DeliveryOutcome]) -> dict[str, Ta
     light = path.light_load()
     closed = math.nan if light is None else light.within(path.lifetime)
     rows = [
-        [
-            "success",
-            _shown([one.success_ratio for one in outcomes], ".3f"),
-            _number(closed),
-        ],
+        ["success", _shown([one.success_ratio for one in outcomes], ".3f"), _number(closed)],
         ["mean response, s", _shown([one.response for one in outcomes], ".3g"), "-"],
     ]
     for share in SHARES:

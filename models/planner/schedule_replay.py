@@ -78,10 +78,7 @@ def make_schedule(
 
 
 def replay(
-    scaled: ScaledFleet,
-    name: str,
-    devices: Mapping[str, Sequence[Schedule]],
-    subscriber: Schedule,
+    scaled: ScaledFleet, name: str, devices: Mapping[str, Sequence[Schedule]], subscriber: Schedule
 ) -> dict[str, Arrivals]:
     """Return the model's prediction for one subscriber and the devices whose messages it gets.
 

@@ -21,13 +21,7 @@ import yaml
 
 from penstock.broker.mqtt.topics import matches
 from penstock.models.planner.load import PACKET_BYTES
-from penstock.models.recording.rows import (
-    FigureRow,
-    MessageRow,
-    RttRow,
-    SubscriptionRow,
-    read_rows,
-)
+from penstock.models.recording.rows import FigureRow, MessageRow, RttRow, SubscriptionRow, read_rows
 
 LARGE_BYTES: Final = 10_000
 """Messages of a topic above this payload count as devices of their own (threshold_s)."""

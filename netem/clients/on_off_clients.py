@@ -30,12 +30,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
-from penstock.netem.clients.connection import (
-    SESSION_SECONDS,
-    give_up,
-    say,
-    without_delay,
-)
+from penstock.netem.clients.connection import SESSION_SECONDS, give_up, say, without_delay
 from penstock.netem.clients.on_off_plan import (
     Answered,
     Arrived,

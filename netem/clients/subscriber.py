@@ -20,14 +20,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
 from penstock.netem.clients.client_plan import LanePlan, SubscriberPlan
-from penstock.netem.clients.connection import (
-    connect,
-    give_up,
-    new_client,
-    note,
-    read_in_bulk,
-    say,
-)
+from penstock.netem.clients.connection import connect, give_up, new_client, note, read_in_bulk, say
 from penstock.netem.clients.payloads import SOUNDING, read_head
 
 LOOP_SECONDS: Final = 0.5

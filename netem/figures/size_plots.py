@@ -80,11 +80,7 @@ def draw_sizes(info: RunInfo, measures: Measures, folder: Path) -> Plot | None:
     )
     grid = canvas.figure.subplots(1, len(levels), sharex=True, sharey=True, squeeze=False)
     canvas.figure.subplots_adjust(
-        left=0.075,
-        right=0.985,
-        top=canvas.top - 0.3 / 7.2,
-        bottom=canvas.bottom,
-        wspace=0.06,
+        left=0.075, right=0.985, top=canvas.top - 0.3 / 7.2, bottom=canvas.bottom, wspace=0.06
     )
     for axes, qos in zip(grid[0], levels, strict=True):
         tidy(axes)

@@ -49,12 +49,7 @@ NAMES: Final[dict[type[tuple[Any, ...]], str]] = {
 """The name of the file of each kind of row, without its suffix, and of the attribute of
 `penstock.netem.figures.table_rows.Tables`."""
 
-_TYPES: Final = {
-    str: pa.string(),
-    int: pa.int64(),
-    float: pa.float64(),
-    bool: pa.bool_(),
-}
+_TYPES: Final = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
 
 
 def write_table(

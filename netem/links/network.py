@@ -36,10 +36,7 @@ from typing import IO, Any, Final, Self
 
 from penstock.netem.errors import NetemError, RunError
 from penstock.netem.links.channel import Counts
-from penstock.netem.links.congestion_control import (
-    check_congestion_control,
-    set_congestion_control,
-)
+from penstock.netem.links.congestion_control import check_congestion_control, set_congestion_control
 from penstock.netem.links.device_drops import DEVICE_PREFIX, DeviceDrops, device_drops
 from penstock.netem.links.forwarder_messages import (
     AddLink,
@@ -210,10 +207,7 @@ class Network:
     """
 
     def __init__(
-        self,
-        *,
-        seed: int = 0,
-        congestion_control: str = DEFAULT_CONGESTION_CONTROL,
+        self, *, seed: int = 0, congestion_control: str = DEFAULT_CONGESTION_CONTROL
     ) -> None:
         """Describe a network; entering the context makes it."""
         self._seed = seed
@@ -295,12 +289,7 @@ class Network:
         return host
 
     def link(
-        self,
-        server: Host,
-        client: Host,
-        profile: Profile,
-        *,
-        congestion_control: str | None = None,
+        self, server: Host, client: Host, profile: Profile, *, congestion_control: str | None = None
     ) -> Link:
         """Join two hosts.
 

@@ -317,8 +317,7 @@ def relay(
         str, typer.Option(help=f"The link to begin with: {', '.join(PROFILES)}.")
     ] = "good",
     port: Annotated[
-        int,
-        typer.Option(min=0, max=65_535, help="To listen on, for one server; 0: any free one."),
+        int, typer.Option(min=0, max=65_535, help="To listen on, for one server; 0: any free one.")
     ] = 0,
 ) -> None:
     """Relay TCP connections over a slow link.

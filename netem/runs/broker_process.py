@@ -128,10 +128,7 @@ def version_of(kind: str) -> str:
     return shown.stdout.partition("\n")[0].removeprefix(beginning).split()[0]
 
 
-_ASKED: Final = {
-    "mosquitto": ("-h", "mosquitto version "),
-    "haproxy": ("-v", "HAProxy version "),
-}
+_ASKED: Final = {"mosquitto": ("-h", "mosquitto version "), "haproxy": ("-v", "HAProxy version ")}
 """The option by which each program prints its version, and the words before the version."""
 
 

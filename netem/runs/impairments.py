@@ -18,12 +18,7 @@ from pydantic import ConfigDict
 
 from penstock.broker.config.key_types import STRICT
 from penstock.netem.checked_yaml import Mistake, MistakesError, Place
-from penstock.netem.links.link_variation import (
-    LEAST_SECONDS,
-    Changes,
-    OnOff,
-    Trace,
-)
+from penstock.netem.links.link_variation import LEAST_SECONDS, Changes, OnOff, Trace
 from penstock.netem.links.profiles import Profile
 from penstock.netem.runs.profile_plan import ProfilePlan
 

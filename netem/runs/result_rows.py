@@ -92,11 +92,7 @@ def withheld_rows(roster: Roster, watch_file: Path, begin_at: float) -> list[Wit
 
 
 def link_rows(
-    roster: Roster,
-    link: str,
-    log: Sequence[tuple[float, str]],
-    begin_at: float,
-    end_at: float,
+    roster: Roster, link: str, log: Sequence[tuple[float, str]], begin_at: float, end_at: float
 ) -> list[LinkRow]:
     """Return the times for which a link had each profile.
 

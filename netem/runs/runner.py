@@ -318,10 +318,7 @@ class _Round:
         return time.monotonic() - begin_at + self._scenario.calm_seconds
 
     def _keep(
-        self,
-        is_done: Callable[[], bool],
-        deadline: float,
-        tell: Callable[[], None] = lambda: None,
+        self, is_done: Callable[[], bool], deadline: float, tell: Callable[[], None] = lambda: None
     ) -> None:
         """Look at everything until something is done, or until a monotonic second."""
         while True:

@@ -42,14 +42,13 @@ def passwd(
         bool, typer.Option("--scram", help="Write a scram_file, for SCRAM-SHA-256.")
     ] = False,
     is_argon2id: Annotated[
-        bool,
-        typer.Option("--argon2id", help="Hash by Argon2id: costlier to guess, and to log in."),
+        bool, typer.Option("--argon2id", help="Hash by Argon2id: costlier to guess, and to log in.")
     ] = False,
     iterations: Annotated[
         int | None,
         typer.Option(
             help=f"Rounds of the hash, for each login and each guess. Default: "
-            f"{password_hash.DEFAULT_ITERATIONS}, with --scram {scram.DEFAULT_ITERATIONS}.",
+            f"{password_hash.DEFAULT_ITERATIONS}, with --scram {scram.DEFAULT_ITERATIONS}."
         ),
     ] = None,
 ) -> None:

@@ -11,13 +11,7 @@ import typer
 from penstock.broker.config.command_line import exit_status
 from penstock.broker.config.policy import load_policy
 from penstock.broker.errors import ConfigError, ConfigProblem
-from penstock.broker.process.program import (
-    Debug,
-    LogLevel,
-    run_until_stopped,
-    set_up_log,
-    take_log,
-)
+from penstock.broker.process.program import Debug, LogLevel, run_until_stopped, set_up_log, take_log
 from penstock.plugins.queue.client import QueueError
 from penstock.plugins.queue.commands import app
 from penstock.plugins.queue.standalone_server import load_server, read_config

@@ -14,9 +14,7 @@ from penstock.broker.errors import PenstockError
 from penstock.broker.extensions import NEVER_FITS, Receipt, SinkCounts
 from penstock.broker.message import Message
 from penstock.broker.mqtt.reason_codes import SUCCESS, ReasonCode
-from penstock.plugins.queue.engines.contract import (
-    DROP_REASONS as ENGINE_DROP_REASONS,
-)
+from penstock.plugins.queue.engines.contract import DROP_REASONS as ENGINE_DROP_REASONS
 from penstock.plugins.queue.engines.contract import (
     AppendResult,
     Engine,

@@ -219,12 +219,7 @@ def peek(
 
 @app.command()
 @with_options(ServerOptions)
-def purge(
-    server: ServerOptions,
-    queue: Queue,
-    *,
-    yes: Yes = False,
-) -> None:
+def purge(server: ServerOptions, queue: Queue, *, yes: Yes = False) -> None:
     """Remove all messages of a queue, for all groups."""
     confirm(f"Remove all messages of queue {queue}, for all groups?", yes=yes)
     removed = server.ask(lambda client: client.purge(queue))
@@ -251,9 +246,7 @@ def redrive(
 
 @app.command()
 @with_options(ServerOptions)
-def compact(
-    server: ServerOptions,
-) -> None:
+def compact(server: ServerOptions) -> None:
     """Give unused space of the database back to the disk."""
     freed = server.ask(QueueClient.compact)
     server.tell(f"{freed:,} bytes given back", freed_bytes=freed)
@@ -341,10 +334,7 @@ def seek(
 @app.command()
 @with_options(ServerOptions)
 def create(
-    server: ServerOptions,
-    queue: Queue,
-    group: GroupName = None,
-    settings: Settings = None,
+    server: ServerOptions, queue: Queue, group: GroupName = None, settings: Settings = None
 ) -> None:
     """Create a queue, or a group of one, while the server runs."""
     given = _read_settings(settings)
@@ -368,10 +358,7 @@ def create(
 @app.command()
 @with_options(ServerOptions)
 def change(
-    server: ServerOptions,
-    queue: Queue,
-    group: GroupName = None,
-    settings: Settings = None,
+    server: ServerOptions, queue: Queue, group: GroupName = None, settings: Settings = None
 ) -> None:
     """Change settings of a queue or a group; the others stay.
 
@@ -394,11 +381,7 @@ def change(
 @app.command()
 @with_options(ServerOptions)
 def delete(
-    server: ServerOptions,
-    queue: Queue,
-    group: GroupName = None,
-    *,
-    yes: Yes = False,
+    server: ServerOptions, queue: Queue, group: GroupName = None, *, yes: Yes = False
 ) -> None:
     """Delete a queue with its messages, or a group of one."""
     what = " with all its messages and groups" if group is None else ""

@@ -60,13 +60,7 @@ _Duration = Annotated[float, Field(ge=0)]
 _Path = Annotated[str, Field(min_length=1)]
 
 _LEASE_KEYS: Final = frozenset(
-    {
-        "dead_letter_queue",
-        "max_leased_messages",
-        "max_receives",
-        "order",
-        "visibility_timeout",
-    }
+    {"dead_letter_queue", "max_leased_messages", "max_receives", "order", "visibility_timeout"}
 )
 
 
@@ -191,13 +185,7 @@ class LogicalQueueConfig:
 
 
 _DEQUEUE_KEYS: Final = frozenset(
-    {
-        "dequeue",
-        "max_queues_per_dequeue",
-        "max_waiting_requests",
-        "n_max",
-        "sleep_time",
-    }
+    {"dequeue", "max_queues_per_dequeue", "max_waiting_requests", "n_max", "sleep_time"}
 )
 
 

@@ -76,11 +76,7 @@ class QueueService:
     """
 
     def __init__(
-        self,
-        config: QueueConfig,
-        engine: Engine,
-        clock: Callable[[], float],
-        logger: Logger,
+        self, config: QueueConfig, engine: Engine, clock: Callable[[], float], logger: Logger
     ) -> None:
         self.engine = engine
         self.on_change: Callable[[], None] = lambda: None
@@ -374,12 +370,7 @@ class QueueService:
         held.buffer.has_room_again()
 
     async def settle(
-        self,
-        queue: str,
-        group: str,
-        action: Action,
-        handles: Sequence[str],
-        seconds: float = 0.0,
+        self, queue: str, group: str, action: Action, handles: Sequence[str], seconds: float = 0.0
     ) -> Mapping[int, str]:
         """Settle receives; see `Engine.settle`."""
         held = self.queue(queue)

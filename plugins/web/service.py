@@ -380,11 +380,7 @@ def error_answer(status: int, message: str, allow: str | None = None) -> web.Res
 
 
 def integer(
-    name: str,
-    value: Any,
-    least: int,
-    most: int,
-    parse: Callable[[str], int] | None = None,
+    name: str, value: Any, least: int, most: int, parse: Callable[[str], int] | None = None
 ) -> int:
     """Return a whole number in ``[least, most]``.
 

@@ -71,11 +71,7 @@ class HttpArrival(AcceptedConnection):
 
     # The base class is one of MQTT listeners, whose counters and places are not used here.
     def __init__(
-        self,
-        guards: Guards,
-        handshakes: Turns,
-        timeout_seconds: float,
-        logger: logging.Logger,
+        self, guards: Guards, handshakes: Turns, timeout_seconds: float, logger: logging.Logger
     ) -> None:
         """Prepare."""
         self._guards = guards

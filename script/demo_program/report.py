@@ -220,8 +220,7 @@ def _latencies(sides: Sequence[SideResult]) -> Table:
 
 def _books(sides: Sequence[SideResult]) -> Table:
     table = _table(
-        "Ledger: matched = all below it (moved: to the other lane)",
-        *(side.name for side in sides),
+        "Ledger: matched = all below it (moved: to the other lane)", *(side.name for side in sides)
     )
     for name in ("matched", "delivered", "moved", "inflight", "withheld", "queued", "expired"):
         table.add_row(name, *(f"{getattr(side.ledger, name):,}" for side in sides))

@@ -26,14 +26,7 @@ from script.demo_program.ingestion import Spark, queued_numbers, take_pictures
 from script.demo_program.pictures import Painter
 from script.demo_program.policy import EXAMPLE, Places, default_policy, derive, free_ports
 from script.demo_program.programs import Program, Programs
-from script.demo_program.report import (
-    TWO_LANES,
-    WITHHOLDING,
-    WITHOUT,
-    Result,
-    SideResult,
-    too_slow,
-)
+from script.demo_program.report import TWO_LANES, WITHHOLDING, WITHOUT, Result, SideResult, too_slow
 from script.demo_program.schedule import Schedule
 from script.demo_program.side import Side
 from script.demo_program.telemetry import Sampler, host_name

@@ -66,11 +66,7 @@ def failures() -> tuple[type[Exception], ...]:
 def message_class(descriptors: bytes, message: str) -> Any:
     """Return the class of a message type; arguments and errors are those of `load`."""
     with needed_for("protobuf"):
-        from google.protobuf import (  # noqa: PLC0415 - of an extra
-            descriptor_pb2,
-            descriptor_pool,
-            message_factory,
-        )
+        from google.protobuf import descriptor_pb2, descriptor_pool, message_factory  # noqa: PLC0415 - of an extra
     pool = descriptor_pool.DescriptorPool()
     unusable: tuple[type[Exception], ...] = (*failures(), TypeError)
     try:

@@ -5,13 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.peers import (
-    PEERS,
-    BrokerSetting,
-    Certificate,
-    Options,
-    commanded_peer,
-)
+from benchmarks.peers import PEERS, BrokerSetting, Certificate, Options, commanded_peer
 from penstock.netem.errors import NetemError
 from penstock.netem.runs.broker_process import find_program
 

@@ -71,13 +71,7 @@ def test_a_misspelt_attribute_is_a_breach() -> None:
 class Owner(SessionOwner):
     """Takes what is given by name under its names alone."""
 
-    def claim(
-        self,
-        client_id: str,
-        *,
-        clean_start: bool,
-        expiry_interval: float | None,
-    ) -> None:
+    def claim(self, client_id: str, *, clean_start: bool, expiry_interval: float | None) -> None:
         """Have every session."""
 
 

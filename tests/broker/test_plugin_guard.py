@@ -171,25 +171,10 @@ EXTENSIONS: list[tuple[str, dict[str, Any], Act, str]] = [
     ("gate: decide", gate("decide", threshold_s=all_large), one_message, "Raiser"),
     ("gate: forget", gate("forget"), one_message, "Raiser"),
     ("gate: observe", gate("observe"), look_again, "Raiser"),
-    (
-        "gate: is_first",
-        gate("is_first", threshold_s=all_large),
-        one_message,
-        "Raiser",
-    ),
+    ("gate: is_first", gate("is_first", threshold_s=all_large), one_message, "Raiser"),
     ("gate: threshold_l", gate("threshold_l"), report_client, "Raiser"),
-    (
-        "gate: connected",
-        gate("connected"),
-        subscribe_only,
-        "Raiser",
-    ),
-    (
-        "gate: is_large",
-        gate("is_large", threshold_s=all_large),
-        one_message,
-        "Raiser",
-    ),
+    ("gate: connected", gate("connected"), subscribe_only, "Raiser"),
+    ("gate: is_large", gate("is_large", threshold_s=all_large), one_message, "Raiser"),
     ("sampler: connected", sampler("connected"), subscribe_only, "Raiser"),
     ("sampler: sent", sampler("sent"), one_message, "Raiser"),
     (
@@ -210,12 +195,7 @@ EXTENSIONS: list[tuple[str, dict[str, Any], Act, str]] = [
     ("sink: reserve", sink("reserve", accept=lambda *_: None), one_message, "Raiser"),
     ("access control: authenticate", access(authenticate=fail), connect_only, "authenticate"),
     ("access control: authorize", access(authorize=fail), one_message, "publish"),
-    (
-        "access control: holds",
-        access(answer=Accepted(holds=fail)),
-        connect_only,
-        "holds",
-    ),
+    ("access control: holds", access(answer=Accepted(holds=fail)), connect_only, "holds"),
     (
         "authenticator: start",
         {"authenticators": [raising("start", method="M")]},
@@ -238,8 +218,7 @@ EXTENSIONS: list[tuple[str, dict[str, Any], Act, str]] = [
 
 
 @pytest.mark.parametrize(
-    ("extensions", "act", "name"),
-    [pytest.param(*row[1:], id=row[0]) for row in EXTENSIONS],
+    ("extensions", "act", "name"), [pytest.param(*row[1:], id=row[0]) for row in EXTENSIONS]
 )
 def test_each_kind_of_extension_that_raises_is_logged_and_counted_in_one_way(
     extensions: dict[str, Any], act: Act, name: str, caplog: pytest.LogCaptureFixture

@@ -395,22 +395,14 @@ def test_unknown_plugin_and_wrong_keys_are_told_together() -> None:
     assert unknown[:2] == ("plugins.alram", "an unknown plugin")
     assert "(perhaps alarm)" in unknown[2]
     assert "shelf" in unknown[2]
-    assert wrong == (
-        "plugins.alarm.levle",
-        "an unknown key",
-        "one of level, sink (perhaps level)",
-    )
+    assert wrong == ("plugins.alarm.levle", "an unknown key", "one of level, sink (perhaps level)")
 
 
 @pytest.mark.usefixtures("example_plugins")
 def test_second_gate_is_refused() -> None:
     """Two plugins that both gate deliveries cannot be on together."""
     assert problems_of("{bell: {sink: bells}, alarm: }") == [
-        (
-            "plugins.alarm",
-            "a second delivery gate beside that of bell",
-            "one delivery gate",
-        )
+        ("plugins.alarm", "a second delivery gate beside that of bell", "one delivery gate")
     ]
 
 

@@ -96,10 +96,7 @@ async def test_a_listener_that_demands_certificates_is_not_told_as_local(
     """It serves the networks of the file; a warning that it does not would be wrong."""
     authority = Authority(tmp_path)
     keys = authority.listener_keys(cafile=authority.cafile, require_certificate=True)
-    for listeners, n_warnings in (
-        ({}, 0),
-        ({"plain": {"bind": "127.0.0.1:0", "ssl": False}}, 1),
-    ):
+    for listeners, n_warnings in (({}, 0), ({"plain": {"bind": "127.0.0.1:0", "ssl": False}}, 1)):
         caplog.clear()
         everywhere = {"default": {**keys, "bind": "0.0.0.0:0"}, **listeners}
         server = Server(parse_policy({"listeners": everywhere, "plugins": {}}, "p"))
@@ -163,10 +160,7 @@ async def test_address_in_use_is_told_and_nothing_stays_behind(tmp_path: Path) -
     """The error names listener and address; the listeners and plugins before it are stopped."""
     with socket.create_server((LOCAL, 0)) as taken:
         port = taken.getsockname()[1]
-        listeners = {
-            "default": {"bind": "127.0.0.1:0"},
-            "second": {"bind": f"127.0.0.1:{port}"},
-        }
+        listeners = {"default": {"bind": "127.0.0.1:0"}, "second": {"bind": f"127.0.0.1:{port}"}}
         server = make_server(listeners=listeners, plugins=queue_plugin(tmp_path))
         told = rf"^listener second: cannot bind 127\.0\.0\.1:{port}: .*in use"
         with pytest.raises(ListenError, match=told):
@@ -209,10 +203,7 @@ async def test_stop_commits_what_was_accepted_and_acknowledges_it(tmp_path: Path
         await client.send(Publish("q/1", b"kept", qos=1, packet_id=7))
         await until(lambda: server.core.sinks[0].counts.queued)
         await server.stop()
-        assert await client.rest() == [
-            PubAck(7),
-            Disconnect(ReasonCode.SERVER_SHUTTING_DOWN),
-        ]
+        assert await client.rest() == [PubAck(7), Disconnect(ReasonCode.SERVER_SHUTTING_DOWN)]
     async with serving(plugins=plugins) as server:
         url = next(p.http_url for p in server._plugins.plugins if hasattr(p, "http_url"))
         client_of_queue = QueueClient(url)

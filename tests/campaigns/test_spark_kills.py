@@ -44,10 +44,7 @@ def test_each_message_once_breaks_nothing() -> None:
     [
         (RIGHT[:1], {"messages lost": 1}),
         ([*RIGHT, (("load", 1, 1), b"1")], {"messages written again": 1}),
-        (
-            [*RIGHT, RIGHT[0]],
-            {"messages written again": 1, "rows of a place that has another": 1},
-        ),
+        ([*RIGHT, RIGHT[0]], {"messages written again": 1, "rows of a place that has another": 1}),
         ([*RIGHT, (("load", 1, 1), b"2")], {"rows that nobody published": 1}),
     ],
 )

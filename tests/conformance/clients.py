@@ -38,10 +38,7 @@ def keep(version: int, seconds: int = 600, **properties: Any) -> dict[str, Any]:
     """
     if version == 4:
         return {"clean_start": False}
-    return {
-        "clean_start": False,
-        "properties": {"session_expiry_interval": seconds, **properties},
-    }
+    return {"clean_start": False, "properties": {"session_expiry_interval": seconds, **properties}}
 
 
 def frame(first_byte: int, digits: str) -> bytes:

@@ -15,12 +15,7 @@ from typing import Any, Final
 
 import pytest
 
-from tests.conformance.statements import (
-    ROOT,
-    VERSIONS,
-    Statement,
-    statements,
-)
+from tests.conformance.statements import ROOT, VERSIONS, Statement, statements
 from tests.conformance.table import PASSED, full_table, problems, render
 
 N_DIFFERENCES: Final = 20
@@ -39,9 +34,7 @@ class ConformancePlugin:
     """
 
     def __init__(
-        self,
-        root: Path = ROOT,
-        known: Mapping[str, Mapping[str, Statement]] | None = None,
+        self, root: Path = ROOT, known: Mapping[str, Mapping[str, Statement]] | None = None
     ) -> None:
         self.root = root
         self.statements = known or {marker: statements(marker) for marker in VERSIONS}

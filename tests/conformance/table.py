@@ -84,9 +84,7 @@ TITLES: Final = {
 
 
 def problems(
-    marker: str,
-    statements: Mapping[str, Statement],
-    marked: Mapping[str, str],
+    marker: str, statements: Mapping[str, Statement], marked: Mapping[str, str]
 ) -> list[str]:
     """Return what is wrong between the statements of a version and the marks, in words.
 

@@ -8,13 +8,7 @@ from penstock.broker.config.limits import Limits
 from penstock.broker.mqtt.enums import PacketType
 from penstock.broker.mqtt.packets import REASON_CODES, ConnAck, Connect, Publish
 from penstock.broker.mqtt.reason_codes import CONNACK_RETURN_CODES, ReasonCode
-from tests.conformance.clients import (
-    IN_EACH_VERSION,
-    answer,
-    assert_closed,
-    keep,
-    pair,
-)
+from tests.conformance.clients import IN_EACH_VERSION, answer, assert_closed, keep, pair
 from tests.helpers.access import Access
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
@@ -31,8 +25,7 @@ def test_connack_comes_first_and_once(version: int) -> None:
     publisher.publish("t", b"queued", qos=1, packet_id=2)
     again = VirtualClient(broker, version)
     again.send(
-        Connect(client_id="s", protocol_version=version, **keep(version)),
-        Publish("t", b"own"),
+        Connect(client_id="s", protocol_version=version, **keep(version)), Publish("t", b"own")
     )
     assert [type(packet) for packet in again.inbox] == [ConnAck, Publish, Publish, Publish]
     again.inbox.clear()

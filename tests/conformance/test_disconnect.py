@@ -15,14 +15,7 @@ from penstock.broker.mqtt.packets import (
     SubscriptionRequest,
 )
 from penstock.broker.mqtt.reason_codes import ReasonCode
-from tests.conformance.clients import (
-    IN_EACH_VERSION,
-    answer,
-    assert_closed,
-    frame,
-    keep,
-    pair,
-)
+from tests.conformance.clients import IN_EACH_VERSION, answer, assert_closed, frame, keep, pair
 from tests.helpers.access import Access, finish
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 

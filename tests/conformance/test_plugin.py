@@ -73,10 +73,7 @@ def test_a_whole_run_writes_the_table(
     ids=str,
 )
 def test_a_narrow_run_neither_fails_nor_writes(
-    pytester: pytest.Pytester,
-    run: Run,
-    monkeypatch: pytest.MonkeyPatch,
-    arguments: tuple[str, ...],
+    pytester: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
 ) -> None:
     """A run without some of the proving tests says nothing of the table, in CI as well."""
     monkeypatch.setenv("CI", "true")

@@ -6,22 +6,10 @@ import pytest
 
 from penstock.broker.config.limits import Limits
 from penstock.broker.fast_paths.fast_core import FastCore
-from penstock.broker.mqtt.packets import (
-    PubAck,
-    PubComp,
-    Publish,
-    PubRec,
-    PubRel,
-)
+from penstock.broker.mqtt.packets import PubAck, PubComp, Publish, PubRec, PubRel
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.sessions.broker_state import Core
-from tests.conformance.clients import (
-    IN_EACH_VERSION,
-    PROTOCOL_ERROR,
-    assert_closed,
-    keep,
-    pair,
-)
+from tests.conformance.clients import IN_EACH_VERSION, PROTOCOL_ERROR, assert_closed, keep, pair
 from tests.helpers.access import Access
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
@@ -138,11 +126,7 @@ def test_qos_2_goes_out_step_by_step(version: int) -> None:
 @pytest.mark.parametrize("one_by_one", [False, True], ids=["run", "single"])
 @IN_EACH_VERSION
 def test_an_acknowledgement_of_another_step_ends_the_connection_and_loses_nothing(
-    version: int,
-    qos: int,
-    kinds: list[type[PubAck | PubRec | PubComp]],
-    *,
-    one_by_one: bool,
+    version: int, qos: int, kinds: list[type[PubAck | PubRec | PubComp]], *, one_by_one: bool
 ) -> None:
     """The message is unacknowledged: it is repeated, and brought to its end then."""
     broker = VirtualBroker(core_class=Core if one_by_one else FastCore)

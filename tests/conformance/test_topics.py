@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.conformance.clients import (
-    IN_EACH_VERSION,
-    MALFORMED,
-    assert_closed,
-    frame,
-)
+from tests.conformance.clients import IN_EACH_VERSION, MALFORMED, assert_closed, frame
 from tests.helpers.virtual import VirtualBroker, VirtualClient
 
 

@@ -87,10 +87,7 @@ class Browser:
     def wait(self, condition: Callable[[], Found]) -> Found:
         """Wait until a condition holds while the page may change; return what it says."""
         waiting = WebDriverWait(
-            self.driver,
-            SECONDS,
-            poll_frequency=0.05,
-            ignored_exceptions=_CHANGING,
+            self.driver, SECONDS, poll_frequency=0.05, ignored_exceptions=_CHANGING
         )
         return waiting.until(lambda _: condition())
 

@@ -48,10 +48,7 @@ SCENARIO = Scenario(
     ),
     broker_host="cloud",
     brokers={"adaptive": Broker("penstock"), "mosquitto": Broker("mosquitto")},
-    traffic={
-        "small": Stream("small/{n}", 100, 1.0),
-        "large": Stream("large/{n}", 1_000_000, 5.0),
-    },
+    traffic={"small": Stream("small/{n}", 100, 1.0), "large": Stream("large/{n}", 1_000_000, 5.0)},
     publishers={"pub": Publisher("field", ["small", "large"])},
     subscribers={"sub": Subscriber("edge", ["#"])},
     profiles={

@@ -68,11 +68,7 @@ class VirtualClient:
             payload_store=payload_store,
         )
         self.proxied = ProxiedClient(
-            self.shared,
-            peer,
-            self.now,
-            refusal=refusal,
-            connack_timeout_seconds=CONNACK_SECONDS,
+            self.shared, peer, self.now, refusal=refusal, connack_timeout_seconds=CONNACK_SECONDS
         )
         self.client_got = b""
         self.broker_got = b""

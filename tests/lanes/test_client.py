@@ -298,10 +298,7 @@ def test_a_lane_that_is_refused_leaves_one_connection_until_it_is_taken(
     """One warning says why, and one that there are two now."""
     caplog.set_level(logging.WARNING, "penstock.lanes")
     policy = anonymous_policy(limits={"sessions_per_address": 2})
-    with (
-        running_broker(policy, tmp_path) as broker,
-        PahoClient(broker.port, "other") as other,
-    ):
+    with running_broker(policy, tmp_path) as broker, PahoClient(broker.port, "other") as other:
         assert other.connect()
         with Application("refused", broker.port, topics="cam") as app:
             publish_ordered(app.client, "cam", 2)
@@ -327,10 +324,7 @@ def test_a_user_name_in_place_of_the_client_id_leaves_one_connection(tmp_path: P
     command = [sys.executable, "-m", "penstock", "passwd", str(users), "ann"]
     subprocess.run(command, input=b"secret\nsecret\n", check=True)
     access = {"password_file": str(users), "username_as_client_id": True}
-    policy = {
-        "listeners": {"default": {"bind": "127.0.0.1:0"}},
-        "plugins": {"access": access},
-    }
+    policy = {"listeners": {"default": {"bind": "127.0.0.1:0"}}, "plugins": {"access": access}}
     with running_broker(policy, tmp_path) as broker:
         for protocol in (mqtt.MQTTv5, None):
             app = Application("ann's", broker.port, topics="cam", protocol=protocol)

@@ -113,11 +113,7 @@ def test_without_root_it_ends_with_status_2(
 
 @pytest.mark.parametrize(
     ("arguments", "named"),
-    [
-        (["link", "/none/such"], "/none/such"),
-        (["link"], "FILE"),
-        (["lnk"], "lnk"),
-    ],
+    [(["link", "/none/such"], "/none/such"), (["link"], "FILE"), (["lnk"], "lnk")],
 )
 def test_a_mistake_ends_with_status_2(
     arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]

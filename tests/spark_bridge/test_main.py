@@ -310,12 +310,7 @@ def test_an_older_pyspark_is_named(
 
 @pytest.mark.parametrize(
     ("given", "seconds", "wait"),
-    [
-        ({}, None, None),
-        ({}, 0.5, "0.25"),
-        ({}, 60.0, "1.0"),
-        ({"WAITSECONDS": "9"}, 0.5, None),
-    ],
+    [({}, None, None), ({}, 0.5, "0.25"), ({}, 60.0, "1.0"), ({"WAITSECONDS": "9"}, 0.5, None)],
 )
 def test_an_idle_query_waits_for_less_than_its_trigger(
     given: dict[str, str], seconds: float | None, wait: str | None

@@ -11,14 +11,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.plugins.queue.client import (
-    OutgoingMessage,
-    QueueClient,
-    error_of,
-)
-from penstock.plugins.queue.client import (
-    Position as QueuePlace,
-)
+from penstock.plugins.queue.client import OutgoingMessage, QueueClient, error_of
+from penstock.plugins.queue.client import Position as QueuePlace
 from penstock.spark_bridge.errors import (
     GroupTakenError,
     OptionError,

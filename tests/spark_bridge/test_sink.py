@@ -17,12 +17,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.functions import concat, lit
 from pyspark.sql.types import StringType, StructField, StructType
 
-from penstock.spark_bridge.errors import (
-    OptionError,
-    PublishError,
-    QueueUnavailableError,
-    one_line,
-)
+from penstock.spark_bridge.errors import OptionError, PublishError, QueueUnavailableError, one_line
 from penstock.spark_bridge.options import read_options
 from penstock.spark_bridge.pipelines.config import Sink
 from penstock.spark_bridge.pipelines.one_reading import writer
@@ -46,10 +41,7 @@ def section(page: str, title: str) -> str:
 
 
 QUEUE = {"http": "127.0.0.1:0", "publishing": {}, "queues": {"telemetry": {"topics": ["t/#"]}}}
-TOKENS = {
-    "spark": {"*": ["admin", "read", "publish"]},
-    "dashboard": {"*": ["read"]},
-}
+TOKENS = {"spark": {"*": ["admin", "read", "publish"]}, "dashboard": {"*": ["read"]}}
 """Token, which is its name as well, to its roles by queue."""
 
 

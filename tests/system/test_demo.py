@@ -51,12 +51,7 @@ def shell(
 ) -> subprocess.Popen[str]:
     """Start a command line as a user would, in the root of the checkout."""
     return subprocess.Popen(  # noqa: S602 (the line that a user is shown is what is tested)
-        f"exec {command}",
-        shell=True,
-        cwd=ROOT,
-        text=True,
-        stdout=stdout,
-        stderr=stderr,
+        f"exec {command}", shell=True, cwd=ROOT, text=True, stdout=stdout, stderr=stderr
     )
 
 

@@ -110,10 +110,7 @@ async def test_packets_as_large_as_can_be_leave_nothing_behind(broker: BrokerPro
         "properties": (published((longest, longest), *[("", "")] * 200), 0),
         "more properties": (published(*[("", "")] * 20_000), QUOTA),
         "longer properties": (published((longest, longest), ("", longest)), QUOTA),
-        "levels": (
-            write_packet(Publish("/" * 65_535, qos=0), 5),
-            ReasonCode.TOPIC_NAME_INVALID,
-        ),
+        "levels": (write_packet(Publish("/" * 65_535, qos=0), 5), ReasonCode.TOPIC_NAME_INVALID),
         "payload": (write_packet(Publish("t", bytes(20_000_000)), 5), 0),
     }
     process = psutil.Process(broker.process.pid)

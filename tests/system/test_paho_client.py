@@ -3,12 +3,7 @@ from __future__ import annotations
 import pytest
 from paho.mqtt.enums import MQTTProtocolVersion
 
-from tests.helpers.paho_client import (
-    MQTT_3_1_1,
-    MQTT_5,
-    PahoClient,
-    publish_properties,
-)
+from tests.helpers.paho_client import MQTT_3_1_1, MQTT_5, PahoClient, publish_properties
 from tests.helpers.process import BrokerProcess
 
 VERSIONS = pytest.mark.parametrize("version", [MQTT_3_1_1, MQTT_5], ids=["3.1.1", "5"])

@@ -23,10 +23,7 @@ from tests.helpers.wire import WireClient, connected
 PART_BYTES = 4_096
 PAYLOAD = random.Random(5).randbytes(400_000)  # noqa: S311 (no secret)
 A_FIFTH = len(PAYLOAD) // 5
-KEPT: Mapping[str, Any] = {
-    "clean_start": False,
-    "properties": {"session_expiry_interval": 1_000},
-}
+KEPT: Mapping[str, Any] = {"clean_start": False, "properties": {"session_expiry_interval": 1_000}}
 
 
 class Broker:
@@ -135,10 +132,7 @@ async def test_a_link_that_is_cut_again_and_again_carries_a_message(
 async def test_kills_of_both_ends_leave_one_message(tmp_path: Path, ports: tuple[int, int]) -> None:
     """The message has QoS 2: nothing that was acknowledged is lost, and nothing comes twice."""
     async with running(tmp_path, ports) as (cloud, site, link):
-        async with (
-            await subscriber(site) as near,
-            await connected(cloud.port, "far") as far,
-        ):
+        async with await subscriber(site) as near, await connected(cloud.port, "far") as far:
             await near.subscribe("firmware/#", 2)
             await deliver(far, Publish("firmware/x", PAYLOAD, qos=2, packet_id=1))
         for victim in (cloud, site, cloud):
@@ -153,10 +147,7 @@ async def test_kills_of_both_ends_leave_one_message(tmp_path: Path, ports: tuple
             assert (await take_message(near)).payload == PAYLOAD
         await site.kill()
         await site.start()
-        async with (
-            await subscriber(site) as near,
-            await connected(cloud.port, "far") as far,
-        ):
+        async with await subscriber(site) as near, await connected(cloud.port, "far") as far:
             await deliver(far, Publish("firmware/x", b"end", qos=2, packet_id=1))
             packet = await near.receive()
             if isinstance(packet, PubRel):  # the last PUBCOMP may have been lost in the kill

@@ -144,10 +144,7 @@ async def test_a_restart_with_less_room_keeps_what_was_acknowledged(tmp_path: Pa
     """As on a smaller machine: all comes back, and the client gets no more before there is room."""
     n_messages, n_topics = 20, 3
     smaller = {"total_queued_bytes": 10_000, "retained_bytes": 2000}
-    kept: dict[str, Any] = {
-        "clean_start": False,
-        "properties": {"session_expiry_interval": 3600},
-    }
+    kept: dict[str, Any] = {"clean_start": False, "properties": {"session_expiry_interval": 3600}}
     with running_broker(durable_policy(), tmp_path) as broker:
         async with await connected(broker.port, "s", **kept) as client:
             assert await client.subscribe("t/#", 1) == 1
@@ -192,10 +189,7 @@ async def test_a_full_disk_is_told_and_ends_nothing(tmp_path: Path) -> None:
     with running_broker(durable_policy(), tmp_path) as broker:
         async with await kept_client(broker.port) as client:
             await client.subscribe("t", 1)
-        async with (
-            await connected(broker.port) as publisher,
-            await connected(broker.port) as other,
-        ):
+        async with await connected(broker.port) as publisher, await connected(broker.port) as other:
             await publisher.publish("t", b"0")
             limit_files(broker, 1)
             await publisher.send(Publish("t", b"1", qos=1, packet_id=1))
@@ -219,10 +213,7 @@ async def test_a_database_that_is_deleted_while_it_runs_is_told(tmp_path: Path) 
     with running_broker(policy, tmp_path) as broker:
         async with await kept_client(broker.port) as client:
             await client.subscribe("t", 1)
-        async with (
-            await connected(broker.port) as publisher,
-            await connected(broker.port) as other,
-        ):
+        async with await connected(broker.port) as publisher, await connected(broker.port) as other:
             await publisher.publish("t", b"0")
             path.rename(away)
             await publisher.send(Publish("t", b"1", qos=1, packet_id=1))

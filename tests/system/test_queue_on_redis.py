@@ -20,13 +20,7 @@ from redis.crc import key_slot
 
 from penstock.plugins.queue.client import NotStoredError, OutgoingMessage, QueueClient
 from tests.helpers.paho_client import PahoClient
-from tests.helpers.process import (
-    SECONDS,
-    BrokerProcess,
-    Program,
-    anonymous_policy,
-    running_broker,
-)
+from tests.helpers.process import SECONDS, BrokerProcess, Program, anonymous_policy, running_broker
 from tests.helpers.redis_server import running_redis, shared_cluster, shared_redis
 from tests.helpers.wire import connected
 
@@ -232,8 +226,7 @@ def test_of_each_key_one_message_is_kept(started: Programs) -> None:
     for n in range(10):
         for client, name in ((one, "one"), (other, "other")):
             client.enqueue(
-                "newest",
-                [OutgoingMessage(f"t/{key}", f"{name} {n}".encode()) for key in range(4)],
+                "newest", [OutgoingMessage(f"t/{key}", f"{name} {n}".encode()) for key in range(4)]
             )
     until(lambda: one.queue("newest")["messages"] == 4)
     newest: dict[str, bytes] = {}

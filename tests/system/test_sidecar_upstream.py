@@ -107,13 +107,7 @@ def test_a_broker_on_a_unix_socket(tmp_path: Path) -> None:
     settings = f"listener 0 {path}\n" + ("user root\n" if os.geteuid() == 0 else "")
     with running_mosquitto(tmp_path, settings) as broker:
         name_it(broker, b"unix")
-        config = {
-            "listener": {"bind": "127.0.0.1:0"},
-            "upstream": {"address": f"unix:{path}"},
-        }
-        with (
-            running_sidecar(config, tmp_path) as proxy,
-            connected(proxy.port) as client,
-        ):
+        config = {"listener": {"bind": "127.0.0.1:0"}, "upstream": {"address": f"unix:{path}"}}
+        with running_sidecar(config, tmp_path) as proxy, connected(proxy.port) as client:
             assert client.subscribe("name", 1)
             assert client.payloads(1) == [b"unix"]

@@ -119,8 +119,7 @@ async def test_by_topic_a_lane_that_is_cut_loses_and_repeats_nothing(tmp_path: P
                     await taker.subscribe(topic, 2)
                 await until(lambda: all(lane.counts.connected for lane in lanes))
                 got, _ = await asyncio.gather(
-                    take_all(taker, 2, lambda: cut_all(lanes)),
-                    publish_all(publisher, topics),
+                    take_all(taker, 2, lambda: cut_all(lanes)), publish_all(publisher, topics)
                 )
                 assert got == {topic: list(range(N_MESSAGES)) for topic in topics}
             assert [lane.counts.failures.get("closed") for lane in lanes] == [2, 2]

@@ -155,10 +155,7 @@ async def test_rules_of_both_directions_have_two_connections_where_nothing_comes
     """No Local holds for one client; Penstock knows that both lanes are one."""
     both = [{"filter": "up/#", "when": "always"}]
     with reserved_port() as port:
-        async with (
-            cloud_of(kind, port, tmp_path, 9),
-            running_edge(port, down=both) as edge,
-        ):
+        async with cloud_of(kind, port, tmp_path, 9), running_edge(port, down=both) as edge:
             small, large = lanes_of(edge)
             await until(lambda: large.counts.connected or large.counts.taken_over)
             assert bool(large.counts.connected) == (kind == "penstock")

@@ -52,10 +52,7 @@ def test_proxy_refuses_the_same_mistakes(
     """It hosts the same plugin, and has listeners by name, too."""
     for keys, told in (
         ({"policy": "historc"}, "policy: read 'historc'; allowed: "),
-        (
-            {"listeners": {"outside": {}}},
-            "listeners.outside: read an unknown listener; allowed: ",
-        ),
+        ({"listeners": {"outside": {}}}, "listeners.outside: read an unknown listener; allowed: "),
     ):
         path = tmp_path / "proxy.yaml"
         config = {"upstream": {"address": "127.0.0.1:1"}, "plugins": {"withholding": keys}}

@@ -34,14 +34,7 @@ from penstock.models.papers.fabric.sweep import (
     with_pauses,
 )
 from penstock.models.papers.paper_figures import Claim, ReportedNumber
-from penstock.netem.figures.estimates import (
-    Estimate,
-    Standing,
-    all_of,
-    at_least,
-    at_most,
-    exact,
-)
+from penstock.netem.figures.estimates import Estimate, Standing, all_of, at_least, at_most, exact
 
 STEADY: Final = 0.95
 """Throughput counts as stable if at least this share of the rate is stored."""

@@ -312,9 +312,7 @@ def _compared(
             for ours, theirs in pairs
         ]
 
-    rows = [
-        ComparedFigure("003", f"{cell.name}: success", units("done", "created"), late_seconds),
-    ]
+    rows = [ComparedFigure("003", f"{cell.name}: success", units("done", "created"), late_seconds)]
     if cell.publisher_is_reliable:  # without a wait, a response is the machine's time alone
         name = f"{cell.name}: response, s"
         rows.append(ComparedFigure("003", name, units("seconds", "done"), late_seconds))

@@ -105,8 +105,7 @@ def run(runs: QueueRuns, seed: int, tell: Callable[[str], None]) -> list[Compare
         tell(f"visibility: {runs.queues} queues {name}, for {runs.seconds:g} s")
         modelled = [
             _figures_of(
-                simulate(setting, LeasedMessages(setting.order), runs.seconds, rng),
-                runs.seconds,
+                simulate(setting, LeasedMessages(setting.order), runs.seconds, rng), runs.seconds
             )
             for rng in _rngs(runs, seed)
         ]

@@ -156,8 +156,6 @@ KINDS: Final = {
     "bursts": SimulatedKind(_bursts, by_congestion_control=True),
     # Lossy or far, and a small message in 15 s.
     "idle": SimulatedKind(
-        _idle,
-        Traffic(small_seconds=15.0, is_random=True),
-        by_congestion_control=True,
+        _idle, Traffic(small_seconds=15.0, is_random=True), by_congestion_control=True
     ),
 }

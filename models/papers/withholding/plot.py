@@ -47,10 +47,7 @@ LOOKS: Final = {
 }
 """The color and the width of each policy's line, by label."""
 
-COLUMNS: Final = {
-    FIGURE_8: "The paper on figure 8",
-    FIGURE_9: "The paper on figure 9",
-}
+COLUMNS: Final = {FIGURE_8: "The paper on figure 8", FIGURE_9: "The paper on figure 9"}
 """The heading above the claims about each figure, from the left."""
 
 MARKS: Final = {

@@ -20,12 +20,7 @@ from typing import Final, NamedTuple
 
 from penstock.broker.mqtt.topics import matches
 from penstock.models.papers.withholding.rtt_trace import MAX_SECONDS, Arrival, each_second
-from penstock.models.recording.rows import (
-    MessageRow,
-    RttRow,
-    SubscriptionRow,
-    read_rows,
-)
+from penstock.models.recording.rows import MessageRow, RttRow, SubscriptionRow, read_rows
 from penstock.plugins.withholding.config import DEFAULT_PROFILE
 from penstock.plugins.withholding.thresholds import LatencyProfile
 
@@ -108,9 +103,7 @@ def _samples(rows: Iterable[RttRow]) -> list[tuple[float, float | None]]:
 
 
 def _trace(
-    name: str,
-    samples: Sequence[tuple[float, float | None]],
-    messages: Iterable[tuple[float, int]],
+    name: str, samples: Sequence[tuple[float, float | None]], messages: Iterable[tuple[float, int]]
 ) -> list[Trace]:
     """Return the trace of a client, if it is long enough.
 

@@ -34,14 +34,10 @@ POLICIES: Final[dict[str, Policy]] = {
         "conservative", max_withhold=DEFAULT_MAX_WITHHOLD, congestion_rate=1.0
     ),
     "probabilistic": make_policy(
-        "probabilistic",
-        max_withhold=DEFAULT_MAX_WITHHOLD,
-        congestion_rate=DEFAULT_CONGESTION_RATE,
+        "probabilistic", max_withhold=DEFAULT_MAX_WITHHOLD, congestion_rate=DEFAULT_CONGESTION_RATE
     ),
     WRONG_RATE: make_policy(
-        "probabilistic",
-        max_withhold=DEFAULT_MAX_WITHHOLD,
-        congestion_rate=WRONG_CONGESTION_RATE,
+        "probabilistic", max_withhold=DEFAULT_MAX_WITHHOLD, congestion_rate=WRONG_CONGESTION_RATE
     ),
     "historic": make_policy("historic", max_withhold=DEFAULT_MAX_WITHHOLD, congestion_rate=1.0),
 }

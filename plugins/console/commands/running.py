@@ -13,15 +13,7 @@ from penstock.broker.operations_contract import LogLevel
 from penstock.plugins.console.commands.asking import LONG_SECONDS, Console, UnknownError
 from penstock.plugins.console.commands.options import ConsoleOptions
 from penstock.plugins.web.terminal_escape import printable
-from penstock.plugins.web.text_table import (
-    Column,
-    count,
-    duration,
-    lines,
-    size,
-    text,
-    yes_or_no,
-)
+from penstock.plugins.web.text_table import Column, count, duration, lines, size, text, yes_or_no
 
 uplink, drain, backup, log = CommandLine(), CommandLine(), CommandLine(), CommandLine()
 

@@ -28,12 +28,7 @@ from penstock.plugins.queue.engines.queues import (
 )
 from penstock.plugins.queue.engines.reading import SegmentReader
 from penstock.plugins.queue.engines.receipts import Receipts
-from penstock.plugins.queue.engines.requests import (
-    Run,
-    Trim,
-    check_exists,
-    check_group,
-)
+from penstock.plugins.queue.engines.requests import Run, Trim, check_exists, check_group
 from penstock.plugins.queue.engines.store import (
     COPIED,
     DELAYED,

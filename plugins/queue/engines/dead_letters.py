@@ -37,13 +37,7 @@ def letter_row(
 
 
 def dead_properties(
-    properties: str,
-    *,
-    queue: str,
-    physical_queue: int,
-    group: str,
-    reason: str,
-    receives: int,
+    properties: str, *, queue: str, physical_queue: int, group: str, reason: str, receives: int
 ) -> str:
     """Return the properties of a dead letter; see `letter_row` for the arguments."""
     values = json.loads(properties) if properties else {}

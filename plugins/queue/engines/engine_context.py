@@ -8,22 +8,13 @@ from logging import Logger
 from typing import Any
 
 from penstock.broker.durable.storage_clock import Clocks, StorageClock
-from penstock.plugins.queue.engines.contract import (
-    StorageError,
-)
+from penstock.plugins.queue.engines.contract import StorageError
 from penstock.plugins.queue.engines.group_commit import GroupCommit
 from penstock.plugins.queue.engines.logical import find_queue
-from penstock.plugins.queue.engines.queues import (
-    LocalQueue,
-)
-from penstock.plugins.queue.engines.requests import (
-    Change,
-    Request,
-)
+from penstock.plugins.queue.engines.queues import LocalQueue
+from penstock.plugins.queue.engines.requests import Change, Request
 from penstock.plugins.queue.engines.segments import SegmentCache
-from penstock.plugins.queue.engines.store import (
-    Store,
-)
+from penstock.plugins.queue.engines.store import Store
 from penstock.plugins.queue.engines.transaction import Surroundings, Transaction
 from penstock.plugins.queue.engines.waiting import Arrivals
 
@@ -51,11 +42,7 @@ class EngineContext:
     def start_writing(self, max_messages: int) -> None:
         """Start the writing thread."""
         around = Surroundings(
-            self.store,
-            self.cache,
-            self.clock,
-            self.logger,
-            self.arrivals.arrived,
+            self.store, self.cache, self.clock, self.logger, self.arrivals.arrived
         )
         loop = asyncio.get_running_loop()
         self.commits = GroupCommit(around, loop, self.clocks.monotonic, max_messages, self.logger)

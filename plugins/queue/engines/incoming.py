@@ -8,23 +8,12 @@ from itertools import repeat
 
 from penstock.broker.message import Message
 from penstock.broker.mqtt.expiry import EXPIRY
-from penstock.plugins.queue.batch_format import (
-    properties_json,
-    split_for_segments,
-    write_batch,
-)
+from penstock.plugins.queue.batch_format import properties_json, split_for_segments, write_batch
 from penstock.plugins.queue.engines.contract import NewMessage
 from penstock.plugins.queue.engines.partition import PhysicalQueue
 from penstock.plugins.queue.engines.queues import LocalQueue
-from penstock.plugins.queue.engines.segments import (
-    DELAY_PROPERTY,
-    Decoded,
-)
-from penstock.plugins.queue.engines.store import (
-    DELAYED,
-    EXPIRES,
-    Segment,
-)
+from penstock.plugins.queue.engines.segments import DELAY_PROPERTY, Decoded
+from penstock.plugins.queue.engines.store import DELAYED, EXPIRES, Segment
 from penstock.plugins.queue.wire.frames import RETAIN, Batch
 
 

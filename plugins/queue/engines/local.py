@@ -43,17 +43,8 @@ from penstock.plugins.queue.engines.maintenance import Maintenance
 from penstock.plugins.queue.engines.planning import plan_end
 from penstock.plugins.queue.engines.reading import SegmentReader
 from penstock.plugins.queue.engines.receiving import Receiving
-from penstock.plugins.queue.engines.requests import (
-    Append,
-    Change,
-    Forget,
-    Move,
-    Seek,
-    Trim,
-)
-from penstock.plugins.queue.engines.store import (
-    Store,
-)
+from penstock.plugins.queue.engines.requests import Append, Change, Forget, Move, Seek, Trim
+from penstock.plugins.queue.engines.store import Store
 
 PROBE_SECONDS: Final = 5.0
 """How long a probe waits for the storage, which may first finish a long commit."""

@@ -9,28 +9,14 @@ from functools import partial
 from typing import Final
 
 from penstock.plugins.queue.engines.catalogue import Catalogue
-from penstock.plugins.queue.engines.contract import (
-    StorageError,
-    UnknownQueueError,
-)
+from penstock.plugins.queue.engines.contract import StorageError, UnknownQueueError
 from penstock.plugins.queue.engines.dead_letters import redriven
 from penstock.plugins.queue.engines.engine_context import EngineContext
 from penstock.plugins.queue.engines.partition import PhysicalQueue, each_bit
-from penstock.plugins.queue.engines.queues import (
-    LocalQueue,
-)
+from penstock.plugins.queue.engines.queues import LocalQueue
 from penstock.plugins.queue.engines.reading import SegmentReader
-from penstock.plugins.queue.engines.requests import (
-    Cut,
-    Letter,
-    Redrive,
-    Run,
-    Shrink,
-)
-from penstock.plugins.queue.engines.store import (
-    DELAYED,
-    Segment,
-)
+from penstock.plugins.queue.engines.requests import Cut, Letter, Redrive, Run, Shrink
+from penstock.plugins.queue.engines.store import DELAYED, Segment
 from penstock.plugins.queue.engines.transaction import Transaction
 
 SHRINK_BYTES: Final = 8_192

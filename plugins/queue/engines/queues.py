@@ -7,10 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, Final, NamedTuple
 
-from penstock.plugins.queue.engines.contract import (
-    GroupSpec,
-    QueueSpec,
-)
+from penstock.plugins.queue.engines.contract import GroupSpec, QueueSpec
 from penstock.plugins.queue.engines.leases import LocalGroup, LocalPlace
 from penstock.plugins.queue.engines.logical import StoredQueue
 from penstock.plugins.queue.engines.partition import Delays, PhysicalQueue

@@ -8,24 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
 
 from penstock.plugins.queue.batch_format import cut_frame
-from penstock.plugins.queue.engines.contract import (
-    Start,
-    StorageError,
-)
+from penstock.plugins.queue.engines.contract import Start, StorageError
 from penstock.plugins.queue.engines.engine_context import EngineContext
 from penstock.plugins.queue.engines.logical import check_range
 from penstock.plugins.queue.engines.partition import PhysicalQueue, bits_below
-from penstock.plugins.queue.engines.queues import (
-    LocalQueue,
-)
-from penstock.plugins.queue.engines.requests import (
-    Run,
-)
+from penstock.plugins.queue.engines.queues import LocalQueue
+from penstock.plugins.queue.engines.requests import Run
 from penstock.plugins.queue.engines.segments import Decoded, check, decode
-from penstock.plugins.queue.engines.store import (
-    BrokenSegmentError,
-    Segment,
-)
+from penstock.plugins.queue.engines.store import BrokenSegmentError, Segment
 from penstock.plugins.queue.engines.transaction import Transaction
 
 T = TypeVar("T")

@@ -8,26 +8,15 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 from weakref import WeakKeyDictionary
 
-from penstock.plugins.queue.engines.contract import (
-    Action,
-    StorageError,
-)
+from penstock.plugins.queue.engines.contract import Action, StorageError
 from penstock.plugins.queue.engines.dead_letters import letter_row
 from penstock.plugins.queue.engines.engine_context import EngineContext
 from penstock.plugins.queue.engines.leases import LeaseRequest, LocalGroup, LocalPlace
 from penstock.plugins.queue.engines.partition import PhysicalQueue, each_bit
-from penstock.plugins.queue.engines.queues import (
-    LocalQueue,
-)
+from penstock.plugins.queue.engines.queues import LocalQueue
 from penstock.plugins.queue.engines.reading import SegmentReader
 from penstock.plugins.queue.engines.receipts import N_NONCES, Received
-from penstock.plugins.queue.engines.requests import (
-    Bury,
-    Change,
-    DeadLetter,
-    Marks,
-    Settle,
-)
+from penstock.plugins.queue.engines.requests import Bury, Change, DeadLetter, Marks, Settle
 from penstock.plugins.queue.engines.segments import Decoded
 from penstock.plugins.queue.engines.transaction import Transaction
 from penstock.plugins.queue.wire.frames import ReceivedMessage

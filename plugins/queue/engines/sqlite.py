@@ -45,11 +45,7 @@ from penstock.broker.durable.database_file import (
 )
 from penstock.broker.durable.disk_reserve import DiskReserve
 from penstock.plugins.queue.engines.checkpoints import LOG_PAGES, ROWS_BYTES, Checkpointer
-from penstock.plugins.queue.engines.contract import (
-    EngineStartError,
-    StorageError,
-    StorageFullError,
-)
+from penstock.plugins.queue.engines.contract import EngineStartError, StorageError, StorageFullError
 from penstock.plugins.queue.engines.sqlite_copies import backup
 from penstock.plugins.queue.engines.sqlite_format import FORMAT
 from penstock.plugins.queue.engines.store import (

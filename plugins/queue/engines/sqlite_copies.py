@@ -91,10 +91,7 @@ def _connect(path: str, busy_seconds: float, what: str) -> sqlite3.Connection:
 
 
 def _copy(
-    source: sqlite3.Connection,
-    path: str,
-    what: str,
-    prepare: Callable[[sqlite3.Connection], None],
+    source: sqlite3.Connection, path: str, what: str, prepare: Callable[[sqlite3.Connection], None]
 ) -> int:
     there = f"{what}: read a file; allowed: a path without one"
     if os.path.lexists(path):

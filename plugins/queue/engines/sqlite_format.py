@@ -107,7 +107,5 @@ _OTHERS: Final = (
 )
 
 FORMAT: Final = Format(
-    application_id=0x50455154,
-    version=1,
-    schema=(_PHYSICAL_QUEUE, _SEGMENT, _GONE, *_OTHERS),
+    application_id=0x50455154, version=1, schema=(_PHYSICAL_QUEUE, _SEGMENT, _GONE, *_OTHERS)
 )

@@ -292,12 +292,7 @@ class Transaction:
         return new
 
     def remove(
-        self,
-        queue: LocalQueue,
-        physical: PhysicalQueue,
-        segment: Segment,
-        bits: int,
-        reason: str,
+        self, queue: LocalQueue, physical: PhysicalQueue, segment: Segment, bits: int, reason: str
     ) -> int:
         """Remove messages of a segment for all groups; return how many."""
         if segment.first_offset in self._deleted.get(physical, ()):

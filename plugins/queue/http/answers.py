@@ -14,11 +14,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from penstock.plugins.queue.batch_format import (
-    Selection,
-    split_for_segments,
-    write_deliveries,
-)
+from penstock.plugins.queue.batch_format import Selection, split_for_segments, write_deliveries
 from penstock.plugins.queue.http import arrow
 from penstock.plugins.queue.http.requests import JSON_TYPE, Writing
 from penstock.plugins.queue.wire.frames import (

@@ -37,12 +37,7 @@ from penstock.plugins.queue.http.admin_routes import AdminRoutes
 from penstock.plugins.queue.http.message_routes import MessageRoutes
 from penstock.plugins.queue.http.positions import Positions
 from penstock.plugins.queue.http.publishing import Publishing
-from penstock.plugins.queue.http.requests import (
-    RETRY_AFTER_SECONDS,
-    AnswerError,
-    Context,
-    refusal,
-)
+from penstock.plugins.queue.http.requests import RETRY_AFTER_SECONDS, AnswerError, Context, refusal
 from penstock.plugins.queue.logical_queue import BusyError
 from penstock.plugins.queue.publishing.batches import Batches, NoBrokerError, StageFullError
 from penstock.plugins.queue.publishing.row_publisher import RelayLostError

@@ -70,10 +70,7 @@ class MessageRoutes:
         """``POST /queues/{queue}/messages``."""
         context = self._context
         queue, caller = context.enter(request, "write")
-        readers = {
-            JSON_TYPE: messages.read_rows,
-            BATCH_CONTENT_TYPE: messages.read_frames,
-        }
+        readers = {JSON_TYPE: messages.read_rows, BATCH_CONTENT_TYPE: messages.read_frames}
         if request.content_type == arrow.CONTENT_TYPE:
             _check_arrow()
             await arrow.load()

@@ -17,13 +17,7 @@ from penstock.broker.mqtt.topics import validate_topic
 from penstock.plugins.queue.access import Caller
 from penstock.plugins.queue.engines.contract import NewMessage
 from penstock.plugins.queue.http import arrow
-from penstock.plugins.queue.http.requests import (
-    MAX_SECONDS,
-    no_json,
-    object_of,
-    seconds,
-    text_of,
-)
+from penstock.plugins.queue.http.requests import MAX_SECONDS, no_json, object_of, seconds, text_of
 from penstock.plugins.queue.strategies.message_key import KEY_PROPERTY
 from penstock.plugins.queue.wire.frames import (
     BATCH_HEADER,

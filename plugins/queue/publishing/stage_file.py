@@ -242,9 +242,7 @@ class StageFile(LockedDatabase):
         """Delete the stages of a writer that are not committed; return how many."""
         with self._transaction() as connection:
             return _drop(
-                connection,
-                "owner = ? AND writer = ? AND publication IS NULL",
-                (owner, writer),
+                connection, "owner = ? AND writer = ? AND publication IS NULL", (owner, writer)
             )
 
     def expire(self, before: float, forget_before: float) -> int:
@@ -286,9 +284,7 @@ class StageFile(LockedDatabase):
             if known is None:
                 self._make(connection, key, writer, stages, at)
             n_dropped = _drop(
-                connection,
-                "owner = ? AND writer = ? AND publication IS NULL",
-                (key.owner, writer),
+                connection, "owner = ? AND writer = ? AND publication IS NULL", (key.owner, writer)
             )
             found = known or _find(connection, key)
         assert found is not None  # noqa: S101 (it was made)

@@ -433,12 +433,7 @@ class SqsActions:
         give_back = self._service.engine.give_back
         request.undo.callback(give_back, name, DEFAULT_GROUP, received)
         source = messages.Source(
-            name,
-            outline.incarnation,
-            spec.key,
-            spec.sqs_body,
-            request.region,
-            self._wall_clock(),
+            name, outline.incarnation, spec.key, spec.sqs_body, request.region, self._wall_clock()
         )
         shown = await self._slicer.run(_shown(received, source, wanted))
         return {"Messages": shown} if shown else {}
@@ -630,8 +625,7 @@ def _shown(
 def unknown_queue() -> SqsError:
     """Return the error of a queue that does not exist, or that the caller has no role in."""
     return SqsError(
-        QUEUE_DOES_NOT_EXIST,
-        "The specified queue does not exist or you do not have access to it.",
+        QUEUE_DOES_NOT_EXIST, "The specified queue does not exist or you do not have access to it."
     )
 
 

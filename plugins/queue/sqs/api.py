@@ -192,9 +192,7 @@ class SqsApi:
 
     @web.middleware
     async def _answer_errors(
-        self,
-        request: web.Request,
-        handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
         try:
             return await handler(request)

@@ -39,11 +39,7 @@ from penstock.plugins.queue.sqs.queue_attributes import (
     arn_of,
     is_fifo,
 )
-from penstock.plugins.queue.strategies.message_key import (
-    KEY_PROPERTY,
-    UserProperties,
-    key_reader,
-)
+from penstock.plugins.queue.strategies.message_key import KEY_PROPERTY, UserProperties, key_reader
 from penstock.plugins.queue.wire.frames import DEAD_LETTER, ReceivedMessage
 
 BodyForm: TypeAlias = Literal["text", "base64"]
@@ -192,10 +188,7 @@ def shown(message: ReceivedMessage, source: Source, wanted: Wanted) -> dict[str,
 
 
 def _system_attributes(
-    message: ReceivedMessage,
-    own: Mapping[str, str],
-    properties: Mapping[str, Any],
-    source: Source,
+    message: ReceivedMessage, own: Mapping[str, str], properties: Mapping[str, Any], source: Source
 ) -> dict[str, str]:
     pairs: UserProperties = properties.get("user_property", ())
     found = {

@@ -12,11 +12,7 @@ from typing import Any, Final
 
 from penstock.broker.errors import PenstockError
 from penstock.plugins.queue.service import QueueService
-from penstock.plugins.queue.sqs.errors import (
-    RESOURCE_NOT_FOUND,
-    UNSUPPORTED_OPERATION,
-    SqsError,
-)
+from penstock.plugins.queue.sqs.errors import RESOURCE_NOT_FOUND, UNSUPPORTED_OPERATION, SqsError
 
 MAX_PER_SECOND: Final = 500
 """The largest rate of a task, as at Amazon."""

@@ -17,11 +17,7 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import unquote_to_bytes
 from xml.sax.saxutils import escape
 
-from penstock.plugins.queue.sqs.errors import (
-    SERIALIZATION,
-    UNKNOWN_ACTION,
-    SqsError,
-)
+from penstock.plugins.queue.sqs.errors import SERIALIZATION, UNKNOWN_ACTION, SqsError
 from penstock.plugins.web.json_text import JsonTextError, read_json
 
 JSON_CONTENT_TYPE: Final = "application/x-amz-json-1.0"

@@ -68,12 +68,7 @@ class Requests:
     """
 
     def __init__(
-        self,
-        url: str,
-        timeout_seconds: float,
-        *,
-        token: str | None,
-        ca_file: str | None,
+        self, url: str, timeout_seconds: float, *, token: str | None, ca_file: str | None
     ) -> None:
         try:
             parts = urlsplit(url)

@@ -106,9 +106,7 @@ def test_properties_may_come_in_another_order_and_not_with_other_values() -> Non
             subscriber.learn(turned[2], turned[0], plan, PAYLOADS)
 
 
-def test_after_a_stall_a_side_is_woken_as_seldom_as_before(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_after_a_stall_a_side_is_woken_as_seldom_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is less than its low-water mark is read once nothing more comes, and the mark stays."""
     monkeypatch.setattr(windowed, "STALL_SECONDS", 0.001)
     marks = []

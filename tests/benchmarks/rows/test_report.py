@@ -115,9 +115,7 @@ def test_tables_for_pages_tell_costs_of_options_and_what_is_lost() -> None:
             told = Measurement(1000 / cpu, details={BROKER_CPU: cpu})
             results.append(Result(ROWS[name], peer, [told]))
     tables = to_tables(results)
-    assert tables["options"].rows == [
-        ["`qos0_1to1`", "0.20 / 6.00", "0.25 / 6.50", "12.00 / 6.40"],
-    ]
+    assert tables["options"].rows == [["`qos0_1to1`", "0.20 / 6.00", "0.25 / 6.50", "12.00 / 6.40"]]
     assert tables["options"].columns == ["row", "bare", "acl", "acl, random"]
     assert tables["lost"].cell("mosquitto is ahead", "rows") == "`qos0_1to1_acl_random`"
     assert tables["rows"].cell("`qos0_1to1`", "penstock / mosquitto") == "30.00"

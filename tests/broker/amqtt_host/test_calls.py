@@ -41,10 +41,7 @@ def calls(faults: Faults) -> PluginCalls:
 
 
 def handler(
-    call: Callable[..., Coroutine[Any, Any, Any]],
-    *,
-    can_wait: bool = False,
-    is_slow: bool = False,
+    call: Callable[..., Coroutine[Any, Any, Any]], *, can_wait: bool = False, is_slow: bool = False
 ) -> Handler:
     """Return a handler named after its function."""
     return Handler(call.__name__, None, call, can_wait, is_slow)

@@ -6,14 +6,7 @@ import pytest
 from amqtt.broker import RetainedApplicationMessage
 
 from penstock.broker.mqtt.packets import Publish, Subscribe, SubscriptionRequest
-from tests.broker.amqtt_host.hosting import (
-    ACL,
-    ANONYMOUS,
-    AsksElsewhere,
-    Broker,
-    Recorder,
-    named,
-)
+from tests.broker.amqtt_host.hosting import ACL, ANONYMOUS, AsksElsewhere, Broker, Recorder, named
 from tests.helpers.sinks import HoldingSink
 
 PLUGINS: dict[str, Any] = {ANONYMOUS: None, named(Recorder): None}

@@ -200,10 +200,7 @@ def test_the_payload_format_is_not_checked_by_default() -> None:
 
 @pytest.mark.parametrize(
     ("redirect", "code"),
-    [
-        ("temporary", ReasonCode.USE_ANOTHER_SERVER),
-        ("permanent", ReasonCode.SERVER_MOVED),
-    ],
+    [("temporary", ReasonCode.USE_ANOTHER_SERVER), ("permanent", ReasonCode.SERVER_MOVED)],
 )
 def test_every_client_is_sent_to_another_server(redirect: str, code: int) -> None:
     """MQTT 5.0, 4.11: with the reference; MQTT 3.1.1 is told that the server is unavailable."""

@@ -30,10 +30,7 @@ def persistence(folder: Path, **keys: Any) -> dict[str, Any]:
 async def kept_client(port: int) -> WireClient:
     """Return the client ``s``, whose session is kept."""
     return await connected(
-        port,
-        client_id="s",
-        clean_start=False,
-        properties={"session_expiry_interval": 3600},
+        port, client_id="s", clean_start=False, properties={"session_expiry_interval": 3600}
     )
 
 

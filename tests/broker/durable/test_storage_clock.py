@@ -97,11 +97,7 @@ def test_away_is_the_time_between_runs() -> None:
 
 @pytest.mark.parametrize(
     ("before", "step", "passed"),
-    [
-        (1.8e9, 3600.0, 3600.0),
-        (1.8e9, -3600.0, 0.0),
-        (0.0, 1.8e9, 0.0),
-    ],
+    [(1.8e9, 3600.0, 3600.0), (1.8e9, -3600.0, 0.0), (0.0, 1.8e9, 0.0)],
     ids=["right", "set back", "without a battery"],
 )
 def test_the_wall_clock_may_tell_for_how_long_the_machine_was_off(

@@ -12,15 +12,7 @@ import pytest
 from penstock.broker.config.limits import Limits
 from penstock.broker.fast_paths.fast_core import FastCore
 from penstock.broker.link import Link
-from penstock.broker.mqtt.packets import (
-    ConnAck,
-    Connect,
-    PubAck,
-    PubComp,
-    Publish,
-    PubRec,
-    PubRel,
-)
+from penstock.broker.mqtt.packets import ConnAck, Connect, PubAck, PubComp, Publish, PubRec, PubRel
 from penstock.broker.mqtt.writer import write_packet
 from penstock.broker.sessions.broker_state import Core
 from tests.helpers.durable import DurableBroker
@@ -540,9 +532,7 @@ def test_a_run_of_retained_messages_is_safe_before_its_acknowledgement() -> None
 
 
 @pytest.mark.parametrize("made_of", [Core, FastCore])
-def test_messages_that_are_written_in_any_case_do_not_wait_for_others(
-    made_of: type[Core],
-) -> None:
+def test_messages_that_are_written_in_any_case_do_not_wait_for_others(made_of: type[Core]) -> None:
     """A commit begins at once for retained messages; what a subscriber may spare the disk waits."""
     broker = DurableBroker(core_class=made_of, limits=Limits(receive_maximum=500))
     publisher, _ = a_pair(broker, properties={"session_expiry_interval": 600})

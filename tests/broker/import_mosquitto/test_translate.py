@@ -136,8 +136,7 @@ def test_tls_1_1_becomes_1_2() -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    [name for name, known in DIRECTIVES.items() if known.loosens is Loosens.LISTENER],
+    "name", [name for name, known in DIRECTIVES.items() if known.loosens is Loosens.LISTENER]
 )
 def test_a_listener_that_would_be_more_open_is_left_out(name: str) -> None:
     """The others stay; the note says why."""
@@ -405,11 +404,7 @@ def test_options_of_a_plugin_may_be_one_listeners_own(option: str) -> None:
 def test_per_listener_settings_must_come_first() -> None:
     """As in mosquitto."""
     assert problems_of("allow_anonymous true\nper_listener_settings true\n") == [
-        (
-            "line 2, per_listener_settings",
-            "after allow_anonymous",
-            "before all security settings",
-        )
+        ("line 2, per_listener_settings", "after allow_anonymous", "before all security settings")
     ]
 
 

@@ -5,13 +5,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.reasoncodes import ReasonCode as PahoReasonCode
 
 from penstock.broker.mqtt.enums import PacketType
-from penstock.broker.mqtt.packets import (
-    REASON_CODES,
-    Connect,
-    Publish,
-    SubscriptionRequest,
-    Will,
-)
+from penstock.broker.mqtt.packets import REASON_CODES, Connect, Publish, SubscriptionRequest, Will
 from penstock.broker.mqtt.reason_codes import (
     CONNACK_RETURN_CODES,
     SUBACK_FAILURE_3_1_1,

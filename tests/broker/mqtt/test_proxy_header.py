@@ -49,17 +49,11 @@ def with_checksum(body: bytes) -> bytes:
 
 
 RIGHT = {
-    "TCP4": (
-        b"PROXY TCP4 203.0.113.9 10.0.0.1 50000 1883\r\n",
-        ("203.0.113.9", 50_000, None),
-    ),
+    "TCP4": (b"PROXY TCP4 203.0.113.9 10.0.0.1 50000 1883\r\n", ("203.0.113.9", 50_000, None)),
     "TCP6": (b"PROXY TCP6 2001:db8::9 ::1 50000 1883\r\n", ("2001:db8::9", 50_000, None)),
     "UNKNOWN": (b"PROXY UNKNOWN\r\n", ("", 0, None)),
     "UNKNOWN with more": (b"PROXY UNKNOWN ffff::1 ffff::2 1 2\r\n", ("", 0, None)),
-    "longest line": (
-        b"PROXY UNKNOWN " + b"f" * (MAX_V1_BYTES - 16) + b"\r\n",
-        ("", 0, None),
-    ),
+    "longest line": (b"PROXY UNKNOWN " + b"f" * (MAX_V1_BYTES - 16) + b"\r\n", ("", 0, None)),
     "IPv4": (version_2(ADDRESSES_4 + PORTS), ("203.0.113.9", 50_000, None)),
     "IPv6": (version_2(ADDRESSES_6 + PORTS, family=0x21), ("2001:db8::9", 50_000, None)),
     "Unix": (version_2(bytes(216), family=0x31), ("", 0, None)),

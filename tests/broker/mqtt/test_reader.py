@@ -494,11 +494,7 @@ for name in names:
 print(len(names))
 """
     result = subprocess.run(
-        [sys.executable, "-S", "-c", program],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
+        [sys.executable, "-S", "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert result.stderr == ""
     assert int(result.stdout) == len(list((ROOT / "broker" / "mqtt").glob("[a-z]*.py")))

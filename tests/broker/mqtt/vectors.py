@@ -136,8 +136,7 @@ VECTORS = [
         "CONNACK 5, properties",
         5,
         ConnAck(
-            session_present=True,
-            properties={"assigned_client_identifier": "x", "maximum_qos": 1},
+            session_present=True, properties={"assigned_client_identifier": "x", "maximum_qos": 1}
         ),
         "20 09 01 00 06 12 0001 78 24 01",
     ),

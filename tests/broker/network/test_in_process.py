@@ -133,10 +133,7 @@ async def test_the_rate_of_one_publisher_is_not_that_of_all_of_another_broker(
 ) -> None:
     """They come on one connection; each was limited where it is connected."""
     limits = {"publish_messages_per_second": 1, "publish_rate_exceeded": "disconnect"}
-    async with (
-        serving(limits=limits) as server,
-        await connected(port_of(server), "other") as other,
-    ):
+    async with serving(limits=limits) as server, await connected(port_of(server), "other") as other:
         await other.subscribe("t")
         client = _LocalClient()
         local_clients(server).connect(client, is_forwarded=is_forwarded)

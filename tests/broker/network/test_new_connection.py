@@ -208,8 +208,7 @@ async def test_time_for_a_connect_counts_from_the_beginning(tmp_path: Path) -> N
     """Each byte of a slow handshake does not buy more time."""
     authority = Authority(tmp_path)
     async with serving(
-        listeners={"default": authority.listener_keys()},
-        limits={"connect_timeout_seconds": 60.0},
+        listeners={"default": authority.listener_keys()}, limits={"connect_timeout_seconds": 60.0}
     ) as server:
         client = await StreamClient.dial_tls(port_of(server), authority.client_context())
         await client.send_bytes(write_packet(Connect(client_id="c"), 5)[:-1])

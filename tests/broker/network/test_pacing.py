@@ -7,11 +7,7 @@ from typing import Final
 
 import pytest
 
-from penstock.broker.network.pacing import (
-    KNOWN_SECONDS,
-    LOOK_SECONDS,
-    Pacing,
-)
+from penstock.broker.network.pacing import KNOWN_SECONDS, LOOK_SECONDS, Pacing
 from penstock.broker.network.tcp_info import TcpInfo
 
 MSS: Final = 1448

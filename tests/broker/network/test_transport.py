@@ -622,10 +622,7 @@ async def test_chunks_of_all_sizes_are_handled_in_their_order() -> None:
 
 async def test_a_chunk_that_was_gathered_waits_while_its_client_is_not_read_from() -> None:
     """What came before it may have caused that."""
-    async with (
-        serving() as server,
-        await connected(port_of(server), "c", version=4) as client,
-    ):
+    async with serving() as server, await connected(port_of(server), "c", version=4) as client:
         protocol = protocol_of(server, "c")
         assert protocol.connection is not None
         protocol.data_received(write_packet(PingReq(), 4))

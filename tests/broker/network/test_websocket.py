@@ -49,10 +49,7 @@ REQUEST = (
 
 def listeners(**keys: Any) -> dict[str, Any]:
     """Return a WebSocket listener and a plain one."""
-    return {
-        "default": {"bind": "127.0.0.1:0"},
-        "ws": {"bind": "127.0.0.1:0", "type": "ws", **keys},
-    }
+    return {"default": {"bind": "127.0.0.1:0"}, "ws": {"bind": "127.0.0.1:0", "type": "ws", **keys}}
 
 
 def masked(first_byte: int, payload: bytes) -> bytes:

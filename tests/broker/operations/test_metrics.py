@@ -144,12 +144,7 @@ def _fail() -> list[Metric]:
 
 async def test_uplinks_tell_their_age_by_lane() -> None:
     """How long the oldest message waits for a cloud that is away, and why it is away."""
-    uplinks = {
-        "cloud": {
-            "upstream": {"address": "127.0.0.1:9"},
-            "up": [{"filter": "#"}],
-        }
-    }
+    uplinks = {"cloud": {"upstream": {"address": "127.0.0.1:9"}, "up": [{"filter": "#"}]}}
     plugins = {"uplink": {"site": "berlin", "uplinks": uplinks}}
     async with (
         serving(plugins=plugins) as server,

@@ -121,11 +121,7 @@ def test_clean_start_ends_what_is_withheld() -> None:
 
 @pytest.mark.parametrize(
     ("properties", "qos", "dropped"),
-    [
-        (FOR_EVER, 1, {}),
-        (FOR_EVER, 0, {"connection_lost": 1}),
-        ({}, 1, {"session_ended": 1}),
-    ],
+    [(FOR_EVER, 1, {}), (FOR_EVER, 0, {"connection_lost": 1}), ({}, 1, {"session_ended": 1})],
 )
 def test_disconnected_client_finds_what_its_session_promises(
     properties: dict[str, Any], qos: int, dropped: dict[str, int]

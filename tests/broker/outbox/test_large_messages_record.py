@@ -187,9 +187,7 @@ def test_each_hold_and_release_is_a_debug_line(caplog: pytest.LogCaptureFixture)
     ]
 
 
-def test_lines_are_limited_and_say_how_many_were_left_out(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_lines_are_limited_and_say_how_many_were_left_out(caplog: pytest.LogCaptureFixture) -> None:
     """A broker that holds thousands does not fill the disk; what is missing is told at once."""
     caplog.set_level(logging.DEBUG, "test")
     broker, _ = broker_with(Gate(look_again_after=1000))

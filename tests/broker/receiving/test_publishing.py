@@ -21,10 +21,7 @@ from tests.helpers.virtual import VirtualBroker, VirtualClient, will
 
 PATIENT: dict[str, Any] = {
     "clean_start": False,
-    "properties": {
-        "session_expiry_interval": 60,
-        "user_property": [("penstock-waits", "yes")],
-    },
+    "properties": {"session_expiry_interval": 60, "user_property": [("penstock-waits", "yes")]},
 }
 
 
@@ -366,11 +363,7 @@ def test_mqtt_3_1_1_is_not_acknowledged_what_a_sink_refuses() -> None:
 @pytest.mark.parametrize("qos", [1, 2])
 @pytest.mark.parametrize(
     "code",
-    [
-        ReasonCode.QUOTA_EXCEEDED,
-        ReasonCode.UNSPECIFIED_ERROR,
-        ReasonCode.SERVER_SHUTTING_DOWN,
-    ],
+    [ReasonCode.QUOTA_EXCEEDED, ReasonCode.UNSPECIFIED_ERROR, ReasonCode.SERVER_SHUTTING_DOWN],
 )
 def test_what_a_patient_client_forwards_is_not_refused_as_a_sink_has_failed(
     qos: int, code: ReasonCode
@@ -517,10 +510,7 @@ def test_access_control_decides_what_goes_in_and_out() -> None:
 def test_callbacks_see_every_message_and_packet() -> None:
     """Received, routed if allowed, and every packet with its true size, both ways."""
     told: list[Any] = []
-    callbacks = Callbacks(
-        message_received=(told.append,),
-        message_routed=(told.append,),
-    )
+    callbacks = Callbacks(message_received=(told.append,), message_routed=(told.append,))
     sizes: list[tuple[str, int, int]] = []
 
     def note(event: Any) -> None:

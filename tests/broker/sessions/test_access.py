@@ -94,9 +94,7 @@ class Topics(AccessControl):
 
 
 @pytest.mark.parametrize("sources", [[Passwords()], [Passwords(), Passwords()]])
-def test_a_source_without_authorize_is_not_asked_about_topics(
-    sources: list[AccessControl],
-) -> None:
+def test_a_source_without_authorize_is_not_asked_about_topics(sources: list[AccessControl]) -> None:
     """Messages then go the short way."""
     access = combine(sources)
     assert access is not None

@@ -6,13 +6,7 @@ from typing import Any
 import pytest
 
 from penstock.broker.config.mqtt_options import MqttOptions
-from penstock.broker.mqtt.packets import (
-    PubAck,
-    Publish,
-    PubRec,
-    Subscribe,
-    SubscriptionRequest,
-)
+from penstock.broker.mqtt.packets import PubAck, Publish, PubRec, Subscribe, SubscriptionRequest
 from tests.helpers.durable import DurableBroker
 from tests.helpers.gates import SwitchGate
 from tests.helpers.virtual import VirtualBroker, VirtualClient
@@ -82,9 +76,7 @@ def test_a_message_to_which_both_have_subscribed_comes_on_one_of_them() -> None:
     sender = publisher(broker)
     for payload in (LARGE, b"s"):
         sender.publish("cam", payload, qos=1)
-    sender.send(
-        *(Publish("cam", b"%d" % n, qos=1, packet_id=n) for n in range(1, 5)),
-    )
+    sender.send(*(Publish("cam", b"%d" % n, qos=1, packet_id=n) for n in range(1, 5)))
     got = []
     for _ in range(6):
         got += [*large.acknowledge(), *small.acknowledge()]

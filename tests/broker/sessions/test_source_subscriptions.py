@@ -232,10 +232,7 @@ def test_a_restart_keeps_the_subscription_and_nothing_that_was_leased() -> None:
     source = ListSource(b"1")
     broker = DurableBroker(sources=[source])
     client = broker.connect("c", **KEEP)
-    client.subscribe(
-        "$queue/q",
-        1,
-    )
+    client.subscribe("$queue/q", 1)
     broker.settle()
     assert len(take(client)) == 1
     assert not broker.disk.deliveries

@@ -40,10 +40,7 @@ EXPIRES: Final = b"\x02" + EXPIRY_SECONDS.to_bytes(4, "big")
 
 MESSAGE_EXPIRY: Final = EXPIRES[0]
 RETAIN: Final = 1
-QUEUES: Final = {
-    "q": {"topics": ["t/#"], "physical_queues": 1},
-    "tick": {"retention_seconds": 0.1},
-}
+QUEUES: Final = {"q": {"topics": ["t/#"], "physical_queues": 1}, "tick": {"retention_seconds": 0.1}}
 POLICY: Final = {
     "session_expiry_interval": WAIT_SECONDS,
     "persistence": {"path": "sessions.db", "durability": "normal"},

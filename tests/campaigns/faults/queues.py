@@ -129,10 +129,7 @@ class Queues:
 
 @contextmanager
 def _queues(broker: Subject) -> Iterator[Queues]:
-    with (
-        reserved_port() as port,
-        closing(QueueClient(f"http://127.0.0.1:{port}")) as client,
-    ):
+    with reserved_port() as port, closing(QueueClient(f"http://127.0.0.1:{port}")) as client:
         yield Queues(broker, port, client)
 
 

@@ -126,10 +126,7 @@ async def test_a_kill_beside_the_publishing_leaves_one_message(
 ) -> None:
     """Whole and not published, or published and not noted: it comes once at QoS 2."""
     keys: dict[str, Any] = {"persistence": {"path": str(tmp_path / "sessions.db")}}
-    kept: dict[str, Any] = {
-        "clean_start": False,
-        "properties": {"session_expiry_interval": 100},
-    }
+    kept: dict[str, Any] = {"clean_start": False, "properties": {"session_expiry_interval": 100}}
     async with (
         serving(plugins=plugin(tmp_path), **keys) as server,
         await connected(port_of(server), "near", **kept) as near,

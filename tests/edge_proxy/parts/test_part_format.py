@@ -26,10 +26,7 @@ EMPTY = Part(ID, 0, 0, 0, retain=False, trailer=Trailer(DIGEST, b"\0"), data=b""
 VECTORS = [
     (FIRST, b"PART\x01\x05" + ID + b"\0\0\0\0" + b"\0\0\0\x06" + b"abcd"),
     (KEPT, b"PART\x01\x15" + ID + b"\0\0\0\0" + b"\0\0\0\x06" + b"abcd"),
-    (
-        LAST,
-        b"PART\x01\x0a" + ID + b"\0\0\0\x04" + b"\0\0\0\x06" + DIGEST + b"\x04\x03\x00\x01tef",
-    ),
+    (LAST, b"PART\x01\x0a" + ID + b"\0\0\0\x04" + b"\0\0\0\x06" + DIGEST + b"\x04\x03\x00\x01tef"),
     (EMPTY, b"PART\x01\x08" + ID + b"\0\0\0\0" + b"\0\0\0\0" + DIGEST + b"\0"),
 ]
 

@@ -9,13 +9,7 @@ from penstock.broker.mqtt.packets import Publish
 from penstock.broker.sessions.retained_delivery import SLICE_MESSAGES
 from penstock.edge_proxy.parts.partial_message import PartialMessage
 from tests.broker.serving import port_of, serving, until
-from tests.edge_proxy.parts.test_plugin import (
-    FIRMWARE,
-    PART_BYTES,
-    PAYLOAD,
-    both_ends,
-    plugin_of,
-)
+from tests.edge_proxy.parts.test_plugin import FIRMWARE, PART_BYTES, PAYLOAD, both_ends, plugin_of
 from tests.edge_proxy.parts.test_splitter import N_PARTS, plugin, take_parts
 from tests.edge_proxy.uplink.test_uplink import deliver, take_message, uplink_of
 from tests.helpers.wire import connected

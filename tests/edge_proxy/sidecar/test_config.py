@@ -9,10 +9,7 @@ from penstock.broker.config.checked_yaml import validate_config
 from penstock.broker.config.listener_config import Listener
 from penstock.broker.config.policy import parse_policy
 from penstock.broker.errors import ConfigError
-from penstock.edge_proxy.sidecar.config import (
-    ProxyLimits,
-    parse_proxy_config,
-)
+from penstock.edge_proxy.sidecar.config import ProxyLimits, parse_proxy_config
 from penstock.edge_proxy.upstream_config import UpstreamKeys
 from penstock.plugins.probing.config import ProbingConfig
 from penstock.plugins.withholding.config import WithholdingConfig

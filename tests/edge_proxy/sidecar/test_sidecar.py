@@ -18,14 +18,7 @@ from pydantic.dataclasses import dataclass
 from penstock.broker import plugin_loader
 from penstock.broker.config.checked_yaml import read_text
 from penstock.broker.errors import ConfigError, PenstockError
-from penstock.broker.extensions import (
-    LinkSampler,
-    MessageSink,
-    Plugin,
-    Receipt,
-    Reload,
-    SinkCounts,
-)
+from penstock.broker.extensions import LinkSampler, MessageSink, Plugin, Receipt, Reload, SinkCounts
 from penstock.broker.message import Message
 from penstock.broker.mqtt.packets import ConnAck, Connect, Disconnect, PingReq, PubAck
 from penstock.broker.mqtt.proxy_header import ProxyHeader, read_proxy_header
@@ -387,10 +380,7 @@ async def test_what_a_client_sends_at_once_reaches_the_broker_through_every_laye
 ) -> None:
     """CONNECT, a message, DISCONNECT and the end of the layer, in one go: nothing is lost."""
     authority = Authority(tmp_path)
-    listeners = {
-        "tls": authority.listener_keys(),
-        "ws": {"bind": "127.0.0.1:0", "type": "ws"},
-    }
+    listeners = {"tls": authority.listener_keys(), "ws": {"bind": "127.0.0.1:0", "type": "ws"}}
     async with running(f"listeners: {json.dumps(listeners)}") as (proxy, upstream):
         ports = {name: port for name, (_, port) in proxy.addresses.items()}
         over_tls = await StreamClient.dial_tls(ports["tls"], authority.client_context())

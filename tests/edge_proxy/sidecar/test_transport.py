@@ -174,9 +174,7 @@ async def test_what_a_client_sends_at_once_reaches_the_broker() -> None:
         assert await broker.receive_end() == b""
 
 
-async def test_a_broker_that_goes_takes_the_client_with_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_broker_that_goes_takes_the_client_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """What it sent before arrives; then the client's connection is closed, at once."""
     monkeypatch.setattr(transport, "CLOSE_TIMEOUT_SECONDS", 3600.0)
     async with bench() as proxy:

@@ -6,9 +6,7 @@ import pytest
 
 from penstock.broker.config.checked_yaml import validate_config
 from penstock.broker.errors import ConfigError
-from penstock.edge_proxy.uplink.config import (
-    UplinkConfig,
-)
+from penstock.edge_proxy.uplink.config import UplinkConfig
 from penstock.edge_proxy.uplink.lanes import LanesKeys
 from penstock.edge_proxy.uplink.remapping import Rule
 from penstock.edge_proxy.upstream_config import UpstreamKeys

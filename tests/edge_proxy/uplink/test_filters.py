@@ -8,12 +8,7 @@ import random
 import pytest
 
 from penstock.broker.mqtt.topics import matches, validate_topic_filter
-from penstock.edge_proxy.uplink.filters import (
-    FilterTree,
-    canonical,
-    covers,
-    intersection,
-)
+from penstock.edge_proxy.uplink.filters import FilterTree, canonical, covers, intersection
 
 LEVELS = ("", "a", "b", "$s")
 DEPTHS = (1, 2, 3, 4)

@@ -14,12 +14,7 @@ from penstock.broker.config.policy import parse_policy
 from penstock.broker.mqtt.packets import Publish
 from penstock.broker.network.pacing import Pacing
 from penstock.broker.server import Server
-from penstock.edge_proxy.uplink.lanes import (
-    AGAIN_SECONDS,
-    LanesKeys,
-    SecondConnection,
-    lanes_of,
-)
+from penstock.edge_proxy.uplink.lanes import AGAIN_SECONDS, LanesKeys, SecondConnection, lanes_of
 from penstock.edge_proxy.uplink.remapping import DownRule, Rule
 from penstock.edge_proxy.uplink.uplink import Uplink
 from penstock.edge_proxy.upstream import UpstreamError, Upstreams
@@ -132,10 +127,7 @@ async def test_what_waited_before_a_restart_is_passed_by_small_messages(tmp_path
             await deliver(near, Publish("up/cam", payload, qos=1, packet_id=1))
     async with serving() as cloud, await connected(port_of(cloud), "far") as far:
         await far.subscribe("up/#", 1)
-        async with (
-            site(1, **keys) as edge,
-            await connected(port_of(edge), "near") as near,
-        ):
+        async with site(1, **keys) as edge, await connected(port_of(edge), "near") as near:
             await deliver(near, Publish("up/alarm", b"1", qos=1, packet_id=1))
         keys["start"] = {"when": "always"}
         async with site(port_of(cloud), **keys):

@@ -17,13 +17,7 @@ from penstock.edge_proxy.uplink import lanes as lanes_module
 from tests.broker.serving import port_of, serving, until
 from tests.helpers.scripted import ScriptedBroker
 from tests.helpers.wire import WireClient, connected
-from tests.system.test_uplink_lanes import (
-    N_MESSAGES,
-    edge_of,
-    lanes_of,
-    publish_all,
-    take_all,
-)
+from tests.system.test_uplink_lanes import N_MESSAGES, edge_of, lanes_of, publish_all, take_all
 
 TOPICS = ["up/mixed/a", "up/mixed/b"]
 IN_ORDER = {topic: list(range(N_MESSAGES)) for topic in TOPICS}

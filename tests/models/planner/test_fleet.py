@@ -77,11 +77,7 @@ def test_a_link_has_its_mean_rate_over_its_phases() -> None:
     ("old", "new", "told"),
     [
         ("count: 5", "count: 0", "devices.cameras.count: read 0; allowed: greater than or equal"),
-        (
-            "count: 5, ",
-            "",
-            "devices.cameras.count: read nothing; allowed: a value; this key",
-        ),
+        ("count: 5, ", "", "devices.cameras.count: read nothing; allowed: a value; this key"),
         ("count: 5", "conut: 5", "devices.cameras.conut: read an unknown key; allowed: "),
         ("payload_bytes: 100\n", "payload_bytes: 5 furlongs\n", "devices.sensors.payload_bytes"),
         ("lifetime_seconds: 20", "lifetime_seconds: 0.5", "devices.sensors.lifetime_seconds: read"),

@@ -27,11 +27,7 @@ def measured() -> LiveRunResult:
     }
     machine = Machine(2, 2**30)
     fleet = Fleet({LINK: LinkClass(0.001, 1e8)}, devices, machine, subscribers, {})
-    picked = {
-        ("kept", "present"): N_DEVICES,
-        ("unkept", "present"): N_DEVICES,
-        ("kept", "away"): 2,
-    }
+    picked = {("kept", "present"): N_DEVICES, ("unkept", "present"): N_DEVICES, ("kept", "away"): 2}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(live_run, "QUIET_SECONDS", 3.0)
         return run(ScaledFleet(fleet, 1.0, picked), 2.0, np.random.default_rng(3))

@@ -9,9 +9,7 @@ from penstock.models.planner.path_tables import path_tables
 def test_a_path_is_told_stage_by_stage() -> None:
     """What arrives how fast, and at each stage the closed form where there is one."""
     path = compose(
-        publisher_is_reliable=True,
-        subscriber_is_reliable=True,
-        peers={PUBLISHER: OnOff(40, 40)},
+        publisher_is_reliable=True, subscriber_is_reliable=True, peers={PUBLISHER: OnOff(40, 40)}
     )
     found = path_tables(path, DeliveryRuns(2, 2000).run(path))
     assert found["path"].rows[0] == ["success", "1.000", "1"]

@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from penstock.models.recording.rows import (
-    FigureRow,
-    MessageRow,
-    RttRow,
-    SubscriptionRow,
-    Writer,
-)
+from penstock.models.recording.rows import FigureRow, MessageRow, RttRow, SubscriptionRow, Writer
 
 FIGURES = {
     "clients/connected": "10",

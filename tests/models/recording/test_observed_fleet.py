@@ -6,13 +6,7 @@ import pytest
 
 from penstock.models.planner.fleet import read_fleet
 from penstock.models.recording.observed_fleet import MOST_KINDS, observe
-from penstock.models.recording.rows import (
-    FigureRow,
-    MessageRow,
-    RttRow,
-    SubscriptionRow,
-    Writer,
-)
+from penstock.models.recording.rows import FigureRow, MessageRow, RttRow, SubscriptionRow, Writer
 from tests.models.recording.small_recording import small_recording
 
 

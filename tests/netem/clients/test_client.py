@@ -178,9 +178,7 @@ def test_a_client_that_dies_just_before_the_beginning_is_named(host: Host, tmp_p
 
 def test_a_refused_client_says_why(host: Host, tmp_path: Path) -> None:
     """The broker's answer stands in the failure."""
-    plan = scenario(
-        brokers={"penstock": Broker("mosquitto", lines=["allow_anonymous false"])},
-    )
+    plan = scenario(brokers={"penstock": Broker("mosquitto", lines=["allow_anonymous false"])})
     _, crew = crew_of(plan, host, tmp_path)
     with pytest.raises(RunError, match=r"(?s)has ended with status 1:.*Not authorized"):
         wait_for(crew, "ready", {"sensor"})

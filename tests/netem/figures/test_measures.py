@@ -155,11 +155,7 @@ def test_ratios_are_paired_by_unit() -> None:
 def test_an_interval_that_straddles_the_bound_shows_nothing() -> None:
     """Half of the units are better than the bound and half are worse; bounds beyond are clear."""
     measures = of_units([0.4, 0.6] * 6, [1.0] * 12)
-    for bound, standing in (
-        (0.3, Standing.MISSED),
-        (0.5, Standing.NOT_SHOWN),
-        (0.7, Standing.MET),
-    ):
+    for bound, standing in ((0.3, Standing.MISSED), (0.5, Standing.NOT_SHOWN), (0.7, Standing.MET)):
         target = Target("small mean", "adaptive", at_most=bound)
         assert measures.judge(target, "full").standing == standing
     assert measures.judge(Target("lost", "adaptive", at_most=0), "full").standing == Standing.MET

@@ -18,13 +18,7 @@ from penstock.netem.figures.canvas import (
     show_seconds,
     spread,
 )
-from penstock.netem.figures.colours import (
-    FOCUS_COLOUR,
-    OVER_COLOUR,
-    find_focus,
-    find_over,
-    paint,
-)
+from penstock.netem.figures.colours import FOCUS_COLOUR, OVER_COLOUR, find_focus, find_over, paint
 from penstock.netem.figures.measures import Measures, show_bytes
 from penstock.netem.figures.plots import draw, draw_distributions, draw_latencies, draw_memory
 from penstock.netem.figures.size_plots import correlate, draw_memory_by_latency, draw_sizes
@@ -204,12 +198,7 @@ def test_sizes_and_times_are_short_words() -> None:
         "300 kB",
         "1 MB",
     ]
-    assert [show_seconds(each) for each in (0.001, 0.1, 1, 10)] == [
-        "1 ms",
-        "100 ms",
-        "1 s",
-        "10 s",
-    ]
+    assert [show_seconds(each) for each in (0.001, 0.1, 1, 10)] == ["1 ms", "100 ms", "1 s", "10 s"]
     assert begin("small q1-1MB") == "Small q1-1MB"
     assert begin("q1-1MB messages") == "q1-1MB messages"
 

@@ -57,10 +57,7 @@ def test_the_report_holds_what_was_found(tmp_path: Path, form: Format) -> None:
         "mosquitto": ["30.0 MB", "8.0 MB", "0.0 MB", "", "1"],
     }
     assert rows_of(text, "Withholding") == {"adaptive": ["11.0 s", "90.0 %", "0.0 s", "2", "1"]}
-    assert rows_of(text, "Processor") == {
-        "adaptive": ["5.0 %", "1"],
-        "mosquitto": ["1.0 %", "1"],
-    }
+    assert rows_of(text, "Processor") == {"adaptive": ["5.0 %", "1"], "mosquitto": ["1.0 %", "1"]}
     assert (
         "| router-edge | lossy: 200 ms round trip, 2,500 kB/s, 20 % lost | 1 | 10.0 s | 0.00 s |"
         in text

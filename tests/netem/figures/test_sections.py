@@ -48,10 +48,7 @@ def test_what_links_carried_is_told_where_sites_have_brokers() -> None:
         )
     section = of_run(with_scenario(brokers=brokers), tables)["bytes"]
     assert section.heading == "Bytes on router-edge, both ways"
-    assert section.rows == [
-        ["adaptive", "3.0 MB", "0.25", "1"],
-        ["mosquitto", "12.0 MB", "", "1"],
-    ]
+    assert section.rows == [["adaptive", "3.0 MB", "0.25", "1"], ["mosquitto", "12.0 MB", "", "1"]]
     assert "bytes" not in of_run(INFO, tables)
 
 

@@ -279,8 +279,7 @@ def test_a_direction_that_cannot_be_is_refused(key: str, values: dict[str, Any])
 
 
 @pytest.mark.parametrize(
-    ("key", "values"),
-    [("begin", (-0.1, 0.5)), ("end", (0.1, 0.0)), ("inside", (0.1, 0.5, 2.0))],
+    ("key", "values"), [("begin", (-0.1, 0.5)), ("end", (0.1, 0.0)), ("inside", (0.1, 0.5, 2.0))]
 )
 def test_bursts_that_cannot_be_are_refused(key: str, values: tuple[float, ...]) -> None:
     """Probabilities are such, and a burst ends some time."""

@@ -118,8 +118,7 @@ def test_what_ran_in_a_namespace_has_ended_when_it_is_removed() -> None:
     run_ip("netns", "add", f"{prefix}one")
     large = "import time; held = b'x' * 200_000_000; print(flush=True); time.sleep(1000)"
     with subprocess.Popen(
-        ["ip", "netns", "exec", f"{prefix}one", sys.executable, "-c", large],
-        stdout=subprocess.PIPE,
+        ["ip", "netns", "exec", f"{prefix}one", sys.executable, "-c", large], stdout=subprocess.PIPE
     ) as process:
         assert process.stdout is not None
         process.stdout.readline()

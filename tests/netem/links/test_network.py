@@ -152,9 +152,7 @@ def test_tcp_goes_as_fast_as_the_link(network: Network) -> None:
     assert edge.run(python(CLIENT, link.server_address, "300000")) == "same\n"
     assert time.monotonic() - began_at > 0.25
     # What the client has got is still to be acknowledged.
-    wait_until(
-        lambda: all(each.delivered + each.dropped == each.taken for each in link.counts()),
-    )
+    wait_until(lambda: all(each.delivered + each.dropped == each.taken for each in link.counts()))
     for counts in link.counts():
         assert counts.taken >= 300_000 / 1_460
         assert (counts.lost, counts.duplicated) == (0, 0)

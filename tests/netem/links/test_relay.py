@@ -65,9 +65,7 @@ async def receive_all(sock: socket.socket) -> bytes:
     return b"".join(chunks)
 
 
-async def test_bytes_pass_both_ways_unchanged_and_each_end_by_itself(
-    server: socket.socket,
-) -> None:
+async def test_bytes_pass_both_ways_unchanged_and_each_end_by_itself(server: socket.socket) -> None:
     """What one side sends, the other gets in order; half a connection may end alone."""
     data = arbitrary_bytes(300_000)
     loop = asyncio.get_running_loop()

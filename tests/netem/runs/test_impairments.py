@@ -63,10 +63,7 @@ def test_bad_times_of_two_links_fall_together_as_chance_has_it() -> None:
 @pytest.mark.parametrize(
     ("impairment", "line"),
     [
-        (
-            Impairment("a-b"),
-            "read none of on_off, trace, redrawn; allowed: one of them",
-        ),
+        (Impairment("a-b"), "read none of on_off, trace, redrawn; allowed: one of them"),
         (
             Impairment("a-b", on_off=PLAN, trace=TRACE),
             "read on_off and trace of on_off, trace, redrawn; allowed: one of them",

@@ -31,8 +31,7 @@ def test_a_message_has_the_times_of_its_publisher_and_of_the_witness(tmp_path: P
     (tmp_path / "witness").write_text("0 0 1 0 0 1000.625\n")
     assert message_rows(Roster(scenario(), "penstock", 3), tmp_path, BEGIN_AT) == [
         MessageRow(
-            *("penstock", 3, "sensor", "small", "alarms/1", 1, 100, 1),
-            *(0.35, 0.5, 0.75, 0.625),
+            *("penstock", 3, "sensor", "small", "alarms/1", 1, 100, 1), *(0.35, 0.5, 0.75, 0.625)
         ),
         MessageRow(
             *("penstock", 3, "sensor", "large", "pictures/1", 0, 300_000, 1),

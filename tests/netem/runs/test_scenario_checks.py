@@ -288,11 +288,7 @@ CHANGES: list[tuple[str, str, list[str]]] = [
             )
         ],
     ),
-    (
-        "{sub: {",
-        "{s.1: {",
-        ["subscribers.s.1: read 's.1'; allowed: letters, digits and dashes"],
-    ),
+    ("{sub: {", "{s.1: {", ["subscribers.s.1: read 's.1'; allowed: letters, digits and dashes"]),
     (
         "{pub: {",
         "{netem-1: {",

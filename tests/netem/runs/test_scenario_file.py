@@ -181,10 +181,7 @@ def test_an_inheritance_that_cannot_be_is_told(tmp_path: Path, heir: str, words:
         ("short:", "short: read None; allowed: a mapping"),
         ("short: {duration_seconds: 0}", "short.duration_seconds: read 0; allowed: greater than 0"),
         ("short: {seeds: [1, x]}", "short.seeds.1: read 'x'; allowed: a valid integer"),
-        (
-            "short: {brokers: {other: null}}",
-            "targets.0.over: read 'other'; allowed: ours",
-        ),
+        ("short: {brokers: {other: null}}", "targets.0.over: read 'other'; allowed: ours"),
         (
             "short: {brokers: {third: {kind: mosquitto, command: [x]}}}",
             "short.brokers.third.command: no key of kind mosquitto; allowed: beside command",

@@ -159,10 +159,7 @@ def test_an_uplink_says_whether_its_cloud_is_reached(browser: Browser, tmp_path:
     site.mkdir()
     cloud.mkdir()
     with running_broker(anonymous_policy(), cloud) as far:
-        uplink = {
-            "upstream": {"address": f"127.0.0.1:{far.port}"},
-            "up": [{"filter": "sensors/#"}],
-        }
+        uplink = {"upstream": {"address": f"127.0.0.1:{far.port}"}, "up": [{"filter": "sensors/#"}]}
         plugins = {"uplink": {"site": "berlin", "uplinks": {"cloud": uplink}}}
         with operated_broker(site, plugins) as broker:
             browser.log_in(broker.console_url, *OPERATOR, "#/uplinks")

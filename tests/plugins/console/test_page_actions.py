@@ -38,9 +38,7 @@ def open_client(browser: Browser, url: str, name: str) -> None:
 def ask_queue(url: str, path: str, body: Mapping[str, Any]) -> Any:
     """Send a request to the queue's own API."""
     request = urllib.request.Request(  # noqa: S310 (a server of this test)
-        f"{url}/queues/{path}",
-        json.dumps(body).encode(),
-        {"Content-Type": "application/json"},
+        f"{url}/queues/{path}", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
     with urllib.request.urlopen(request) as answer:  # noqa: S310
         return json.load(answer)

@@ -8,11 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.plugins.probing.estimators import (
-    MovingAverage,
-    SourceEstimates,
-    WindowedMinimum,
-)
+from penstock.plugins.probing.estimators import MovingAverage, SourceEstimates, WindowedMinimum
 from penstock.plugins.probing.rtt_sources import (
     PACKET_IDS,
     ProbeTimer,

@@ -599,9 +599,7 @@ async def test_closing_stores_what_was_accepted_and_refuses_the_rest() -> None:
     assert await buffer.store([NewMessage(message())]) == [Stored(-1, -1, "closing")]
 
 
-async def test_receipt_that_fails_keeps_no_other_waiting(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_receipt_that_fails_keeps_no_other_waiting(caplog: pytest.LogCaptureFixture) -> None:
     """An error in one publisher's receipt is logged, and the others are settled."""
 
     class Broken(Receipts):

@@ -225,10 +225,7 @@ def test_a_server_that_has_the_file_is_told(run: Run, tmp_path: Path) -> None:
 
 def test_the_address_of_a_policy_file_is_asked_first(run: Run, tmp_path: Path) -> None:
     """With a server on it, the file is left to the server."""
-    with (
-        reserved_port() as port,
-        running_gateway(tmp_path, bind=f"127.0.0.1:{port}"),
-    ):
+    with reserved_port() as port, running_gateway(tmp_path, bind=f"127.0.0.1:{port}"):
         assert "telemetry" in run("stats", "-c", str(tmp_path / "policy.yaml"))
     assert "telemetry" in run("stats", "-c", str(tmp_path / "policy.yaml"))
 

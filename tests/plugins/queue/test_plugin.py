@@ -14,11 +14,7 @@ from penstock.broker.extensions import NEVER_FITS, Consumer, MessageSink, Plugin
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.plugin_loader import load_plugins
 from penstock.plugins.queue import plugin as sink_module
-from penstock.plugins.queue.engines.contract import (
-    Health,
-    QueueSpec,
-    StorageError,
-)
+from penstock.plugins.queue.engines.contract import Health, QueueSpec, StorageError
 from penstock.plugins.queue.logical_queue import ReceiveRequest
 from penstock.plugins.queue.plugin import QueuePlugin
 from penstock.plugins.queue.wire.frames import ReceivedMessage

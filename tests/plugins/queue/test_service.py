@@ -22,14 +22,7 @@ from penstock.plugins.queue.engines.contract import (
 from penstock.plugins.queue.logical_queue import ReceiveRequest
 from penstock.plugins.queue.service import InUseError, QueueService, SettingError
 from penstock.plugins.queue.strategies.enqueue import physical_queue_of
-from tests.plugins.queue.running import (
-    LONG_SECONDS,
-    Receipts,
-    message,
-    put,
-    running_service,
-    until,
-)
+from tests.plugins.queue.running import LONG_SECONDS, Receipts, message, put, running_service, until
 
 AT_ONCE = ReceiveRequest(10)
 LONG = ReceiveRequest(10, LONG_SECONDS)

@@ -115,10 +115,7 @@ def test_sighup_reads_the_tokens_again(tmp_path: Path) -> None:
     allow("first")
     with running_gateway(
         tmp_path, POLICY.replace("queue:", "queue:\n    tokens: tokens.yaml", 1)
-    ) as (
-        process,
-        url,
-    ):
+    ) as (process, url):
         assert QueueClient(url, token="first").queue("work")["messages"] == 0
         allow("second")
         assert "reloaded: plugins.queue.tokens tokens.yaml" in hang_up(process)

@@ -42,11 +42,7 @@ def link_with(rtt: float | None, *, rtt_bytes: int = 0) -> Link:
 
 def outbox_with(link: Link, gate: WithholdingGate) -> Outbox:
     """Return an empty outbox with a real gate, which must not raise."""
-    return Outbox(
-        link,
-        Ledger(),
-        OutboxLimits(gate, NoFaults()),
-    )
+    return Outbox(link, Ledger(), OutboxLimits(gate, NoFaults()))
 
 
 def test_gate_meets_the_extension_point() -> None:

@@ -29,11 +29,7 @@ class PolicyMachine(HeldMachine):
         version=st.sampled_from([4, 5]),
     )
     def make(
-        self,
-        policy: PolicyName,
-        ordering: Ordering,
-        priority: list[str],
-        version: int,
+        self, policy: PolicyName, ordering: Ordering, priority: list[str], version: int
     ) -> None:
         """On a path that is bad at first."""
         config = WithholdingConfig(

@@ -7,11 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.broker.link import Link
-from penstock.plugins.withholding.thresholds import (
-    MAX_ASKED_SECONDS,
-    Thresholds,
-    read_asked,
-)
+from penstock.plugins.withholding.thresholds import MAX_ASKED_SECONDS, Thresholds, read_asked
 
 
 def link_with(client_id: str = "site-7", *, average: float = 0.4, least: float = 0.1) -> Link:
@@ -62,9 +58,7 @@ def test_nothing_learned_yet_gives_the_floor() -> None:
 
 
 EVERYTHING = Thresholds(
-    fixed=1.0,
-    by_client={"pump-*": 2.0, "learn-*": None},
-    by_listener={"field": 4.0, "lan": None},
+    fixed=1.0, by_client={"pump-*": 2.0, "learn-*": None}, by_listener={"field": 4.0, "lan": None}
 )
 
 

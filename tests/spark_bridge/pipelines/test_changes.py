@@ -6,12 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.spark_bridge.pipelines.changes import (
-    ChangeError,
-    QueryRecord,
-    compare,
-    without_names,
-)
+from penstock.spark_bridge.pipelines.changes import ChangeError, QueryRecord, compare, without_names
 
 RECORD = QueryRecord(
     queue="plant",

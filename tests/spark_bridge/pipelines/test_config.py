@@ -11,13 +11,7 @@ import yaml
 from penstock.broker.errors import ConfigError
 from penstock.spark_bridge.decoders.formats import load_decoder
 from penstock.spark_bridge.errors import OptionError
-from penstock.spark_bridge.pipelines.config import (
-    EXAMPLE,
-    Pipeline,
-    Sink,
-    as_texts,
-    read_pipeline,
-)
+from penstock.spark_bridge.pipelines.config import EXAMPLE, Pipeline, Sink, as_texts, read_pipeline
 
 FILE = "pipeline.yaml"
 

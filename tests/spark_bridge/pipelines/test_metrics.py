@@ -13,10 +13,7 @@ from penstock.spark_bridge.pipelines.metrics import QueryMetrics
 
 def report(**more: Any) -> dict[str, Any]:
     """Return a report of a micro-batch as Spark gives it."""
-    source = {
-        "endOffset": {"q": {"next": {"0": 5}}},
-        "latestOffset": {"q": {"next": {"0": 7}}},
-    }
+    source = {"endOffset": {"q": {"next": {"0": 5}}}, "latestOffset": {"q": {"next": {"0": 7}}}}
     return {
         "id": "some id",
         "name": "windows",

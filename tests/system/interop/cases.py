@@ -20,11 +20,7 @@ from tests.helpers.wire import connected
 NO_SUBSCRIBE: Final = "test/nosubscribe"
 """The topic filter that nobody may subscribe to."""
 
-LIMITS: Final = {
-    "maximum_packet_size": 40_000,
-    "receive_maximum": 20,
-    "maximum_keep_alive": 60,
-}
+LIMITS: Final = {"maximum_packet_size": 40_000, "receive_maximum": 20, "maximum_keep_alive": 60}
 """Limits of the broker, as low as the cases need them to reach them."""
 
 _GUARD: Final = f'''

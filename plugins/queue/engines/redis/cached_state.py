@@ -12,10 +12,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from penstock.plugins.queue.engines.contract import (
-    GroupSpec,
-    QueueSpec,
-)
+from penstock.plugins.queue.engines.contract import GroupSpec, QueueSpec
 from penstock.plugins.queue.engines.logical import StoredGroup, StoredQueue
 from penstock.plugins.queue.engines.receipts import Receipts
 

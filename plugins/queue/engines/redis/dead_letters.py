@@ -9,25 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from penstock.plugins.queue.engines.contract import (
-    StorageError,
-    UnknownQueueError,
-)
+from penstock.plugins.queue.engines.contract import StorageError, UnknownQueueError
 from penstock.plugins.queue.engines.dead_letters import dead_properties, origin_of
 from penstock.plugins.queue.engines.reading import RANGE_BYTES
 from penstock.plugins.queue.engines.redis.cached_state import RedisGroup, RedisPart, RedisQueue
 from penstock.plugins.queue.engines.redis.catalogue import Catalogue
-from penstock.plugins.queue.engines.redis.functions import (
-    Functions,
-    plain,
-    told_now,
-)
-from penstock.plugins.queue.engines.redis.messages import (
-    Row,
-    read_row,
-    rows_of,
-    written_row,
-)
+from penstock.plugins.queue.engines.redis.functions import Functions, plain, told_now
+from penstock.plugins.queue.engines.redis.messages import Row, read_row, rows_of, written_row
 from penstock.plugins.queue.engines.redis.storing import Storing
 
 _LETTERS: Final = 500

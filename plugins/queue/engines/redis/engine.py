@@ -42,17 +42,9 @@ from penstock.plugins.queue.engines.reading import RANGE_BYTES
 from penstock.plugins.queue.engines.redis.cached_state import RedisGroup, RedisQueue
 from penstock.plugins.queue.engines.redis.catalogue import Catalogue
 from penstock.plugins.queue.engines.redis.dead_letters import DeadLetters
-from penstock.plugins.queue.engines.redis.functions import (
-    LIBRARY,
-    Functions,
-    plain,
-)
+from penstock.plugins.queue.engines.redis.functions import LIBRARY, Functions, plain
 from penstock.plugins.queue.engines.redis.listening import Listening
-from penstock.plugins.queue.engines.redis.messages import (
-    Row,
-    frames_of,
-    rows_of,
-)
+from penstock.plugins.queue.engines.redis.messages import Row, frames_of, rows_of
 from penstock.plugins.queue.engines.redis.probing import Prober
 from penstock.plugins.queue.engines.redis.receiving import Receiving
 from penstock.plugins.queue.engines.redis.storing import Storing

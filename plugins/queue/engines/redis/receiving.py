@@ -15,23 +15,14 @@ from itertools import repeat
 from logging import Logger
 from typing import Any, Final, NamedTuple
 
-from penstock.plugins.queue.engines.contract import (
-    Action,
-    StorageError,
-)
+from penstock.plugins.queue.engines.contract import Action, StorageError
 from penstock.plugins.queue.engines.receipts import Receive
 from penstock.plugins.queue.engines.receiving import RETRY_SECONDS
 from penstock.plugins.queue.engines.redis.cached_state import RedisGroup, RedisPart, RedisQueue
 from penstock.plugins.queue.engines.redis.catalogue import Catalogue
 from penstock.plugins.queue.engines.redis.dead_letters import DeadLetters
-from penstock.plugins.queue.engines.redis.functions import (
-    Functions,
-    plain,
-    told_now,
-)
-from penstock.plugins.queue.engines.redis.messages import (
-    read_row,
-)
+from penstock.plugins.queue.engines.redis.functions import Functions, plain, told_now
+from penstock.plugins.queue.engines.redis.messages import read_row
 from penstock.plugins.queue.engines.segments import count_down
 from penstock.plugins.queue.wire.frames import ReceivedMessage
 

@@ -25,14 +25,8 @@ from penstock.plugins.queue.engines.redis.cluster_deduplication import (
     ClusterDeduplication,
     has_order,
 )
-from penstock.plugins.queue.engines.redis.functions import (
-    Functions,
-    refusal,
-)
-from penstock.plugins.queue.engines.redis.messages import (
-    Stamp,
-    written,
-)
+from penstock.plugins.queue.engines.redis.functions import Functions, refusal
+from penstock.plugins.queue.engines.redis.messages import Stamp, written
 
 _SAME_AGE_SECONDS: Final = 1.0
 """Messages of different physical queues count as equally old if their ages differ by less. The ages

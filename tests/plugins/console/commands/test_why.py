@@ -68,9 +68,7 @@ async def test_a_client_is_told_in_words(capsys: pytest.CaptureFixture[str]) -> 
     assert told.err == ""
 
 
-async def test_an_unknown_client_is_told_with_status_1(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+async def test_an_unknown_client_is_told_with_status_1(capsys: pytest.CaptureFixture[str]) -> None:
     """The console has answered, and there is no such client."""
     async with console(VirtualBroker()) as plugin:
         assert await ask("dev\x1b7", "--url", plugin.http_url) == 1

@@ -62,8 +62,4 @@ def test_a_letter_that_dies_again_tells_its_last_death() -> None:
 )
 def test_a_message_that_never_died_has_no_origin(properties: str) -> None:
     """It was published to the queue of dead letters, whatever its publisher says."""
-    assert redriven(stored(properties), 0) == (
-        None,
-        None,
-        ("a/b", b"x", 1, "dev", 9.0, properties),
-    )
+    assert redriven(stored(properties), 0) == (None, None, ("a/b", b"x", 1, "dev", 9.0, properties))

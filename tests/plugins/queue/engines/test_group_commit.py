@@ -89,13 +89,7 @@ class Running:
         self.store = CountingStore()
         self.loop = asyncio.get_running_loop()
         clock = StorageClock(Clocks(monotonic=Clock()))
-        around = Surroundings(
-            self.store,
-            SegmentCache(10**6),
-            clock,
-            LOGGER,
-            lambda _queue: None,
-        )
+        around = Surroundings(self.store, SegmentCache(10**6), clock, LOGGER, lambda _queue: None)
         self.queue = LocalQueue(QueueRow(1, "q", "i", ""), QueueSpec())
         self.part = PhysicalQueue(PhysicalRow(PLACE, 1, 0, 0, 0, 0, 0, 0))
         self.queue.physical[0] = self.part

@@ -196,9 +196,7 @@ async def test_unseen_settling_that_fails_is_made_again() -> None:
         assert engine.snapshot("q").messages == 0
 
 
-async def test_a_group_passes_over_many_messages_in_steps(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_group_passes_over_many_messages_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between them the loop serves others, and what was passed over leaves."""
     looked, longest = 0, 0
     consider = LocalPlace._consider

@@ -74,10 +74,7 @@ def test_file_of_a_later_format_is_refused(path: Path) -> None:
         pass
     with closing(sqlite3.connect(path)) as other:
         other.execute("PRAGMA user_version = 99")
-    with (
-        pytest.raises(EngineStartError, match=r"read format 99; allowed: 1\."),
-        opened(path),
-    ):
+    with pytest.raises(EngineStartError, match=r"read format 99; allowed: 1\."), opened(path):
         pass
 
 

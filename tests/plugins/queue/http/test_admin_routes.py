@@ -180,10 +180,7 @@ async def test_wrong_settings_are_told(path: str, body: dict[str, Any], told: st
 
 async def test_purging_and_redriving_say_how_many_messages() -> None:
     """Dead letters go back to the queue in which they died."""
-    queues = {
-        "work": {"groups": {"default": {"dead_letter_queue": "dead"}}},
-        "dead": {},
-    }
+    queues = {"work": {"groups": {"default": {"dead_letter_queue": "dead"}}}, "dead": {}}
     async with serving(queues=queues) as server:
         await server.store_rows("work", "x", "y", "z")
         handles = [one["receipt_handle"] for one in await server.receive(max_messages=2)]

@@ -39,10 +39,7 @@ async def ask_as(server: Serving, token: str, method: str, path: str, body: Any 
 async def test_each_role_may_do_its_own(tmp_path: Path) -> None:
     """Writers write, readers receive, administrators change; in their queues alone."""
     access = access_of(
-        tmp_path,
-        writer={"work": ["write"]},
-        reader={"work": ["read"]},
-        admin={"w*": ["admin"]},
+        tmp_path, writer={"work": ["write"]}, reader={"work": ["read"]}, admin={"w*": ["admin"]}
     )
     requests: list[tuple[str, str, Any]] = [
         ("POST", "/queues/work/messages", {"topic": "a", "text": "x"}),

@@ -58,10 +58,7 @@ async def running_sqs(
     given = {"engine": "memory", "queues": dict(queues or {}), "sqs": "127.0.0.1:0"} | keys
     config = validate_config(QueueConfig, given, "policy.yaml", "plugins.queue")
     engine = LocalEngine(
-        store or MemoryStore(),
-        clock=time.monotonic,
-        commit_max_messages=1_000,
-        logger=LOGGER,
+        store or MemoryStore(), clock=time.monotonic, commit_max_messages=1_000, logger=LOGGER
     )
     service = QueueService(config, engine, time.monotonic, LOGGER)
     api = SqsApi(

@@ -370,10 +370,7 @@ def _batches(script: Script) -> None:
         "delete one of two",
         "delete_message_batch",
         QueueUrl=url,
-        Entries=[
-            {"Id": "a", "ReceiptHandle": handles[1]},
-            {"Id": "b", "ReceiptHandle": "forged"},
-        ],
+        Entries=[{"Id": "a", "ReceiptHandle": handles[1]}, {"Id": "b", "ReceiptHandle": "forged"}],
     )
     step("delete none", "delete_message_batch", QueueUrl=url, Entries=[])
     script.transcript["receive the last"] = [

@@ -47,9 +47,7 @@ ATTRIBUTES = st.dictionaries(
 
 
 def received(
-    properties: dict[str, Any] | None = None,
-    topic: str = "plant/1",
-    publisher: str = "sensor",
+    properties: dict[str, Any] | None = None, topic: str = "plant/1", publisher: str = "sensor"
 ) -> ReceivedMessage:
     """Return a message as the engine hands it out."""
     text = properties_json(properties) if properties else ""
@@ -99,8 +97,7 @@ def test_the_digest_of_a_body() -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["", "a b", ".a", "a.", "a..b", "AWS.a", "amazon.a", "ä", "a" * 257, "penstock-key"],
+    "name", ["", "a b", ".a", "a.", "a..b", "AWS.a", "amazon.a", "ä", "a" * 257, "penstock-key"]
 )
 def test_names_that_are_not_allowed(name: str) -> None:
     """The error says what is."""

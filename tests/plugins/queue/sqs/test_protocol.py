@@ -126,10 +126,7 @@ def test_forms_that_are_no_request_are_refused(form: str) -> None:
     assert fault_of(body=f"Action=A&{form}".encode()) == SERIALIZATION
 
 
-@given(
-    pairs=st.lists(st.tuples(TEXTS, TEXTS), max_size=3),
-    n_characters=st.integers(3, 9),
-)
+@given(pairs=st.lists(st.tuples(TEXTS, TEXTS), max_size=3), n_characters=st.integers(3, 9))
 def test_a_form_is_read_in_steps_as_python_reads_it(
     pairs: list[tuple[str, str]], n_characters: int
 ) -> None:

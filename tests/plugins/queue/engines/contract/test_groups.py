@@ -102,9 +102,7 @@ async def test_a_group_that_begins_late_holds_nothing_from_before(running: Runni
     assert running.snapshot().messages == 0
 
 
-async def test_the_first_group_of_a_queue_ends_what_lies_before_its_start(
-    running: Running,
-) -> None:
+async def test_the_first_group_of_a_queue_ends_what_lies_before_its_start(running: Running) -> None:
     """A queue that kept its messages as it had no groups has room for new ones."""
     await running.create(groups={"keep": LEASE}, max_messages=3)
     await running.store(b"a", b"b")

@@ -312,9 +312,7 @@ async def test_handles_do_not_tell_the_next_one(running: Running) -> None:
     assert min(differing) >= 5
 
 
-async def test_a_handle_from_before_a_restart_is_never_another_receive_s(
-    durable: Running,
-) -> None:
+async def test_a_handle_from_before_a_restart_is_never_another_receive_s(durable: Running) -> None:
     """Not even where wall time and the clock began again at the same moment."""
     await durable.create()
     await durable.store(b"a")

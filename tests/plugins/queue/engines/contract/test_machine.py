@@ -234,10 +234,7 @@ class Machine(RuleBasedStateMachine):
         )
         self.run(self.running.engine.create_group("q", name, spec))
         self.model.create_group(
-            name,
-            is_lease=spec.kind == "lease",
-            is_ordered=spec.order == "key",
-            is_late=is_late,
+            name, is_lease=spec.kind == "lease", is_ordered=spec.order == "key", is_late=is_late
         )
 
     @precondition(lambda self: self.model.groups)

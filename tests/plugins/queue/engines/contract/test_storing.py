@@ -255,9 +255,7 @@ async def test_what_is_not_stored_gives_its_room_back(running: Running) -> None:
     assert running.engine.reserve("q", 2, 0)
 
 
-async def test_what_was_reserved_is_stored_although_the_limit_is_lowered(
-    running: Running,
-) -> None:
+async def test_what_was_reserved_is_stored_although_the_limit_is_lowered(running: Running) -> None:
     """A reserved message is never refused for a limit."""
     await running.create(max_messages=2)
     assert running.engine.reserve("q", 2, 2)
@@ -388,9 +386,7 @@ def n_lines(call: Callable[[], object]) -> int:
     return n
 
 
-async def test_room_costs_the_same_however_many_physical_queues_there_are(
-    running: Running,
-) -> None:
+async def test_room_costs_the_same_however_many_physical_queues_there_are(running: Running) -> None:
     """It is asked for with each message that is published."""
     costs: list[int] = []
     for n_physical in (1, 256):

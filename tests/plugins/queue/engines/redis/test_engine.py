@@ -319,9 +319,7 @@ async def test_a_server_that_comes_back_with_older_data_gives_its_queues_another
                 assert list(engine.queues()) == []
 
 
-async def test_a_server_that_comes_back_with_all_data_has_the_same_queues(
-    tmp_path: Path,
-) -> None:
+async def test_a_server_that_comes_back_with_all_data_has_the_same_queues(tmp_path: Path) -> None:
     """Positions in them are good."""
     durable = ("appendonly yes", "appendfsync always")
     with reserved_port() as port:

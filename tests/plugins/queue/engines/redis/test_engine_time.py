@@ -11,12 +11,7 @@ import pytest
 from penstock.broker.durable.storage_clock import Clocks
 from penstock.broker.message import Message
 from penstock.netem.runs.broker_process import reserved_port
-from penstock.plugins.queue.engines.contract import (
-    GroupSpec,
-    NewMessage,
-    QueueSpec,
-    StorageError,
-)
+from penstock.plugins.queue.engines.contract import GroupSpec, NewMessage, QueueSpec, StorageError
 from penstock.plugins.queue.engines.redis.engine import RedisEngine
 from penstock.plugins.redis.pipeline import Patience
 from penstock.plugins.redis.server import RedisServer
@@ -80,9 +75,7 @@ async def test_a_server_s_clock_that_is_set_forward_expires_no_group() -> None:
     await engine.close()
 
 
-async def test_time_without_a_server_expires_nothing_that_waits_for_clients(
-    tmp_path: Path,
-) -> None:
+async def test_time_without_a_server_expires_nothing_that_waits_for_clients(tmp_path: Path) -> None:
     """Neither a group nor a window, from the first call on: nobody could ask meanwhile."""
     clock = Clock(1e9)
     durable = ("appendonly yes", "appendfsync always")

@@ -13,12 +13,7 @@ import pytest
 from redis import Redis
 
 from penstock.broker.message import Message
-from penstock.plugins.queue.engines.contract import (
-    GroupSpec,
-    NewMessage,
-    QueueSpec,
-    StorageError,
-)
+from penstock.plugins.queue.engines.contract import GroupSpec, NewMessage, QueueSpec, StorageError
 from penstock.plugins.queue.engines.redis.engine import RedisEngine
 from penstock.plugins.redis.pipeline import Patience
 from penstock.plugins.redis.server import RedisServer
