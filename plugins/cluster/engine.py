@@ -82,7 +82,7 @@ class Absence(NamedTuple):
 
     def will_delay(self, seconds: float) -> float:
         """Return after how long a will is due that has a delay: not after the session's end."""
-        return min(seconds, float(self.expiry or seconds)) if self.origin is not None else 0.0
+        return min(seconds, float(self.expiry or seconds))
 
     def is_over(self, now: Absence) -> bool:
         """Return whether the client has come back to this session; `now` is what came later."""

@@ -22,6 +22,8 @@ from penstock.plugins.cluster.shared import Groups
 from penstock.plugins.redis.errors import StorageError
 
 _RETRY_SECONDS: Final = 1.0
+_LOOK_SECONDS: Final = 5.0
+"""The interval at which the session of a delayed will is looked at."""
 
 
 class Inheritance:
@@ -54,16 +56,14 @@ class Inheritance:
         """
         waiting: list[asyncio.Future[None]] = []
         entries = [data async for _, data in self._engine.inbox_of(node, epoch)]
-        wills: list[tuple[float, bytes, str]] = []
-        away: dict[str, Absence] = {}
+        wills: list[tuple[str, bytes, float, Absence | None]] = []
         for client, will in (await self._engine.wills_of(node, epoch)).items():
             client_id = client.decode()
-            delay: float
-            delay, packet = node_wills.read(will)
-            if delay:
-                away[client_id] = await self._engine.absence(client_id)
-                delay = away[client_id].will_delay(delay)
-            wills.append((delay, packet, client_id))
+            delay, origin, packet = node_wills.read(will)
+            absence = await self._engine.absence(client_id) if delay else None
+            if absence is not None and absence.origin != origin:
+                absence = None  # the session has ended, maybe as the client has begun another one
+            wills.append((client_id, packet, delay, absence))
         for data in entries:
             try:
                 frames = list(read_frames(data))
@@ -76,24 +76,42 @@ class Inheritance:
                     self._groups.give_back(Shared(*frame, done))
                 else:
                     count(self.dropped, "node_left", frame.n_messages)
-        now = 0.0
-        for delay, packet, client_id in sorted(wills):
-            await asyncio.sleep(delay - now)
-            now = delay
-            if client_id not in away or not await self._is_back(client_id, away[client_id]):
-                self.n_wills += 1
-                done = partial(_finish, _future(waiting))
-                await self._forwarder.send(packet, packet[0] >> 1 & 3, 1, done)
-            self._engine.forget_will(node, epoch, client_id).add_done_callback(_heed)
-        await asyncio.gather(*waiting)
+        await asyncio.gather(*(self._take_will(node, epoch, *one) for one in wills), *waiting)
 
-    async def _is_back(self, client_id: str, was: Absence) -> bool:
-        """Return whether a client has come back to the session that a dead node had."""
+    async def _take_will(
+        self,
+        node: str,
+        epoch: int,
+        client_id: str,
+        packet: bytes,
+        delay: float,
+        was: Absence | None,
+    ) -> None:
+        """Publish a will, or not; `was` is None where there is nothing to wait for."""
+        if was is None or await self._is_due(client_id, was, delay):
+            self.n_wills += 1
+            waiting: list[asyncio.Future[None]] = []
+            done = partial(_finish, _future(waiting))
+            await self._forwarder.send(packet, packet[0] >> 1 & 3, 1, done)
+            await waiting[0]
+        self._engine.forget_will(node, epoch, client_id).add_done_callback(_heed)
+
+    async def _is_due(self, client_id: str, was: Absence, delay: float) -> bool:
+        """Wait for a will's delay, or the session's end; return False where the client is back."""
+        loop = asyncio.get_running_loop()
+        due_at = loop.time() + was.will_delay(delay)
         while True:
             try:
-                return was.is_over(await self._engine.absence(client_id))
+                now = await self._engine.absence(client_id)
             except StorageError:  # beginning anew would publish others twice
                 await asyncio.sleep(_RETRY_SECONDS)
+                continue
+            if was.is_over(now):
+                return False
+            left = due_at - loop.time()
+            if now.origin != was.origin or left <= 0:
+                return True
+            await asyncio.sleep(min(left, _LOOK_SECONDS))
 
     def close(self) -> None:
         """End what is under way."""

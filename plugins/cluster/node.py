@@ -139,7 +139,11 @@ class Node:
             self._logger,
         )
         kept = self.mail.sessions.sessions
-        self.wills = NodeWills(self.engine.keep_will, kept.__contains__, self._logger)
+        self.wills = NodeWills(
+            self.engine.keep_will,
+            lambda client_id: kept[client_id].origin if client_id in kept else "",
+            self._logger,
+        )
         self.owners = Owners(
             self.engine,
             self.others,

@@ -19,7 +19,8 @@ from penstock.broker.mqtt.packets import Will
 from penstock.broker.mqtt.properties import write_properties
 from penstock.broker.mqtt.writer import publish_header
 
-_DELAY: Final = Struct(">I")
+_HEAD: Final = Struct(">I16s")
+"""The Will Delay Interval in seconds, and the origin of the session, where it is kept."""
 
 Keep = Callable[[str, bytes], "asyncio.Future[object]"]
 """Keeps the will of a client; b"" for none."""
@@ -30,7 +31,7 @@ class NodeWills:
 
     Args:
         keep: keeps one.
-        is_kept: says whether a client has a session here that outlives its connection.
+        origin_of: returns the origin of a client's kept session here; "" where it has none.
         logger: gets faults.
 
     Attributes:
@@ -38,10 +39,10 @@ class NodeWills:
         failure: why the last one is not; "" where it is.
     """
 
-    def __init__(self, keep: Keep, is_kept: Callable[[str], bool], logger: Logger) -> None:
+    def __init__(self, keep: Keep, origin_of: Callable[[str], str], logger: Logger) -> None:
         self.failure = ""
         self._keep = keep
-        self._is_kept = is_kept
+        self._origin_of = origin_of
         self._logger = logger
         self._kept: dict[str, bytes] = {}
 
@@ -54,7 +55,7 @@ class NodeWills:
         """Keep the will of a client that has one."""
         will, client_id = event.session.will, event.session.client_id
         if will is not None:
-            self._kept[client_id] = written(will)
+            self._kept[client_id] = written(will, self._origin_of(client_id))
             self._call(client_id, self._kept[client_id])
         else:
             self.gone(client_id)
@@ -63,7 +64,7 @@ class NodeWills:
         """Drop the will of a client, but one that is delayed: this node publishes it or not."""
         will, client_id = event.session.will, event.session.client_id
         delay = will.properties.get("will_delay_interval") if will is not None else None
-        if not event.session.is_connected and not (delay and self._is_kept(client_id)):
+        if not event.session.is_connected and not (delay and self._origin_of(client_id)):
             self.gone(client_id)
 
     def gone(self, client_id: str) -> None:
@@ -89,8 +90,8 @@ class NodeWills:
         self.failure = "" if error is None else str(error)
 
 
-def written(will: Will) -> bytes:
-    """Return what is kept of a will: its delay, and its PUBLISH packet in the form of MQTT 5."""
+def written(will: Will, origin: str) -> bytes:
+    """Return what is kept of a will: its delay, the origin of a kept session, and its packet."""
     properties = dict(will.properties)
     delay = properties.pop("will_delay_interval", 0)
     head = publish_header(
@@ -101,9 +102,10 @@ def written(will: Will) -> bytes:
         packet_id=1,
         properties=write_properties(properties, PUBLISH),
     )
-    return b"".join((_DELAY.pack(delay), head, will.payload))
+    return b"".join((_HEAD.pack(delay, origin.encode()), head, will.payload))
 
 
-def read(will: bytes) -> tuple[int, bytes]:
-    """Return the Will Delay Interval in seconds and the PUBLISH packet of what was kept."""
-    return _DELAY.unpack_from(will)[0], will[_DELAY.size :]
+def read(will: bytes) -> tuple[int, bytes, bytes]:
+    """Return delay, origin of the session and PUBLISH packet of MQTT 5 of what was kept."""
+    delay, origin = _HEAD.unpack_from(will)
+    return delay, origin.rstrip(b"\0"), will[_HEAD.size :]

@@ -98,6 +98,20 @@ async def test_wills_of_a_killed_broker_wait_for_their_delay(cluster: Cluster) -
             await reached(lambda: not [*redis.scan_iter(f"{prefix}:*:s:ends")], "its end")
 
 
+async def test_will_of_a_killed_broker_is_published_where_its_client_begins_anew(
+    cluster: Cluster,
+) -> None:
+    """The session that the will belongs to has ended, whatever its delay [MQTT-3.1.2-8]."""
+    lasting = {"session_expiry_interval": 600}
+    async with await cluster.connected("a", "watches-anew") as watcher:
+        await watcher.subscribe("anew", 1)
+        will = Will("anew", b"gone", qos=1, properties={"will_delay_interval": 600})
+        await cluster.connected("b", "anew", will=will, properties=lasting)
+        cluster["b"].kill()
+        async with await cluster.connected("c", "anew", properties=lasting):
+            assert (await watcher.take(Publish)).topic == "anew"
+
+
 async def test_a_client_of_a_killed_broker_connects_elsewhere(cluster: Cluster) -> None:
     """It waits until the others are sure that the broker is gone, and no longer."""
     await cluster.connected("b", "homeless")

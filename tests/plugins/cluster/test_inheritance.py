@@ -50,7 +50,7 @@ class Engine:
     async def wills_of(self, _node: str, _epoch: int) -> dict[bytes, bytes]:
         """Return one that is delayed."""
         self._look("wills")
-        return {b"x": written(Will("gone", b"", properties={"will_delay_interval": 9}))}
+        return {b"x": written(Will("gone", b"", properties={"will_delay_interval": 9}), "o")}
 
     async def absence(self, _client_id: str) -> Absence:
         """Say that the client's session has ended."""

@@ -38,10 +38,10 @@ def session(will: Will | None, *, is_connected: bool = True) -> Any:
 async def test_a_will_is_kept_while_its_client_is_connected() -> None:
     """A client that comes again without one has none; the end of an old connection is no end."""
     engine = Kept()
-    wills = NodeWills(engine.keep, {"c"}.__contains__, logging.getLogger("test"))
+    wills = NodeWills(engine.keep, {"c": "o"}.__getitem__, logging.getLogger("test"))
     will = Will("t", b"gone")
     wills.connected(ClientConnected(session(will)))
-    assert engine.wills == {"c": written(will)}
+    assert engine.wills == {"c": written(will, "o")}
     wills.disconnected(ClientDisconnected(session(will)))
     assert engine.wills
     engine.wills.clear()
@@ -58,15 +58,15 @@ async def test_a_will_is_kept_while_its_client_is_connected() -> None:
 async def test_a_delayed_will_is_kept_until_the_session_has_gone() -> None:
     """A session that ends with its connection delays no will."""
     engine = Kept()
-    kept = {"c"}
-    wills = NodeWills(engine.keep, kept.__contains__, logging.getLogger("test"))
+    origins = {"c": "o"}
+    wills = NodeWills(engine.keep, origins.__getitem__, logging.getLogger("test"))
     will = Will("t", b"gone", properties={"will_delay_interval": 7})
     wills.connected(ClientConnected(session(will)))
     wills.disconnected(ClientDisconnected(session(will, is_connected=False)))
     assert engine.wills
     wills.gone("c")
     assert not engine.wills
-    kept.clear()
+    origins["c"] = ""
     wills.connected(ClientConnected(session(will)))
     wills.disconnected(ClientDisconnected(session(will, is_connected=False)))
     assert not engine.wills
@@ -75,8 +75,8 @@ async def test_a_delayed_will_is_kept_until_the_session_has_gone() -> None:
 def test_a_will_is_kept_as_the_packet_that_is_published() -> None:
     """Its delay is not a property of that."""
     will = Will("t", b"gone", 1, True, {"will_delay_interval": 7, "content_type": "x"})
-    delay, packet = read(written(will))
-    assert delay == 7
+    *others, packet = read(written(will, "origin"))
+    assert others == [7, b"origin"]
     assert packet[0] == 0x33
     _, _, at, payload_at = read_publish_head(packet, packet[0], 2, len(packet), 5)
     assert read_publish_properties(packet, at)[0] == {"content_type": "x"}
