@@ -205,20 +205,22 @@ def packets_of(body: bytes) -> Iterator[bytes]:
         position = start + length
 
 
-def by_topic(packets: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Yield each Topic Name of PUBLISH packets, with the packets in a row that have it."""
-    topic, first, position, end = b"", 0, 0, len(packets)
+def by_topic(packets: bytes) -> Iterator[tuple[bytes, int, bytes]]:
+    """Yield each Topic Name of PUBLISH packets, how many in a row have it, and these."""
+    topic, first, position, n_packets, end = b"", 0, 0, 0, len(packets)
     while position < end:
         length, start = read_variable_byte_integer(packets, position + 1)
         topic_end = start + 2 + (packets[start] << 8 | packets[start + 1])
         found = packets[start + 2 : topic_end]
         if found != topic:
             if position:
-                yield topic, packets[first:position]
-            topic, first = found, position
+                yield topic, n_packets, packets[first:position]
+            topic, first, n_packets = found, position, 0
         stop, n_bytes = start + length, start + length - position
-        position = end_of_equal_heads(packets, packets[position:topic_end], stop, n_bytes, end)
-    yield topic, packets[first:]
+        next_at = end_of_equal_heads(packets, packets[position:topic_end], stop, n_bytes, end)
+        n_packets += (next_at - position) // n_bytes
+        position = next_at
+    yield topic, n_packets, packets[first:]
 
 
 def renumbered(packets: bytes, packet_id: int) -> bytes:

@@ -16,6 +16,7 @@ import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any, Final
 
 from penstock.broker.counters import count
@@ -24,7 +25,7 @@ from penstock.broker.extensions import MessageSink, Receipt, SinkCounts, SinkRun
 from penstock.broker.message import Message
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.plugins.cluster.engine import outcome
-from penstock.plugins.cluster.frames import by_topic, packet
+from penstock.plugins.cluster.frames import by_topic, packet, packets_of
 from penstock.plugins.cluster.mail_engine import IF_CONNECTED, IF_THERE, MailEngine, Posted
 from penstock.plugins.cluster.mail_entries import head_of
 from penstock.plugins.cluster.mail_routes import Mailbox, MailRoutes
@@ -34,8 +35,9 @@ MOST_BYTES: Final = 16 * 1024 * 1024
 """Bytes that may wait for the engine's answers, and one message of any size."""
 MOST_POST_BYTES: Final = 1024 * 1024
 """Bytes of one call, and one message of any size."""
-MOST_POST_NAMES: Final = 1000
-"""Clients that one call names, and those of one message."""
+MOST_POST_COPIES: Final = 1000
+"""Messages in mailboxes that one call makes, and those of one more: the engine does nothing else
+meanwhile."""
 LOOK_AGAIN_SECONDS: Final = 0.25
 """The interval at which full mailboxes are looked at while publishers are held back."""
 KNOWN_SECONDS: Final = 7 * 86_400.0
@@ -47,8 +49,8 @@ _EXACTLY_ONCE: Final = 2
 
 Settle = Callable[[int], None]
 Patience = Callable[[], float | None]
-_Part = tuple[bytes, bytes, int, bytes, Mapping[str, Sequence[str]]]
-"""Head, packets, their QoS, what tells their repeats, and who gets them, by bucket."""
+_Part = tuple[bytes, int, bytes, int, bytes, Mapping[str, Sequence[str]]]
+"""Head, how many packets, these, their QoS, what tells repeats, and who gets them, by bucket."""
 Tell = Callable[[Posted], None]
 """Is given each mailbox whose owner is to be told."""
 
@@ -79,19 +81,19 @@ class _Letter:
 class _Bucket:
     """What collects for some mailboxes."""
 
-    __slots__ = ("letters", "n_bytes", "n_names", "n_posts", "words")
+    __slots__ = ("letters", "n_bytes", "n_copies", "n_posts", "words")
 
     def __init__(self) -> None:
         self.n_posts = 0
         self.words: list[Any] = []
         self.letters: list[_Letter] = []
-        self.n_bytes = self.n_names = 0
+        self.n_bytes = self.n_copies = 0
 
     def begin(self) -> tuple[list[Any], list[_Letter]]:
         """Begin anew; return what has collected."""
         taken = self.words, self.letters
         self.words, self.letters = [], []
-        self.n_bytes = self.n_names = 0
+        self.n_bytes = self.n_copies = 0
         return taken
 
 
@@ -217,7 +219,7 @@ class MailSink(MessageSink):
         for client_id in [*self._full]:
             box = self.routes.boxes.get(client_id)
             if box is not None:
-                self._add(box.bucket, _Letter(None, 0, 0, 1), (b"", b"", 0, b""), [client_id])
+                self._add(box.bucket, _Letter(None, 0, 0, 1), (b"", b"", 0, b""), [client_id], 0)
             else:
                 del self._full[client_id]
         self._look_soon()
@@ -241,7 +243,7 @@ class MailSink(MessageSink):
             self._note_seen(token[1:], () if receipt.is_repeat else [*routes])
         letter = self._letter(settle, 1, n_bytes)
         head = head_of(message.publisher, "", version)
-        self._put(letter, [(head, b"".join(parts), message.qos, token, routes)])
+        self._put(letter, [(head, 1, b"".join(parts), message.qos, token, routes)])
 
     def accept_run(self, run: SinkRun, receipt: Receipt | None) -> None:
         """Take messages that came together; see `MessageSink`."""
@@ -255,8 +257,11 @@ class MailSink(MessageSink):
             self.bytes_on_way += n_bytes
         letter = self._letter(None if receipt is None else receipt.settle, run.n_messages, n_bytes)
         head, of = head_of(run.publisher, "", run.version), self.routes.of
-        parts = by_topic(run.packets)
-        self._put(letter, [(head, one, run.qos, b"", of(topic.decode())) for topic, one in parts])
+        parts = [
+            (head, n_messages, packets, run.qos, b"", of(topic.decode()))
+            for topic, n_messages, packets in by_topic(run.packets)
+        ]
+        self._put(letter, parts)
 
     def accept_shared(self, box: Mailbox, shared: Shared) -> None:
         """Take messages of a shared subscription for one mailbox.
@@ -271,7 +276,7 @@ class MailSink(MessageSink):
         letter.shared = shared
         token = IF_THERE if box.is_away else IF_CONNECTED
         routes = {box.bucket: [box.client_id]}
-        self._put(letter, [(head, shared.packets, shared.qos, token, routes)])
+        self._put(letter, [(head, shared.n_messages, shared.packets, shared.qos, token, routes)])
 
     def _letter(self, settle: Settle | None, n_messages: int, n_bytes: int) -> _Letter:
         self.counts.matched += n_messages
@@ -283,14 +288,24 @@ class MailSink(MessageSink):
         if self._is_closed:
             self._done(letter, ReasonCode.QUOTA_EXCEEDED, "not_stored")
             return
-        for *words, routes in parts:
-            letter.n_left += len(routes)
+        for head, n_messages, packets, qos, token, routes in parts:
             for bucket, clients in routes.items():
-                self._add(bucket, letter, words, clients)
+                if token or n_messages * len(clients) <= MOST_POST_COPIES:
+                    slices = [(n_messages, packets, clients)]
+                else:
+                    slices = _slices(packets, clients)
+                letter.n_left += len(slices)
+                for n_some, some, names in slices:
+                    self._add(bucket, letter, (head, some, qos, token), names, n_some)
         self._done(letter, 0, "")  # without routes the sessions have just ended
 
     def _add(
-        self, name: str, letter: _Letter, words: Sequence[Any], clients: Sequence[str]
+        self,
+        name: str,
+        letter: _Letter,
+        words: Sequence[Any],
+        clients: Sequence[str],
+        n_messages: int,
     ) -> None:
         bucket = self._buckets.get(name)
         if bucket is None:
@@ -298,8 +313,8 @@ class MailSink(MessageSink):
         bucket.words += (*words, len(clients), *clients)
         bucket.letters.append(letter)
         bucket.n_bytes += len(words[1])
-        bucket.n_names += len(clients)
-        if bucket.n_bytes > MOST_POST_BYTES or bucket.n_names > MOST_POST_NAMES:
+        bucket.n_copies += n_messages * len(clients)
+        if bucket.n_bytes > MOST_POST_BYTES or bucket.n_copies > MOST_POST_COPIES:
             self._post(name, bucket)
         elif not bucket.n_posts:
             self._waiting[name] = None
@@ -450,6 +465,17 @@ class MailSink(MessageSink):
         self._is_closed = True
         if self._look is not None:
             self._look.cancel()
+
+
+def _slices(packets: bytes, clients: Sequence[str]) -> list[tuple[int, bytes, Sequence[str]]]:
+    """Return so many packets, these, and clients, for calls of `MOST_POST_COPIES` at most."""
+    found: list[tuple[int, bytes, Sequence[str]]] = []
+    for at in range(0, len(clients), MOST_POST_COPIES):
+        names = clients[at : at + MOST_POST_COPIES]
+        n_most, left = MOST_POST_COPIES // len(names), packets_of(packets)
+        while some := [*islice(left, n_most)]:
+            found.append((len(some), b"".join(some), names))
+    return found
 
 
 def _charge(message: Message) -> int:

@@ -145,5 +145,5 @@ def test_packets_of_one_topic_stay_together() -> None:
     """Also where they have not one length; a topic may come again."""
     packets = [published(*one, 7, 4) for one in (("t", b"1", 1), ("t", b"2", 1), ("t", b"", 1))]
     packets += [published("u", b"3" * 200, 1, 7, 4), published("t", b"4", 1, 7, 4)]
-    found = [(b"t", b"".join(packets[:3])), (b"u", packets[3]), (b"t", packets[4])]
+    found = [(b"t", 3, b"".join(packets[:3])), (b"u", 1, packets[3]), (b"t", 1, packets[4])]
     assert list(by_topic(b"".join(packets))) == found

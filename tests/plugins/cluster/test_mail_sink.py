@@ -179,6 +179,33 @@ async def test_run_goes_as_it_came_to_the_mailboxes_of_each_of_its_topics() -> N
     assert sink.sink.counts.dropped == {"engine_away": 2}
 
 
+async def test_no_call_makes_more_copies_than_a_thousand() -> None:
+    """The engine does nothing else meanwhile; each mailbox gets its messages in their order."""
+    sink, receipt = Sink(), Receipt()
+    for number in range(1200):
+        sink.sink.routes.set(f"z{number}", "u", "o")
+    run = run_of("u", "u", "u")
+    assert sink.sink.reserve_run(3, len(run.packets))
+    sink.sink.accept_run(run, receipt)
+    await asyncio.sleep(0)
+    got: dict[str, bytes] = {}
+    while sink.engine.posts:
+        _, words, _ = sink.engine.posts[0]
+        n_copies = 0
+        while words:
+            _, packets, _, _, n_clients, *words = words
+            n_copies += n_clients * len(packets) // 8
+            for client_id in words[:n_clients]:
+                got[client_id] = got.get(client_id, b"") + packets
+            words = words[n_clients:]
+        assert n_copies <= 2 * mail_sink.MOST_POST_COPIES
+        assert receipt.codes == []
+        await sink.engine.answer()
+    assert receipt.codes == [0]
+    assert len(got) == 1200
+    assert set(got.values()) == {run.packets}
+
+
 async def test_messages_of_a_shared_subscription_go_to_one_mailbox_together() -> None:
     """In the form of their publisher's version; the outcome is told once."""
     sink, codes = Sink(), list[int]()
