@@ -130,12 +130,15 @@ class Metric(NamedTuple):
             such as the RTTs of all clients, and may go down.
         help: one sentence about what it counts.
         samples: each with other labels.
+        across: what several processes that are shown as one have of it together: the sum, the
+            greatest value, or each its own.
     """
 
     name: str
     type: Literal["counter", "gauge", "histogram", "gaugehistogram"]
     help: str
     samples: Sequence[Sample]
+    across: Literal["sum", "max", "each"] = "sum"
 
 
 def figures(value: float | Histogram) -> dict[str, Any]:

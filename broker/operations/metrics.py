@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from platform import python_version
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from penstock.broker.counters import Histogram, Metric, Sample, metrics_of
 from penstock.broker.outbox.outbox import Outbox
@@ -56,8 +56,9 @@ def metrics(
             "How late the event loop was, measured by a timer.",
             [Sample({}, lag)],
         )
-    yield from gauge("draining", "1 while clients are being disconnected.", int(is_draining))
-    yield from gauge("bans", "Bans of clients.", len(core.bans.entries))
+    told = "1 while clients are being disconnected."
+    yield from gauge("draining", told, int(is_draining), "max")
+    yield from gauge("bans", "Bans of clients.", len(core.bans.entries), "max")
     states = {"clients_connected", "clients_connected_maximum"}
     for metric in metrics_of([({}, core.counters)], states=states):
         yield metric._replace(name=NAMES.get(metric.name, metric.name))
@@ -93,19 +94,23 @@ def process_metrics(
 ) -> Iterator[Metric]:
     """Yield what any program has."""
     labels = {"version": version, "python": python_version()}
-    yield Metric("build_info", "gauge", "The version that runs; always 1.", [Sample(labels, 1)])
-    yield from gauge("uptime_seconds", "Time since the start.", now - started_at)
-    yield counter(
-        "process_cpu_seconds_total", "Processor time of all threads.", time.process_time()
-    )
-    yield from gauge("memory_process_bytes", "Memory of the process.", resident_bytes())
-    yield from gauge("memory_process_limit_bytes", "Memory that it may use.", memory_bytes)
+    help_ = "The version that runs; always 1."
+    yield Metric("build_info", "gauge", help_, [Sample(labels, 1)], "each")
+    yield from gauge("uptime_seconds", "Time since the start.", now - started_at, "each")
+    n_seconds = time.process_time()
+    used = counter("process_cpu_seconds_total", "Processor time of all threads.", n_seconds)
+    yield used._replace(across="each")
+    yield from gauge("memory_process_bytes", "Memory of the process.", resident_bytes(), "each")
+    help_ = "Memory that it may use."
+    yield from gauge("memory_process_limit_bytes", help_, memory_bytes, "each")
 
 
-def gauge(name: str, help_: str, value: float | None) -> Iterator[Metric]:
+def gauge(
+    name: str, help_: str, value: float | None, across: Literal["sum", "max", "each"] = "sum"
+) -> Iterator[Metric]:
     """Yield a gauge without labels; nothing where it has no value."""
     if value is not None:
-        yield Metric(name, "gauge", help_, [Sample({}, value)])
+        yield Metric(name, "gauge", help_, [Sample({}, value)], across)
 
 
 def counter(name: str, help_: str, value: float) -> Metric:
@@ -172,6 +177,7 @@ def message_metrics(totals: MessageTotals, now: float) -> Iterator[Metric]:
         "oldest_message_age_seconds",
         "Age of the oldest message that waits; 0 for none.",
         0.0 if totals.oldest_at is None else max(0.0, now - totals.oldest_at),
+        "max",
     )
 
 
@@ -206,14 +212,15 @@ def _memory(core: Core) -> Iterator[Metric]:
         "session_queue_limit_messages",
         "Messages that may wait in one session.",
         limits.queued_messages,
+        "max",
     )
-    yield from gauge(
-        "session_queue_limit_bytes", "Payload bytes that may wait in one.", limits.queued_bytes
-    )
+    told = "Payload bytes that may wait in one."
+    yield from gauge("session_queue_limit_bytes", told, limits.queued_bytes, "max")
 
 
 def _retained(core: Core) -> Iterator[Metric]:
-    yield from gauge("retained_messages", "Retained messages, `$SYS` included.", len(core.retained))
+    told = "Retained messages, `$SYS` included."
+    yield from gauge("retained_messages", told, len(core.retained), "max")
     yield counter(
         "retained_expired_total", "Retained messages that expired.", core.retained.expired_total
     )
@@ -230,6 +237,7 @@ def _persistence(core: Core, program: Program) -> Iterator[Metric]:
         "persistence_failing",
         "1 while the database takes no commits, or has no room.",
         int(journal.is_failing or journal.is_full),
+        "max",
     )
     if program.state is not None:
         yield Metric(

@@ -28,7 +28,7 @@ _Read = TypeVar("_Read")
 def describe_large(metrics: Iterable[Metric]) -> str:
     """Return counters and histograms on one line, without what is 0."""
     words = []
-    for name, _type, _help, samples in metrics:
+    for name, _type, _help, samples, _across in metrics:
         for labels, value in samples:
             named = f"{name.removeprefix('withholding_')} {' '.join(labels.values())}"
             if not isinstance(value, Histogram):

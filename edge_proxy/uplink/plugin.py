@@ -224,6 +224,7 @@ class UplinkPlugin(Plugin):
             "gauge",
             "Age of the oldest message that waits for the cloud; 0 for none.",
             [Sample(labels, state.oldest_seconds or 0.0) for labels, state in states],
+            "max",
         )
 
     def uplink_states(self) -> list[UplinkState]:

@@ -18,14 +18,16 @@ if TYPE_CHECKING:
 def figures(node: Node) -> Iterator[Metric]:
     """Yield figures of members, owners and routes, and of messages where the node has started."""
     members = node.others.members
-    yield _one("nodes", "Members of the cluster, this one included.", len(members) + 1)
+    nodes = _one("nodes", "Members of the cluster, this one included.", len(members) + 1)
+    yield nodes._replace(across="max")
     yield _one("own_routes", "Topic filters of this node's sessions.", len(node.own.counts))
     owners = node.owners
     yield _one("clients_owned", "Clients that this node has.", len(owners.owned))
     steady = float(node.members.is_steady)
-    yield _one("engine_reached", "1 while beats are answered in time.", steady)
+    reached = _one("engine_reached", "1 while beats are answered in time.", steady)
+    yield reached._replace(across="each")
     routes = {name: len(one.routes) for name, one in members.items()}
-    yield _by("routes", "Topic filters of other nodes.", "node", routes)
+    yield _by("routes", "Topic filters of other nodes.", "node", routes)._replace(across="max")
     taken, given = owners.n_taken, owners.n_given
     yield _one("clients_taken_total", "Clients that another node had.", taken)
     yield _one("clients_given_total", "Clients that another node has taken.", given)
@@ -48,7 +50,7 @@ def _mail(mail: MailRoom) -> Iterator[Metric]:
         "kept_sessions", "Sessions here that outlive their connection.", len(sessions.sessions)
     )
     told = "Such sessions of all nodes with subscriptions, also of clients that are away."
-    yield _one("mailboxes", told, len(mail.routes.boxes))
+    yield _one("mailboxes", told, len(mail.routes.boxes))._replace(across="max")
     told = "Bytes of messages for mailboxes that the engine has not stored yet."
     yield _one("mailboxes_on_way_bytes", told, sink.bytes_on_way)
     yield _one("mailbox_puts_total", "Calls that put messages into mailboxes.", sink.n_posts)
@@ -71,7 +73,8 @@ def _messages(
     told = "Bytes of messages for nodes that the engine has not stored yet."
     yield _by("on_way_bytes", told, "node", {n: one.bytes_on_way for n, one in sinks})
     told = "Bytes in the inboxes of nodes, as the engine has last said."
-    yield _by("inboxes_bytes", told, "node", {n: one.inbox_bytes for n, one in sinks})
+    inboxes = {n: one.inbox_bytes for n, one in sinks}
+    yield _by("inboxes_bytes", told, "node", inboxes)._replace(across="max")
     yield _one("inbox_entries_total", "Entries of the own inbox.", inbox.n_entries)
     yield _one("inbox_messages_total", "Messages in them.", inbox.n_messages)
     yield _one("inbox_bytes_total", "Bytes of them.", inbox.n_bytes)

@@ -66,6 +66,71 @@ def distinct(metrics: Iterable[Metric]) -> list[Metric]:
     return found
 
 
+def summed(parts: Mapping[str, Iterable[Metric]]) -> list[Metric]:
+    """Return what several processes have together, by `Metric.across`.
+
+    Args:
+        parts: the metrics by the name of each process, which those that each has for itself get as
+            the label `worker`.
+    """
+    found: dict[str, tuple[Metric, dict[tuple[tuple[str, str], ...], float | Histogram]]] = {}
+    for name, metrics in parts.items():
+        for metric in metrics:
+            _, values = found.setdefault(metric.name, (metric, {}))
+            more = {"worker": name} if metric.across == "each" else {}
+            for labels, value in metric.samples:
+                key = (*labels.items(), *more.items())
+                values[key] = _together_with(values.get(key), value, metric.across)
+    return [
+        metric._replace(samples=[Sample(dict(key), value) for key, value in values.items()])
+        for metric, values in found.values()
+    ]
+
+
+def _together_with(
+    one: float | Histogram | None, other: float | Histogram, across: str
+) -> float | Histogram:
+    """Return what two processes have together; None stands for no value."""
+    if isinstance(one, Histogram) and isinstance(other, Histogram):
+        both = Histogram(one.bounds)
+        both.counts = list(map(sum, zip(one.counts, other.counts, strict=True)))
+        both.total = one.total + other.total
+        return both
+    if one is None or isinstance(one, Histogram) or isinstance(other, Histogram):
+        return other
+    return max(one, other) if across == "max" else one + other
+
+
+def metric_as_json(metric: Metric) -> list[Any]:
+    """Return a metric as JSON has it, for `metric_of_json`."""
+    samples = [
+        (
+            labels,
+            [value.bounds, value.counts, value.total] if isinstance(value, Histogram) else value,
+        )
+        for labels, value in metric.samples
+    ]
+    return [metric.name, metric.type, metric.help, samples, metric.across]
+
+
+def metric_of_json(found: Sequence[Any]) -> Metric:
+    """Return the metric that `metric_as_json` has written."""
+    metric = Metric(*found)
+    return metric._replace(
+        samples=[Sample(labels, _value_of_json(value)) for labels, value in found[3]]
+    )
+
+
+def _value_of_json(value: Any) -> float | Histogram:
+    if not isinstance(value, list):
+        number: float = value
+        return number
+    bounds, counts, total = value
+    histogram = Histogram(tuple(bounds))
+    histogram.counts, histogram.total = counts, total
+    return histogram
+
+
 def family(metric: Metric) -> Family:
     """Return a metric as `prometheus_client` has it."""
     name = PREFIX + metric.name
@@ -124,6 +189,25 @@ async def of_process() -> list[Family]:
     """Return what `prometheus_client` tells of each process, such as its open files."""
     # It lists a folder of the kernel's with one entry for each connection.
     return await asyncio.to_thread(lambda: list(ProcessCollector(registry=None).collect()))
+
+
+def families_as_json(families: Iterable[Family]) -> list[Any]:
+    """Return metrics of `prometheus_client` as JSON has them, for `by_worker`."""
+    return [
+        (one.name, one.documentation, one.type, [sample[:3] for sample in one.samples])
+        for one in families
+    ]
+
+
+def by_worker(parts: Mapping[str, Iterable[Any]]) -> list[Family]:
+    """Return the metrics of several processes, as JSON has them, with the label `worker`."""
+    found: dict[str, Family] = {}
+    for worker, families in parts.items():
+        for name, told, kind, samples in families:
+            one = found.setdefault(name, Family(name, told, kind))
+            for series, labels, value in samples:
+                one.add_sample(series, {**labels, "worker": worker}, value)
+    return list(found.values())
 
 
 _OF_CLIENTS: Final[Mapping[str, tuple[str, str]]] = {

@@ -199,7 +199,8 @@ class QueuePlugin(Plugin):
 
     def figures(self) -> Iterator[Metric]:
         """Yield what the queues hold, and what became of requests and batches; see `Plugin`."""
-        return queue_metrics(self.service, self.batches)
+        is_shared = self.config.engine == "redis"
+        return queue_metrics(self.service, self.batches, is_shared=is_shared)
 
     async def problem(self) -> str:
         """Return why the engine stores nothing now; "" where it does."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from penstock.broker.counters import Metric, Sample, metrics_of
@@ -13,12 +14,21 @@ if TYPE_CHECKING:
     from penstock.plugins.queue.service import QueueService
 
 
-def queue_metrics(service: QueueService, batches: Batches | None) -> Iterator[Metric]:
-    """Yield what the queues hold, what their groups lag behind, and what requests did."""
+def queue_metrics(
+    service: QueueService, batches: Batches | None, *, is_shared: bool = False
+) -> Iterator[Metric]:
+    """Yield what the queues hold, what their groups lag behind, and what requests did.
+
+    Args:
+        service: has the queues.
+        batches: of rows that are published; None where there are none.
+        is_shared: whether other processes have the same queues.
+    """
     names = service.names()
     held = [(name, service.engine.snapshot(name)) for name in names]
-    yield from _held(held)
-    yield from _groups(held)
+    for metric in chain(_held(held), _groups(held)):
+        is_same = is_shared and metric.type == "gauge"
+        yield metric._replace(across="max") if is_same else metric
     receivers = [
         ({"queue": name, "group": group}, receiver)
         for name in names

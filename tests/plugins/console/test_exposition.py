@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 from prometheus_client.openmetrics.parser import (
@@ -11,9 +12,15 @@ from prometheus_client.parser import text_string_to_metric_families as read_text
 from penstock.broker.counters import Histogram, Metric, Sample
 from penstock.plugins.console.exposition import (
     SAMPLES_AT_ONCE,
+    by_worker,
     distinct,
+    families_as_json,
     family,
+    metric_as_json,
+    metric_of_json,
     name_problems,
+    of_process,
+    summed,
     write,
 )
 
@@ -91,3 +98,34 @@ def test_two_metrics_with_one_name_are_told() -> None:
     ]
     assert distinct(metrics) == metrics[:2]
     assert name_problems(METRICS) == []
+
+
+def test_metrics_of_several_processes_are_summed() -> None:
+    """Or the greatest counts, or each has its own; histograms of one label are one."""
+    one, other = (
+        [
+            Metric("messages_total", "counter", "All.", [Sample({"lane": lane}, 7)]),
+            Metric("oldest_seconds", "gauge", "Oldest.", [Sample({}, oldest)], "max"),
+            Metric("up_seconds", "gauge", "Up.", [Sample({}, oldest)], "each"),
+            Metric("lag_seconds", "histogram", "Lag.", [Sample({}, histogram(0.05, oldest))]),
+        ]
+        for lane, oldest in (("a", 3.0), ("b", 2.0))
+    )
+    sent = [metric_of_json(json.loads(json.dumps(metric_as_json(metric)))) for metric in other]
+    found = {metric.name: metric for metric in summed({"w1": one, "w2": sent, "w3": one})}
+    assert found["messages_total"].samples == [({"lane": "a"}, 14), ({"lane": "b"}, 7)]
+    assert found["oldest_seconds"].samples == [({}, 3.0)]
+    own = [({"worker": "w1"}, 3.0), ({"worker": "w2"}, 2.0), ({"worker": "w3"}, 3.0)]
+    assert found["up_seconds"].samples == own
+    ((_, lag),) = found["lag_seconds"].samples
+    assert isinstance(lag, Histogram)
+    assert lag.counts == [3, 0, 3]
+    assert lag.total == pytest.approx(8.15)
+
+
+async def test_figures_of_processes_say_whose_they_are() -> None:
+    """As `prometheus_client` has them."""
+    families = json.loads(json.dumps(families_as_json(await of_process())))
+    body, _ = await write(by_worker({"w1": families, "w2": families}), "")
+    assert b'process_open_fds{worker="w1"}' in body
+    assert b'process_open_fds{worker="w2"}' in body
