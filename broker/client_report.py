@@ -7,6 +7,7 @@ what is not known or does not apply.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final, Literal, NamedTuple
 
 MOST_FILTER_CHARACTERS: Final = 2_000
@@ -208,6 +209,17 @@ class SubscriptionFigures(NamedTuple):
     small: int
     large: int
     filters: list[str]
+
+
+def first_filters(topic_filters: Iterable[str]) -> list[str]:
+    """Return the first topic filters, as many as a report shows."""
+    n_left, found = MOST_FILTER_CHARACTERS, []
+    for topic_filter in topic_filters:
+        n_left -= len(topic_filter)
+        if n_left < 0:
+            break
+        found.append(topic_filter)
+    return found
 
 
 class ClientReport(NamedTuple):

@@ -1235,6 +1235,14 @@ class Plugin:
         """
         return ()
 
+    def sys_topics(self, own: Mapping[str, str]) -> Mapping[str, str]:
+        """Return what `$SYS` has under mosquitto's names, where that is not this program's alone.
+
+        Args:
+            own: what this program has, by topics without `$SYS/broker/`.
+        """
+        return own
+
     def uplink_states(self) -> Sequence[UplinkState]:
         """Return how the uplinks are that the plugin keeps."""
         return ()

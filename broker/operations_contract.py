@@ -44,6 +44,7 @@ class ClientRow(NamedTuple):
         delivered: messages since its session began.
         dropped: the same, whatever the reason.
         delivered_per_second: for whoever looks at all rows again and again to fill in; else None.
+        node: for who knows several programs that are one to fill in: which one has it; "" for none.
     """
 
     client_id: str
@@ -62,6 +63,7 @@ class ClientRow(NamedTuple):
     delivered: int
     dropped: int
     delivered_per_second: float | None = None
+    node: str = ""
 
 
 class Lately(NamedTuple):
@@ -109,6 +111,7 @@ class TopicRow(NamedTuple):
         messages: waiting messages, once for each subscriber.
         bytes: payload bytes of these.
         oldest_seconds: the age of the oldest one, since its arrival.
+        node: as of `ClientRow`.
     """
 
     topic: str
@@ -116,6 +119,7 @@ class TopicRow(NamedTuple):
     messages: int
     bytes: int
     oldest_seconds: float
+    node: str = ""
 
 
 class SubscriptionRow(NamedTuple):

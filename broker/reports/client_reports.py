@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from penstock.broker.client_report import (
-    MOST_FILTER_CHARACTERS,
     ClientReport,
     DecisionFigures,
     LedgerFigures,
@@ -14,6 +13,7 @@ from penstock.broker.client_report import (
     SubscriptionFigures,
     TcpFigures,
     WithholdingFigures,
+    first_filters,
 )
 
 if TYPE_CHECKING:
@@ -125,16 +125,8 @@ def subscription_figures(subject: Subject, _now: float) -> SubscriptionFigures |
     if sizes is None:
         return None
     classes = list(sizes.values())
-    filters: list[str] = []
-    n_left = MOST_FILTER_CHARACTERS
-    for topic_filter in sizes:
-        n_left -= len(topic_filter)
-        if n_left < 0:
-            break
-        filters.append(topic_filter)
-    return SubscriptionFigures(
-        len(classes), classes.count("small"), classes.count("large"), filters
-    )
+    n_small, n_large = classes.count("small"), classes.count("large")
+    return SubscriptionFigures(len(classes), n_small, n_large, first_filters(sizes))
 
 
 def link_figures(subject: Subject, now: float) -> LinkFigures:

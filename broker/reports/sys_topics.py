@@ -127,7 +127,10 @@ class SysTopics:
     def _figures(self, now: float) -> Iterator[tuple[str, str]]:
         """Yield (topic below `$SYS/broker/`, value as text) for every figure."""
         if self._has_common:
-            yield from self._common(now)
+            common: Mapping[str, str] = dict(self._common(now))
+            for name, plugin in self._plugins.items():
+                common = self._core.guard.call(name, plugin.sys_topics, common, otherwise=common)
+            yield from common.items()
         yield from self._ledger()
         yield from self._settings()
         yield from self._payload_store()

@@ -34,7 +34,9 @@ app = CommandLine()
 ConfigFile: TypeAlias = Annotated[
     str, typer.Option("-c", "--config", metavar="FILE", help="Policy file of one of the nodes.")
 ]
-_COLUMNS: Final = ("node", "state", "version", "since", "host", "filters", "inbox")
+_COLUMNS: Final = (
+    *("node", "state", "version", "since", "host", "clients", "filters", "inbox", "console"),
+)
 
 
 _LOOK_SECONDS: Final = 0.1
@@ -50,7 +52,7 @@ def status(
     config: ConfigFile,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show the nodes: which of them live, and what waits for each."""
+    """Show the nodes: which of them live, and what each has."""
     rows = _asked(config, _status)
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
@@ -122,9 +124,12 @@ def _asked(config: str, ask: Callable[[ClusterEngine], Awaitable[T]]) -> T:
 
 async def _status(engine: ClusterEngine) -> list[dict[str, Any]]:
     rows = []
+    all_figures = await engine.figures()
     for node, (epoch, info) in sorted((await engine.members()).items()):
         told: dict[str, Any] = json.loads(info) if info else {}
-        state = "joins" if not info else "lives"
+        told |= json.loads(all_figures.get(node, "{}"))
+        told.pop("sys", None)
+        state = "drains" if told.get("is_draining") else "lives" if info else "joins"
         if not await engine.is_alive(node):
             state = "silent"
         n_routes, n_bytes = await engine.sizes_of(node, epoch)
@@ -144,8 +149,10 @@ def _table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
                 str(row.get("version", "-")),
                 since if "since" in row else "-",
                 str(row.get("host", "-")),
+                f"{row['clients']:,}" if "clients" in row else "-",
                 f"{row['filters']:,}",
                 f"{row['inbox_bytes']:,} B",
+                row.get("console") or "-",
             )
         )
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]

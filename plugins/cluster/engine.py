@@ -22,6 +22,7 @@ from penstock.plugins.redis.errors import StorageError
 from penstock.plugins.redis.library import Library
 from penstock.plugins.redis.server import RedisServer
 from penstock.plugins.redis.stream_reader import StreamReader
+from penstock.plugins.web.nodes import Mailbox
 
 if TYPE_CHECKING:
     from penstock.plugins.cluster.routes import Op
@@ -309,6 +310,21 @@ class ClusterEngine:
         infos = _pairs(await plain(self.read(self.base, "HGETALL", ":nodes")))
         return {node: (int(epoch), infos.get(node, "")) for node, epoch in epochs.items()}
 
+    async def tell_figures(self, figures: str) -> dict[str, str]:
+        """Set what this member tells of itself from time to time; return that of all by node.
+
+        Raises:
+            StorageError: the engine cannot be asked, or refuses.
+        """
+        key = f"{self.base}:figures"
+        call = self.calls.routes.call(key, "HSET", key, self.node, figures)
+        _, found = await asyncio.gather(plain(call), self.figures())
+        return found
+
+    async def figures(self) -> dict[str, str]:
+        """Return what nodes have told of themselves last, also of some that have left."""
+        return _pairs(await plain(self.read(self.base, "HGETALL", ":figures")))
+
     # -- changes -----------------------------------------------------------------------------------
 
     def change(self, ops: Sequence[Op], number: int) -> asyncio.Future[Any]:
@@ -391,6 +407,11 @@ class ClusterEngine:
         words = "NOMKSTREAM", "MAXLEN", "~", MOST_NOTES, "*", self.node, note
         return self.calls.routes.call(key, "XADD", key, *words)
 
+    def forget_notes(self, identifiers: Sequence[bytes]) -> asyncio.Future[Any]:
+        """Remove notes that this member has heard."""
+        key = f"{self.node_key(self.node, self.epoch)}:notes"
+        return self.calls.routes.call(key, "XDEL", key, *identifiers)
+
     def notes_reader(self) -> StreamReader:
         """Return a reader of what this member is told: the only field is called as the teller."""
         return self.reader(f"{self.node_key(self.node, self.epoch)}:notes")
@@ -431,6 +452,28 @@ class ClusterEngine:
         """Return since when a kept session has no connection."""
         words = f":s:{client_id}", "origin", "away", "expiry"
         return Absence(*await plain(self.read(self.bucket(client_id), "HMGET", *words)))
+
+    async def find(self, client_id: str) -> tuple[Row | None, Mailbox | None]:
+        """Return who owns a client, and its mailbox; None for nobody, and for none.
+
+        Raises:
+            StorageError: the engine cannot be asked.
+        """
+        key = self.bucket(client_id)
+        names = "messages", "bytes", "away", "expiry", "origin"
+        row, found, (seconds, _) = await asyncio.gather(
+            plain(self.read(key, "HGET", ":o", client_id)),
+            plain(self.read(key, "HMGET", f":s:{client_id}", *names)),
+            plain(self.calls.routes.call(key, "TIME")),
+        )
+        owner = None if row is None else Row.read(row.decode())
+        messages, n_bytes, away, expiry, origin = found
+        if origin is None:
+            return owner, None
+        away_seconds = None if away is None else max(0.0, int(seconds) - int(away) / 1000)
+        left = None if away_seconds is None or not expiry else float(expiry) - away_seconds
+        expires_seconds = None if left is None else max(0.0, left)
+        return owner, Mailbox(int(messages or 0), int(n_bytes or 0), away_seconds, expires_seconds)
 
     async def claim(self, client_id: str, own: Row, displaced: Row | None) -> tuple[Row, str]:
         """Make this node the owner of a client, where nobody stands in the way.

@@ -12,6 +12,7 @@
 --               the client may come back to
 --   :changes    stream: what has changed of all these, in the order in which it did
 --   :duties     hash: what is to be done for a member that has died, to who has to do it
+--   :figures    hash: what members tell of themselves every few seconds, as JSON
 --   :m          hash: epoch, the newest that was given; incarnation, the token of the first node;
 --               last, the newest identifier of :changes;
 --               c NODE and r NODE, the numbers of a member's newest change and retained message
@@ -140,6 +141,7 @@ end
 local function remove(base, node, epoch, by)
   call('HDEL', base .. ':epochs', node)
   call('HDEL', base .. ':nodes', node)
+  call('HDEL', base .. ':figures', node)
   call('DEL', base .. ':alive:' .. node)
   call('UNLINK', base .. ':routes:' .. node)
   call('HDEL', base .. ':m', 'c ' .. node, 'r ' .. node)

@@ -30,6 +30,7 @@ from penstock.broker.extensions import (
 )
 from penstock.broker.mqtt.topics import SHARE_PREFIX
 from penstock.plugins.cluster.announcer import Announcer
+from penstock.plugins.cluster.asks import Asks
 from penstock.plugins.cluster.engine import ClusterEngine
 from penstock.plugins.cluster.inbox import Inbox
 from penstock.plugins.cluster.inheritance import Inheritance
@@ -43,6 +44,7 @@ from penstock.plugins.cluster.policy_digests import differences, policy_digests
 from penstock.plugins.cluster.retained import RetainedSink
 from penstock.plugins.cluster.routes import OtherRoutes, OwnRoutes, is_routed
 from penstock.plugins.cluster.shared import Groups, MemberSink
+from penstock.plugins.cluster.told_figures import ToldFigures
 from penstock.plugins.redis.errors import EngineAwayError, StorageError, StorageFullError
 from penstock.plugins.redis.server import redis_server
 
@@ -86,6 +88,8 @@ class Node:
         sinks: of all members by their names; that of this node is no route target: it takes
             messages for own members of shared subscriptions that other nodes could not deliver.
         announcer: tells them of this node's routes.
+        asks: asks other nodes for operators.
+        told: what nodes tell of themselves from time to time.
         mail: sessions that outlive their connection, and what waits for them.
         inbox: what they have sent.
         groups: the shared subscriptions; None before the start, as the two around it.
@@ -172,6 +176,16 @@ class Node:
             self.engine, self.others, listener, self._info(), context.clock, self._logger
         )
         self.announcer.catch_up = self.members.catch_up
+        self.asks = Asks(
+            self.engine,
+            self._notes,
+            self.members.infos,
+            machine,
+            self.mail.routes.boxes,
+            self.owners.end_kept,
+            self._logger,
+        )
+        self.told = ToldFigures(self.engine, self.others.members, self._figures, self._logger)
         self.callbacks = Callbacks(
             client_connected=(self.wills.connected,),
             client_disconnected=(self.wills.disconnected,),
@@ -192,6 +206,13 @@ class Node:
                 "policy": self._policy,
             }
         )
+
+    def _figures(self) -> dict[str, Any]:
+        """Return what is told of this node every few seconds."""
+        operations = self._context.operations
+        is_draining = operations is not None and operations.is_draining
+        clients = len(self.owners.owned)
+        return {"clients": clients, "console": self.asks.url, "is_draining": is_draining}
 
     # -- start and end -----------------------------------------------------------------------------
 
@@ -247,6 +268,7 @@ class Node:
             self._count(client_id, topic_filter, self.own.subscribed)
         self._begin_epoch()
         await self.members.announce()
+        self.told.start()
 
     def _begin_epoch(self) -> None:
         """Begin what is for the epoch that the node has got."""
@@ -287,6 +309,8 @@ class Node:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.asks.close()
+        await self.told.close()
         self._stop_reading()
         has_finished = False
         with suppress(TimeoutError):
@@ -316,6 +340,7 @@ class Node:
         self._is_draining = True
         self._logger.info("this node is drained within %g s, and stops", seconds)
         self._context.operations.drain(seconds)
+        await self.told.tell()
         await asyncio.sleep(seconds)
         signal.raise_signal(signal.SIGTERM)
 
@@ -396,6 +421,7 @@ class Node:
         sink = self.sinks[node] = self._sink(node, epoch)
         self._routes.add(sink)
         self.announcer.joined(node, self.members.own_number)
+        self.asks.joined(node)
         told = differences(self._policy, _policy_of(info))
         if told:
             self._logger.warning(

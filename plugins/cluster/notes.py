@@ -26,6 +26,8 @@ Hear: TypeAlias = Callable[..., None]
 DRAIN: Final = "drain"
 """A note of ``penstock cluster drain``, no node: within how many seconds all clients leave."""
 _MOST_ENTRIES: Final = 500
+_LARGE_BYTES: Final = 1024
+"""Longer notes do not stay in the engine until others push them out."""
 
 
 class Notes:
@@ -77,9 +79,14 @@ class Notes:
         reader = self._engine.notes_reader()
         try:
             async for entries in reader.anew(_MOST_ENTRIES):
-                for _, fields in entries:
+                large: list[bytes] = []
+                for identifier, fields in entries:
                     if fields[1]:  # the first entry has nothing
                         self._hear(fields[0].decode(), fields[1])
+                    if len(fields[1]) > _LARGE_BYTES:
+                        large.append(identifier)
+                if large:
+                    self._engine.forget_notes(large).add_done_callback(_heed)
                 await asyncio.sleep(0)
         finally:
             await reader.close()

@@ -324,6 +324,19 @@ class Owners(SessionOwner):
         self._has_unloaded(client_id)
         self.ended(client_id)
 
+    async def end_kept(self, client_id: str) -> None:
+        """End the session of a client that has no connection.
+
+        Raises:
+            NotOwnedError: that cannot be done now.
+        """
+        claim = self.claim(client_id, clean_start=True, expiry_interval=0)
+        if claim is not None:
+            await claim
+        await asyncio.sleep(0)  # the client may have come meanwhile, by the same claim
+        if not self._mail.is_loaded(client_id):
+            self.ended(client_id)
+
     def ended(self, client_id: str) -> None:
         """Let go of a client: its session has ended, or waits in the engine."""
         number = self.owned.pop(client_id, None)

@@ -9,7 +9,7 @@ targets of this broker's topic tree (`node_sink`); what they send comes from the
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
 from penstock.broker.config.key_types import NAME_ALLOWED, NAME_FORM
@@ -32,6 +32,7 @@ class ClusterPlugin(Plugin):
 
     Attributes:
         node: this broker as a node; None where a policy file is only checked.
+        nodes: what the console asks of the others; None there as well.
     """
 
     Config = ClusterConfig
@@ -43,6 +44,7 @@ class ClusterPlugin(Plugin):
         if context.is_proxy:
             raise _wrong(context, KEY, "in a proxy's file", "in that of a broker")
         self.node = node = _node(config, context)
+        self.nodes = None if node is None else node.asks
         self.has_local_clients = True
         self.open_files = _OPEN_FILES
         if node is not None:
@@ -84,6 +86,10 @@ class ClusterPlugin(Plugin):
     def figures(self) -> Iterator[Metric]:
         """Yield figures of the cluster as this node has it; see `Plugin`."""
         return figures(self._started)
+
+    def sys_topics(self, own: Mapping[str, str]) -> Mapping[str, str]:
+        """Return what all nodes have together; see `Plugin`."""
+        return own if self.node is None else self.node.told.sys_topics(own)
 
     async def close(self) -> None:
         """Leave the cluster; may be called again."""

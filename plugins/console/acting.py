@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final, cast, get_args
 
 from aiohttp import web
@@ -11,7 +11,8 @@ from aiohttp import web
 from penstock.broker.client_report import as_json
 from penstock.broker.operations_contract import LONGEST_BAN_SECONDS, BanKind
 from penstock.plugins.console.callers import DETAIL, Callers
-from penstock.plugins.console.reading import Program, unknown_client, unknown_topic
+from penstock.plugins.console.parts import unknown_client
+from penstock.plugins.console.reading import Program, Reading, unknown_topic
 from penstock.plugins.web.bodies import Bodies
 from penstock.plugins.web.operators import OPERATOR
 from penstock.plugins.web.service import RequestError, integer, show
@@ -31,10 +32,11 @@ JSON_TYPE: Final = "application/json"
 class Acting:
     """The routes and their answers."""
 
-    def __init__(self, program: Program, callers: Callers, changed: Callable[[], None]) -> None:
+    def __init__(self, program: Program, callers: Callers, reading: Reading) -> None:
         self._program = program
         self._callers = callers
-        self._changed = changed
+        self._changed = reading.forget
+        self._parts = reading.parts
         self._bodies = Bodies(MOST_BODIES_BYTES, BODY_SECONDS)
 
     def routes(self) -> list[web.RouteDef]:
@@ -106,31 +108,27 @@ class Acting:
         client_id = request.match_info["client_id"]
         body = await self._body(request, "reason")
         reason = _text(body, "reason", "an operator has disconnected it")
-        if not self._program.need().disconnect(client_id, reason):
+        if not await self._parts.do(client_id, "disconnect", reason):
             raise RequestError(
                 f"client: read {show(client_id)}; allowed: one that is connected", 404
             )
         return self._done(request, {"disconnected": True}, reason)
 
     async def _release(self, request: web.Request) -> web.Response:
-        client_id = await self._known_client(request)
-        return self._done(request, {"released": self._program.need().release_held(client_id)})
+        return self._done(request, {"released": await self._end_hold(request, "release_held")})
 
     async def _drop(self, request: web.Request) -> web.Response:
-        client_id = await self._known_client(request)
-        return self._done(request, {"dropped": self._program.need().drop_held(client_id)})
+        return self._done(request, {"dropped": await self._end_hold(request, "drop_held")})
 
-    async def _known_client(self, request: web.Request) -> str:
+    async def _end_hold(self, request: web.Request, method: str) -> int:
         await self._body(request)
-        client_id = request.match_info["client_id"]
-        if self._program.need().row(client_id) is None:
-            raise unknown_client(client_id)
-        return client_id
+        n_messages: int = await self._parts.do(request.match_info["client_id"], method)
+        return n_messages
 
     async def _end_session(self, request: web.Request) -> web.Response:
         await self._body(request)
         client_id = request.match_info["client_id"]
-        if not self._program.need().end_session(client_id):
+        if not await self._parts.do(client_id, "end_session"):
             raise unknown_client(client_id)
         return self._done(request, {"ended": True})
 
@@ -142,16 +140,16 @@ class Acting:
         reason = _text(body, "reason", "")
         by = request[OPERATOR].name
         request[DETAIL] = f"{kind} {value} for {seconds} s"
-        n_clients = await self._program.need().ban(kind, value, seconds, reason, by)
+        told = await self._parts.do_everywhere("ban", kind, value, seconds, reason, by)
         answer = {"kind": kind, "value": value, "seconds": seconds, "reason": reason, "by": by}
-        return self._done(request, answer | {"disconnected": n_clients})
+        return self._done(request, answer | {"disconnected": sum(told)} | self._parts.missing)
 
     async def _unban(self, request: web.Request) -> web.Response:
         await self._body(request)
         kind, value = _kind(request.match_info["kind"]), request.match_info["value"]
-        if not self._program.need().unban(kind, value):
+        if not any(await self._parts.do_everywhere("unban", kind, value)):
             raise RequestError(f"ban: read {kind} {show(value)}; allowed: one that there is", 404)
-        return self._done(request, {"removed": True})
+        return self._done(request, {"removed": True} | self._parts.missing)
 
     async def _clear_retained(self, request: web.Request) -> web.Response:
         await self._body(request)

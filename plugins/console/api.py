@@ -40,6 +40,7 @@ from penstock.plugins.console.exposition import name_problems
 from penstock.plugins.console.reading import VERSION, Program, Reading
 from penstock.plugins.console.static_page import StaticPage, add_security_headers
 from penstock.plugins.web.bind import is_loopback
+from penstock.plugins.web.nodes import HasNodes
 from penstock.plugins.web.operators import Operator, Role, ServesOperators
 from penstock.plugins.web.service import HttpServer, RequestError, answering_errors
 from penstock.plugins.web.tls import ServerTls
@@ -70,7 +71,6 @@ class ConsolePlugin(Plugin):
     """
 
     Config = ConsoleConfig
-    is_one_per_machine = True
     config: ConsoleConfig
 
     def __init__(self, config: ConsoleConfig, context: PluginContext) -> None:
@@ -115,9 +115,13 @@ class ConsolePlugin(Plugin):
         """
         self._build()
         (await self.reload(self.config)).apply()
-        self.http_url = await self._http.start(self.config.http)
-        self._callers.port = urlsplit(self.http_url).port or 0
-        self.context.logger.info("console API listens on %s", self.http_url)
+        if self.context.worker.number == 1:  # the others answer it
+            self.http_url = await self._http.start(self.config.http)
+            self._callers.port = urlsplit(self.http_url).port or 0
+            self.context.logger.info("console API listens on %s", self.http_url)
+        for one in self.context.plugins.values():
+            if isinstance(one, HasNodes) and one.nodes is not None and self._reading is not None:
+                self._reading.join(one.nodes, self.http_url)
         if self.context.is_proxy:  # which has no sessions to restore
             await self.restored()
 
@@ -144,7 +148,7 @@ class ConsolePlugin(Plugin):
             self._callers,
             partial(note_fault, context.logger, self._faults, "console overview"),
         )
-        acting = Acting(self._program, self._callers, reading.forget)
+        acting = Acting(self._program, self._callers, reading)
         pages = self._page.paths
         application.middlewares.append(
             self._callers.checking(lambda path: path in OPEN_PATHS or path in pages)

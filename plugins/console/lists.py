@@ -50,6 +50,9 @@ class Page(Generic[Row]):
 
     Attributes:
         search: in lower case; "" for all rows.
+        total: rows that match.
+        n_behind: those of them behind `after`.
+        n_boxes: those of all whose client has a mailbox, for who knows of any to fill in.
 
     Raises:
         RequestError: a wrong query.
@@ -70,8 +73,8 @@ class Page(Generic[Row]):
         self._is_number, self._falls = is_number, order == "desc"
         self._after = self._read_after(query.get("after", ""))
         self._picked: list[tuple[bool, float, str, Row]] = []
-        self._n_behind = 0
-        self.total = 0
+        self._end: _Place | None = None
+        self.n_behind = self.total = self.n_boxes = 0
 
     def _read_after(self, token: str) -> _Place | None:
         if not token:
@@ -91,8 +94,8 @@ class Page(Generic[Row]):
         # What is not known comes last, whichever the order.
         return (value is None) != self._falls, value or 0.0, key
 
-    def add(self, rows: Sequence[Row]) -> None:
-        """Look at some more rows."""
+    def add(self, rows: Sequence[Row]) -> Sequence[Row]:
+        """Look at some more rows; return those that match."""
         form, after, falls = self._form, self._after, self._falls
         if self.search:
             rows = [row for row in rows if self._matches(row)]
@@ -109,9 +112,28 @@ class Page(Generic[Row]):
         if after is not None:
             is_behind = lt if falls else gt
             placed = [one for one in placed if is_behind(one[:3], after)]
-        self._n_behind += len(placed)
+        self.n_behind += len(placed)
         best = nlargest if falls else nsmallest
         self._picked = best(self.limit, [*self._picked, *placed])
+        return rows
+
+    def join(self, rows: Sequence[Row], total: int, n_behind: int) -> None:
+        """Add a page of the same query that another program has made.
+
+        Args:
+            rows: of that page.
+            total: of it.
+            n_behind: of it; where there are more than rows, though the page has room, it has ended
+                early, and so does this one.
+        """
+        total, n_behind = self.total + total, self.n_behind + n_behind
+        n_more = n_behind - self.n_behind - len(rows)
+        self.add(rows)
+        self.total, self.n_behind = total, n_behind
+        if n_more and 0 < len(rows) < self.limit:
+            ends = [one[:3] for one in self._picked if one[3] is rows[-1]]
+            ends += [] if self._end is None else [self._end]
+            self._end = (max if self._falls else min)(ends, default=None)
 
     def _matches(self, row: Row) -> bool:
         return any(self.search in text.lower() for text in self._form.texts(row) if text)
@@ -121,23 +143,27 @@ class Page(Generic[Row]):
         """The rows of the page so far."""
         rows: list[Row] = []
         n_characters = 0
-        for *_, row in self._picked:
+        for *place, row in self._picked:
+            if self._end is not None and (lt if self._falls else gt)(tuple(place), self._end):
+                break
             n_characters += sum(len(text) for text in self._form.texts(row) if text)
             if rows and n_characters > MOST_CHARACTERS:
                 break
             rows.append(row)
         return rows
 
-    def text(self, rows: Iterable[Any] | None = None) -> str:
+    def text(self, rows: Iterable[Any] | None = None, **more: Any) -> str:
         """Return the page as JSON.
 
         Args:
             rows: other rows for the same ones, as JSON has them; None for these.
+            more: further values.
         """
         following, own_rows = None, self.rows
-        if self._n_behind > len(own_rows):
+        if self.n_behind > len(own_rows) > 0:
             is_unknown, value, key, _ = self._picked[len(own_rows) - 1]
             text = "" if is_unknown != self._falls else repr(float(value))
             following = f"{text}|{key}" if self._is_number else key
         shown = [as_json(row) for row in own_rows] if rows is None else list(rows)
-        return json.dumps({self._form.name: shown, "next": following, "total": self.total})
+        answer = {self._form.name: shown, "next": following, "total": self.total}
+        return json.dumps(answer | more)

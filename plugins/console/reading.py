@@ -2,79 +2,34 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import importlib.metadata
 import json
 import socket
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple, TypeVar
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 from aiohttp import web
 from prometheus_client import Metric as Family
 
 from penstock.broker.client_report import as_json
 from penstock.broker.counters import Metric
-from penstock.broker.operations_contract import (
-    ClientRow,
-    Operations,
-    RetainedRow,
-    SubscriptionRow,
-    TopicRow,
-)
+from penstock.broker.operations_contract import Operations
 from penstock.plugins.console import exposition
-from penstock.plugins.console.callers import Callers
-from penstock.plugins.console.delivery_rates import DeliveryRates
-from penstock.plugins.console.lists import MAX_LIMIT, Form, Page
+from penstock.plugins.console.callers import Callers, Handler
+from penstock.plugins.console.lists import MAX_LIMIT
 from penstock.plugins.console.overview import Overview
-from penstock.plugins.console.report_text import describe
+from penstock.plugins.console.parts import LISTS, Parts
 from penstock.plugins.console.shared import Answers, Shared
 from penstock.plugins.console.streams import Streams
+from penstock.plugins.web.nodes import Nodes, Part
 from penstock.plugins.web.operators import OPERATOR
 from penstock.plugins.web.service import RequestError, show
 
-Row = TypeVar("Row")
-
 VERSION: Final = importlib.metadata.version("penstock-mqtt")
-
-ROWS_IN_A_TURN: Final = 100
-"""So many rows are looked at before other tasks run: a millisecond."""
 
 SHOWN_BYTES: Final = 64 * 1024
 """So much of a retained payload is shown."""
-
-_CLIENTS: Final = Form[ClientRow](
-    name="clients",
-    key=lambda row: row.client_id,
-    key_name="client_id",
-    sorts=(
-        *("rtt", "withheld", "queued", "queued_bytes", "inflight", "delivered", "dropped"),
-        *("connected_seconds", "delivered_per_second"),
-    ),
-    texts=lambda row: (row.client_id, row.username, row.address, row.listener),
-)
-_TOPICS: Final = Form[TopicRow](
-    name="topics",
-    key=lambda row: f"{row.topic}\0{row.size}",
-    key_name="topic",
-    sorts=("bytes", "messages", "oldest_seconds"),
-    texts=lambda row: (row.topic,),
-    first="bytes",
-)
-_SUBSCRIPTIONS: Final = Form[SubscriptionRow](
-    name="subscriptions",
-    key=lambda row: f"{row.client_id}\0{row.share_name}\0{row.topic_filter}",
-    key_name="client_id",
-    sorts=("qos",),
-    texts=lambda row: (row.client_id, row.topic_filter, row.share_name),
-)
-_RETAINED: Final = Form[RetainedRow](
-    name="retained",
-    key=lambda row: row.topic,
-    key_name="topic",
-    sorts=("bytes", "age_seconds"),
-    texts=lambda row: (row.topic, row.publisher),
-)
 
 
 class Program(NamedTuple):
@@ -139,11 +94,12 @@ class Reading:
         clock = program.clock
         self._problems = Shared(program.problems, clock, "console readiness")
         self._metrics = Shared(program.metrics, clock, "console metrics")
+        self.parts = Parts(program.need, clock, self._metrics.get, self.forget)
+        self._all_metrics = Shared(self.parts.metrics_of_all, clock, "console metrics of all")
         self._process = Shared(exposition.of_process, clock, "console process")
-        self._lists = Answers(clock)
-        self.streams = Streams()
-        self.overview = Overview(self._metrics.get, clock, self._more, log_fault)
-        self._rates = DeliveryRates()
+        self._lists = Answers[str](clock)
+        self.streams = Streams(self.parts)
+        self.overview = Overview(self._all_metrics.get, clock, self._more, log_fault)
 
     def routes(self) -> list[web.RouteDef]:
         """Return the routes."""
@@ -154,18 +110,33 @@ class Reading:
             web.get("/metrics/per-object", self._scrape_objects),
             web.get("/api/me", self._me),
             web.get("/api/overview", self._overview),
-            web.get("/api/clients", self._clients),
             web.get("/api/clients/{client_id}", self._client),
             web.get("/api/proxy", self._proxy),
             web.get("/api/bans", self._bans),
-            web.get("/api/topics", self._list_topics),
-            web.get("/api/subscriptions", self._subscriptions),
-            web.get("/api/retained", self._list_retained),
             web.get("/api/retained/{topic}", self._retained),
             web.get("/api/uplinks", self._uplinks),
             web.get("/api/tail", self._tail, allow_head=False),
             web.get("/api/log", self._log),
+            *(web.get(f"/api/{name}", self._listing(name)) for name in LISTS),
         ]
+
+    def join(self, nodes: Nodes, url: str) -> None:
+        """Be one of several nodes, with a console at a URL; "" for none."""
+
+        async def of_process() -> list[Any]:
+            return exposition.families_as_json(await self._process.get())
+
+        parts = self.parts
+        parts.nodes = nodes
+        answers: dict[str, Part] = {
+            "list": parts.own_list,
+            "client": parts.own_client,
+            "act": parts.act,
+            "metrics": parts.own_metrics,
+            "process": of_process,
+            "tail": self.streams.more,
+        }
+        nodes.serve(answers, url, parts.tell_bans)
 
     def forget(self) -> None:
         """Look at everything again: something was changed."""
@@ -176,8 +147,9 @@ class Reading:
         """End what runs."""
         self.streams.close()
         await self.overview.close()
-        for shared in (self._problems, self._metrics, self._process, self._lists):
-            shared.close()
+        shared = self._problems, self._metrics, self._all_metrics, self._process, self._lists
+        for one in (*shared, self.parts):
+            one.close()
 
     # -- health and metrics -------------------------------------------------------------------
 
@@ -194,10 +166,17 @@ class Reading:
         return web.json_response({"status": "ready"})
 
     async def _scrape(self, request: web.Request) -> web.Response:
-        metrics = exposition.distinct(await self._metrics.get())
+        metrics = exposition.distinct(await self.parts.metrics_of_workers())
         families = [exposition.family(metric) for metric in metrics]
-        families += await self._process.get()
+        families += await self._of_processes()
         return await _written(families, request)
+
+    async def _of_processes(self) -> Sequence[Family]:
+        own, nodes = await self._process.get(), self.parts.nodes
+        if nodes is None or not nodes.workers:
+            return own
+        answers = await nodes.ask(nodes.workers, "process")
+        return exposition.by_worker({nodes.node: exposition.families_as_json(own), **answers})
 
     async def _scrape_objects(self, request: web.Request) -> web.Response:
         if not self.per_object:
@@ -206,11 +185,9 @@ class Reading:
                 "true}}",
                 404,
             )
-        operations = self._program.need()
-        clients = Page(_CLIENTS, {"sort": "queued_bytes", "limit": str(MAX_LIMIT)})
-        await self._add_clients(clients)
-        topics = Page(_TOPICS, {"limit": str(MAX_LIMIT)})
-        await _add(topics, await operations.topics())
+        most = {"limit": str(MAX_LIMIT)}
+        clients = await self.parts.page("clients", {"sort": "queued_bytes", **most})
+        topics = await self.parts.page("topics", most)
         metrics = exposition.per_object(clients.rows, topics.rows)
         return await _written([exposition.family(metric) for metric in metrics], request)
 
@@ -227,13 +204,13 @@ class Reading:
             "logins": self._callers.logins(),
         }
         if operator.role is not None:
-            program = self._program
+            program, nodes = self._program, self.parts.nodes
             found |= {
                 "kind": program.kind,
                 "version": VERSION,
-                "name": socket.gethostname(),
+                "name": socket.gethostname() if nodes is None else nodes.node,
                 "started_seconds": round(program.clock() - program.started_at, 3),
-                "has": list(program.has),
+                "has": [*program.has, *([] if nodes is None else ["nodes"])],
             }
         return web.json_response(found)
 
@@ -246,63 +223,27 @@ class Reading:
         return {
             "uplinks": [] if operations is None else [as_json(one) for one in operations.uplinks()],
             "problems": await self._problems.get(),
+            **self.parts.missing,
         }
 
     async def _log(self, _: web.Request) -> web.Response:
         return web.json_response({"level": self._program.need().log_level})
 
-    # -- clients ------------------------------------------------------------------------------
+    # -- lists and clients --------------------------------------------------------------------
 
-    async def _list(
-        self, request: web.Request, make: Callable[[Mapping[str, str]], Coroutine[Any, Any, str]]
-    ) -> web.Response:
-        """Answer with a list, which `make` writes by the query, for all who ask the same."""
-        query = dict(request.query)
-        text = await self._lists.get(request.path_qs, lambda: make(query))
-        return web.json_response(text=text)
+    def _listing(self, name: str) -> Handler:
+        async def answer(request: web.Request) -> web.Response:
+            parts, query = self.parts, dict(request.query)
+            if parts.is_cheap(name, query):
+                return web.json_response(text=await parts.text(name, query))
+            text = await self._lists.get(request.path_qs, lambda: parts.text(name, query))
+            return web.json_response(text=text)
 
-    async def _clients(self, request: web.Request) -> web.Response:
-        page = Page(_CLIENTS, request.query)
-        if page.sort != _CLIENTS.key_name or page.search:
-            return await self._list(request, self._write_clients)
-        # By their ids, only those of the page have to be looked at.
-        operations = self._program.need()
-        ids = Page(_CLIENT_IDS, request.query)
-        await _add(ids, operations.client_ids())
-        rows: list[Any] = []
-        for some in _in_turns(ids.rows):
-            rows += [as_json(row) for one in some if (row := operations.row(one)) is not None]
-            await asyncio.sleep(0)
-        return web.json_response(text=ids.text(rows))
-
-    async def _write_clients(self, query: Mapping[str, str]) -> str:
-        page = Page(_CLIENTS, query)
-        await self._add_clients(page)
-        return page.text()
-
-    async def _add_clients(self, page: Page[ClientRow]) -> None:
-        """Show a page all clients; of their rows, only those of the page are kept."""
-        operations, rates, now = self._program.need(), self._rates, self._program.clock()
-        rates.begin(now)
-        for some in _in_turns(operations.client_ids()):
-            rows = filter(None, map(operations.row, some))
-            page.add([rates.with_rate(row, now) for row in rows])
-            await asyncio.sleep(0)
+        return answer
 
     async def _client(self, request: web.Request) -> web.Response:
-        operations = self._program.need()
-        client_id = request.match_info["client_id"]
-        report = operations.report(client_id)
-        if report is None:
-            raise unknown_client(client_id)
-        found = as_json(report)
-        row = operations.row(client_id)
-        found |= {
-            "row": None if row is None else as_json(row),
-            "why": describe(found),
-            "lately": [as_json(one) for one in operations.lately(client_id)],
-        }
-        return web.json_response(found)
+        found = await self.parts.client(request.match_info["client_id"])
+        return web.json_response(found | self.parts.missing)
 
     async def _proxy(self, _: web.Request) -> web.Response:
         state = self._program.need().proxy()
@@ -315,33 +256,6 @@ class Reading:
     async def _bans(self, _: web.Request) -> web.Response:
         bans = [as_json(ban) for ban in self._program.need().bans()]
         return web.json_response({"bans": bans})
-
-    # -- topics -------------------------------------------------------------------------------
-
-    async def _list_topics(self, request: web.Request) -> web.Response:
-        return await self._list(request, self._write_topics)
-
-    async def _write_topics(self, query: Mapping[str, str]) -> str:
-        page = Page(_TOPICS, query)
-        return await _write(page, await self._program.need().topics())
-
-    async def _subscriptions(self, request: web.Request) -> web.Response:
-        return await self._list(request, self._write_subscriptions)
-
-    async def _write_subscriptions(self, query: Mapping[str, str]) -> str:
-        page = Page(_SUBSCRIPTIONS, query)
-        rows = await self._program.need().subscriptions(query.get("client") or None)
-        wanted = query.get("filter")
-        if wanted:
-            rows = [row for row in rows if row.topic_filter == wanted]
-        return await _write(page, rows)
-
-    async def _list_retained(self, request: web.Request) -> web.Response:
-        return await self._list(request, self._write_retained)
-
-    async def _write_retained(self, query: Mapping[str, str]) -> str:
-        page = Page(_RETAINED, query)
-        return await _write(page, await self._program.need().retained(query.get("filter") or "#"))
 
     async def _retained(self, request: web.Request) -> web.Response:
         topic = request.match_info["topic"]
@@ -372,32 +286,6 @@ class Reading:
         return await self.streams.serve(request, self._program.need(), may_watch)
 
 
-_CLIENT_IDS: Final = Form[str](
-    name="clients",
-    key=lambda client_id: client_id,
-    key_name="client_id",
-    sorts=_CLIENTS.sorts,
-    texts=lambda client_id: (client_id,),
-)
-
-
-def _in_turns(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
-    """Yield some rows at a time; others are to have a turn after each."""
-    for start in range(0, len(rows), ROWS_IN_A_TURN):
-        yield rows[start : start + ROWS_IN_A_TURN]
-
-
-async def _add(page: Page[Row], rows: Sequence[Row]) -> None:
-    for some in _in_turns(rows):
-        page.add(some)
-        await asyncio.sleep(0)
-
-
-async def _write(page: Page[Row], rows: Sequence[Row]) -> str:
-    await _add(page, rows)
-    return page.text()
-
-
 async def _written(families: Sequence[Family], request: web.Request) -> web.Response:
     body, content_type = await exposition.write(families, request.headers.get("Accept", ""))
     return web.Response(body=body, headers={"Content-Type": content_type})
@@ -406,15 +294,6 @@ async def _written(families: Sequence[Family], request: web.Request) -> web.Resp
 def _shown(value: object) -> str:
     """Return a value that JSON does not have."""
     return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
-
-
-def unknown_client(client_id: str) -> RequestError:
-    """Return the error of a client that is not there."""
-    return RequestError(
-        f"client: read {show(client_id)}; allowed: a client that has a session, or one of the last "
-        "that have gone",
-        404,
-    )
 
 
 def unknown_topic(topic: str) -> RequestError:

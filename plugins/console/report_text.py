@@ -27,6 +27,7 @@ def describe(client: Report) -> list[str]:
     """
     return [
         _who(client),
+        *_mailbox(client.get("mailbox")),
         *_subscriptions(client["subscriptions"]),
         *_link(client["link"]),
         *_large_messages(client["withholding"]),
@@ -61,6 +62,8 @@ def describe_proxy(state: Report) -> list[str]:
 
 def _who(client: Report) -> str:
     words = "connected" if client["is_connected"] else "not connected"
+    if client.get("node"):
+        words += f", at node {printable(client['node'])}"
     if client["why_away"]:
         words += f" ({printable(client['why_away'])})"
     if client["gone_seconds"] is not None:
@@ -70,6 +73,18 @@ def _who(client: Report) -> str:
     if client["listener"]:
         words += f", listener {printable(client['listener'])}"
     return f"{printable(client['client_id'])}: {words}"
+
+
+def _mailbox(box: Report | None) -> Iterator[str]:
+    """Say what waits outside of the node that has the client."""
+    if box is None:
+        return
+    words = f"{box['messages']:,}, {_bytes(box['bytes'])}"
+    if box["away_seconds"] is not None:
+        words += f"; away for {_seconds(box['away_seconds'])}"
+    if box["expires_seconds"] is not None:
+        words += f", kept for {_seconds(box['expires_seconds'])} more"
+    yield f"mailbox: {words}"
 
 
 def _subscriptions(subscriptions: Report | None) -> Iterator[str]:

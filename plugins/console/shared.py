@@ -55,14 +55,14 @@ class Timed(Generic[T]):
                 step = partial(self._coroutine.throw, error)
 
 
-class Answers:
+class Answers(Generic[T]):
     """Answers by what was asked, each for all who ask the same."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._answers: OrderedDict[str, Shared[str]] = OrderedDict()
+        self._answers: OrderedDict[str, Shared[T]] = OrderedDict()
 
-    def get(self, asked: str, make: Callable[[], Coroutine[Any, Any, str]]) -> Awaitable[str]:
+    def get(self, asked: str, make: Callable[[], Coroutine[Any, Any, T]]) -> Awaitable[T]:
         """Return the answer to what was asked, which `make` finds out."""
         answer = self._answers.get(asked)
         if answer is None:

@@ -1,17 +1,26 @@
-"""The live tail as server-sent events."""
+"""The live tail as server-sent events, of all nodes where there are several.
+
+A node that is watched from another one has a tail open for it as long as that asks for what is new,
+again and again.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable
-from typing import Final
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import web
 
 from penstock.broker.operations_contract import Operations, Tail, TailRecord
 from penstock.plugins.web.service import RequestError
+
+if TYPE_CHECKING:
+    from penstock.plugins.console.parts import Parts
+    from penstock.plugins.web.nodes import Nodes
 
 MOST_STREAMS: Final = 16
 """So many people may watch at a time."""
@@ -26,11 +35,105 @@ RECORDS_AT_ONCE: Final = 100
 """So many records are sent in one round of the loop."""
 
 
+MOST_WAITING: Final = 1_000
+"""So many records of all nodes wait for a client; those after them are lost."""
+
+PAUSE_SECONDS: Final = 0.1
+"""Other nodes are asked for records no more often."""
+
+LOOK_SECONDS: Final = 0.3
+"""So long another node's question waits for what happens."""
+
+FORGOTTEN_SECONDS: Final = 5.0
+"""A tail for another node that has not asked for so long is closed."""
+
+
+class _Watched:
+    """A tail that another node has open here."""
+
+    def __init__(self, tail: Tail) -> None:
+        self.tail = tail
+        self.batches = _batches(tail, LOOK_SECONDS)
+        self.is_asked = asyncio.Lock()
+        self.closing: asyncio.TimerHandle | None = None
+
+
+class _WholeTail:
+    """A tail of all nodes; a `Tail`."""
+
+    def __init__(self, own: Tail, nodes: Nodes, narrowed: Mapping[str, Any]) -> None:
+        self.n_lost = 0
+        self._own = own
+        self._records: asyncio.Queue[TailRecord | None] = asyncio.Queue()
+        self._n_full = 0
+        self._following = asyncio.create_task(self._follow(), name="console tail")
+        watch = self._watch(nodes, secrets.token_hex(8), narrowed)
+        self._watching = asyncio.create_task(watch, name="console tail of nodes")
+
+    def _put(self, record: TailRecord) -> None:
+        if self._records.qsize() < MOST_WAITING:
+            self._records.put_nowait(record)
+        else:
+            self._n_full += 1
+
+    async def _follow(self) -> None:
+        async for record in self._own:
+            self._put(record)
+        self._records.put_nowait(None)
+
+    async def _watch(self, nodes: Nodes, name: str, narrowed: Mapping[str, Any]) -> None:
+        counted: dict[str, int] = {}
+        while True:
+            pause = asyncio.create_task(asyncio.sleep(PAUSE_SECONDS))
+            answers = await nodes.ask(nodes.others, "tail", name, dict(narrowed))
+            for node, answer in answers.items():
+                counted[node] = answer["n_lost"]
+                for record in answer["records"]:
+                    self._put(TailRecord(**record))
+            self.n_lost = self._own.n_lost + self._n_full + sum(counted.values())
+            await pause
+
+    def __aiter__(self) -> AsyncIterator[TailRecord]:
+        return self
+
+    async def __anext__(self) -> TailRecord:
+        record = await self._records.get()
+        if record is None:
+            raise StopAsyncIteration
+        return record
+
+    def close(self) -> None:
+        """Watch nothing more, and end the iterator."""
+        self._watching.cancel()
+        self._own.close()
+
+
 class Streams:
     """The open streams."""
 
-    def __init__(self) -> None:
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
         self._tails: set[Tail] = set()
+        self._watched: dict[str, _Watched] = {}
+
+    async def more(self, name: str, narrowed: Mapping[str, Any]) -> dict[str, Any]:
+        """Answer another node with what has happened here since it has last asked."""
+        one = self._watched.get(name)
+        if one is None:
+            tail = self._parts.need().tail(**narrowed)
+            if tail is None:
+                return {"records": [], "n_lost": 0}
+            one = self._watched[name] = _Watched(tail)
+        if one.closing is not None:
+            one.closing.cancel()
+        loop = asyncio.get_running_loop()
+        one.closing = loop.call_later(FORGOTTEN_SECONDS, self._forget, name)
+        async with one.is_asked:
+            records: list[TailRecord] = await anext(one.batches, [])
+        return {"records": [record._asdict() for record in records], "n_lost": one.tail.n_lost}
+
+    def _forget(self, name: str) -> None:
+        self._watched.pop(name).tail.close()
 
     async def serve(
         self, request: web.Request, operations: Operations, may_watch: Callable[[], bool]
@@ -43,13 +146,16 @@ class Streams:
         if len(self._tails) >= MOST_STREAMS:
             raise RequestError(f"tail: read one more; allowed: {MOST_STREAMS} at a time", 503)
         query = request.query
-        tail = operations.tail(
-            topic_filter=query.get("filter") or None,
-            client_id=query.get("client") or None,
-            address=query.get("address") or None,
-        )
+        narrowed = {
+            "topic_filter": query.get("filter") or None,
+            "client_id": query.get("client") or None,
+            "address": query.get("address") or None,
+        }
+        tail = operations.tail(**narrowed)
         if tail is None:
             raise RequestError("tail: read a program without one; allowed: a broker", 404)
+        if self._parts.nodes is not None:
+            tail = _WholeTail(tail, self._parts.nodes, narrowed)
         self._tails.add(tail)
         try:
             answer = web.StreamResponse(headers={"X-Accel-Buffering": "no"})
@@ -69,7 +175,7 @@ class Streams:
         self, answer: web.StreamResponse, tail: Tail, may_watch: Callable[[], bool]
     ) -> None:
         n_lost = 0
-        async for records in _batches(tail):
+        async for records in _batches(tail, HEARTBEAT_SECONDS):
             if not may_watch():
                 break
             pieces = [_event("record", record._asdict()) for record in records]
@@ -85,16 +191,20 @@ class Streams:
         """End all streams."""
         for tail in list(self._tails):
             tail.close()
+        for one in self._watched.values():
+            one.tail.close()
+            if one.closing is not None:
+                one.closing.cancel()
 
 
-async def _batches(tail: Tail) -> AsyncIterator[list[TailRecord]]:
-    """Yield the records that are there, together; none where nothing happens for long."""
+async def _batches(tail: Tail, longest_seconds: float) -> AsyncGenerator[list[TailRecord], None]:
+    """Yield the records that are there, together; none where nothing happens for so long."""
     records = aiter(tail)
     following: asyncio.Task[TailRecord | None] | None = None
     try:
         while True:
             batch: list[TailRecord] = []
-            patience = HEARTBEAT_SECONDS
+            patience = longest_seconds
             while len(batch) < RECORDS_AT_ONCE:
                 if following is None:
                     following = asyncio.create_task(_next(records), name="console tail")

@@ -281,6 +281,7 @@ PLUGIN_ADAPTERS: Final = frozenset(
         "plugins.cluster.retained",
         "plugins.cluster.shared",
         "plugins.console.api",
+        "plugins.console.parts",  # clients of the broker's own process are left out of a list
         "plugins.memory.spill",
         "plugins.memory.store",
         "plugins.probing.sampler",
@@ -300,6 +301,7 @@ PLUGIN_ADAPTERS: Final = frozenset(
 PLUGIN_IO: Final = PLUGIN_ADAPTERS | {
     "plugins.cluster.__main__",
     "plugins.cluster.announcer",
+    "plugins.cluster.asks",
     "plugins.cluster.engine",
     "plugins.cluster.figures",
     "plugins.cluster.mail_engine",
@@ -307,6 +309,7 @@ PLUGIN_IO: Final = PLUGIN_ADAPTERS | {
     "plugins.cluster.members",
     "plugins.cluster.notes",
     "plugins.cluster.policy_digests",
+    "plugins.cluster.told_figures",
     "plugins.access.__main__",
     "plugins.access.passwd",
     "plugins.access.fair_queue",

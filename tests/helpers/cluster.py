@@ -56,6 +56,7 @@ class Cluster:
 
     Attributes:
         section: the keys under `cluster`, without `node`.
+        plugins: further plugins of brokers that are started.
     """
 
     def __init__(
@@ -80,14 +81,14 @@ class Cluster:
             "redis": {"prefix": f"test-{uuid.uuid4().hex}", **redis},
         }
         self._folder = folder
-        self._plugins = plugins or {}
+        self.plugins: Mapping[str, Any] = plugins or {}
         self._keys = keys
         self._nodes: dict[str, BrokerProcess] = {}
 
     def policy(self, name: str) -> dict[str, Any]:
         """Return the policy of a broker."""
         section = self.section | {"node": name}
-        return anonymous_policy(self._plugins, cluster=section, **self._keys)
+        return anonymous_policy(self.plugins, cluster=section, **self._keys)
 
     def start(self, *names: str) -> None:
         """Start brokers, or start them again; return when they serve."""

@@ -54,6 +54,7 @@ COLUMNS: Final = (
     Column("BYTES", "queued_bytes", size),
     Column("DELIVERED", "delivered", count),
     Column("DROPPED", "dropped", count),
+    Column("NODE", "node"),
 )
 
 _BANS: Final = (

@@ -27,6 +27,7 @@ _TOPICS: Final = (
     Column("MESSAGES", "messages", count),
     Column("BYTES", "bytes", size),
     Column("OLDEST", "oldest_seconds", duration),
+    Column("NODE", "node"),
 )
 _SUBSCRIPTIONS: Final = (
     Column("CLIENT", "client_id"),

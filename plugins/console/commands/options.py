@@ -15,6 +15,7 @@ from penstock.plugins.console.commands.asking import (
     read_token,
 )
 from penstock.plugins.web.contexts import ApiOptions, Context, chosen_context
+from penstock.plugins.web.terminal_escape import printable
 from penstock.plugins.web.text_table import Column, lines
 
 Limit: TypeAlias = Annotated[
@@ -57,6 +58,9 @@ class ConsoleOptions(ApiOptions):
             raise console.other() from error
         if text:
             typer.echo(text)
+        if isinstance(answer, dict) and answer.get("missing"):
+            names = ", ".join(map(printable, answer["missing"]))
+            typer.echo(f"not shown: what is at nodes that do not answer: {names}", err=True)
 
     def change(
         self,
@@ -81,7 +85,13 @@ class ConsoleOptions(ApiOptions):
         console = self.console()
         answer = console.rows(name, limit, **query)
         rows = answer[name]
-        self.show(console, answer, lambda: lines(columns, rows))
+        self.show(console, answer, lambda: lines(_needed(columns, rows), rows))
         if answer["next"] is not None:
             told = f"{len(rows):,} of {answer['total']:,} are shown; the others: --limit, --search"
             typer.echo(told, err=True)
+
+
+def _needed(columns: Sequence[Column], rows: Sequence[Mapping[str, Any]]) -> Sequence[Column]:
+    """Return columns without that of nodes, where no row is of one."""
+    has_nodes = any(row.get("node") for row in rows)
+    return [column for column in columns if has_nodes or column.key != "node"]

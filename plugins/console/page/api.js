@@ -15,6 +15,9 @@ export class Unreachable extends Error {}
 /** Who one is: the answer of /api/me, and when the program was started, on the page's own clock. */
 export let me = null;
 
+/** The nodes that have not answered the one that is asked; those of a program that is alone are none. */
+export let missing = [];
+
 const PATIENCE_MILLISECONDS = 15_000;
 
 /** Returns the path of an API resource; parts between slashes are escaped. */
@@ -66,6 +69,7 @@ export async function call(method, target, body, signal) {
   }
   if (!response.ok)
     throw new Refused(response.status, { error: `${response.status} ${response.statusText}`, ...answer });
+  missing = answer.missing ?? missing;
   return answer;
 }
 

@@ -6,9 +6,9 @@
 // sources are asked in turn while the tab is seen, one every two seconds at most, and less often the
 // longer the server needs: looking must not cost it more than a fiftieth of its time.
 
-import { logIn, logOut, me, meet, Refused, Unreachable } from "./api.js";
+import { logIn, logOut, me, meet, missing, Refused, Unreachable } from "./api.js";
 import { client, clients } from "./clients.js";
-import { el, field, notice, panel, setText } from "./dom.js";
+import { el, field, notice, panel, setText, shown } from "./dom.js";
 import { clock, seconds } from "./format.js";
 import { retained, retainedMessage, subscriptions, topics, uplinks, upstreams } from "./lists.js";
 import { overview } from "./overview.js";
@@ -105,7 +105,7 @@ function show() {
   const found = VIEWS.find(([where]) => where === name);
   const make = found?.[one === undefined ? 3 : 4];
   const page = makePage();
-  const view = make && has(found[2]) ? make(page, one) : missing(found?.[1] ?? way);
+  const view = make && has(found[2]) ? make(page, one) : nothing(found?.[1] ?? way);
   present(view, page, way);
   for (const item of $("views").querySelectorAll("a")) {
     if (found && item.dataset.view === found[0]) item.setAttribute("aria-current", "page");
@@ -113,7 +113,7 @@ function show() {
   }
 }
 
-function missing(name) {
+function nothing(name) {
   return {
     node: [
       panel(
@@ -185,7 +185,8 @@ async function follow(shown, signal) {
       if (signal.aborted) return;
       answered();
       refused.delete(n % sources.length);
-      wait = Math.max(wait, (performance.now() - began) * SHARE);
+      // A node that does not answer costs the server nothing but this time.
+      if (!missing.length) wait = Math.max(wait, (performance.now() - began) * SHARE);
     } catch (error) {
       if (signal.aborted) return;
       if (error instanceof Unreachable) silent();
@@ -215,13 +216,19 @@ function tell(words, tone = "") {
   state.replaceChildren(el("span", tone ? words : el("span.tone.ok", words)));
 }
 
+function live() {
+  if (!missing.length) return tell("Live");
+  const names = missing.map((node) => shown(node, 80)).join(", ");
+  tell(`Live, without what is at nodes that do not answer: ${names}.`, "warn");
+}
+
 function silent() {
   silentSince ??= Date.now() / 1000;
   tell(`The broker does not answer since ${clock(silentSince)}. Trying again every 2 s; what is shown is old.`, "bad");
 }
 
 function answered() {
-  if (silentSince === null) return tell("Live");
+  if (silentSince === null) return live();
   silentSince = null;
   start();
 }
@@ -245,7 +252,7 @@ async function start(
     }
   }
   silentSince = null;
-  tell("Live");
+  live();
   if (before?.version && me.version && before.version !== me.version) return location.reload();
   if (me.startedAt > before?.startedAt + CLOCKS_SECONDS)
     notice(`The broker has restarted ${seconds(me.started_seconds)} ago.`);

@@ -11,7 +11,7 @@ export function topics(page) {
     title: "Topics that fill queues",
     about: "What waits in the broker's memory, by topic and size. Most bytes first.",
     list: "topics",
-    key: (r) => `${r.size} ${r.topic}`,
+    key: (r) => `${r.size} ${r.topic} ${r.node}`,
     search: ["search", "Search", "a part of the topic"],
     sort: "bytes",
     ascending: ["topic"],
@@ -22,6 +22,7 @@ export function topics(page) {
       number("Messages", (r) => count(r.messages), { sort: "messages" }),
       number("Bytes", (r) => bytes(r.bytes), { sort: "bytes" }),
       number("Oldest", (r) => seconds(r.oldest_seconds), { sort: "oldest_seconds" }),
+      ...(page.has("nodes") ? [text("Node", (r) => shown(r.node, 40))] : []),
     ],
   });
 }

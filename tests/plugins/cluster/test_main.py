@@ -63,10 +63,12 @@ def test_status_shows_who_lives_and_what_waits(
     joined(prefix, "a", "gone")
     assert main(["status", "-c", policy]) == 0
     title, one, other, told = capsys.readouterr().out.splitlines()
-    assert title.split() == ["node", "state", "version", "since", "host", "filters", "inbox"]
+    assert title.split() == [
+        *("node", "state", "version", "since", "host", "clients", "filters", "inbox", "console"),
+    ]
     assert one.split()[:3] == ["a", "lives", "1.2"]
     assert other.split()[:2] == ["gone", "silent"]
-    assert other.split()[-3:] == ["2", "5", "B"]
+    assert other.split()[-5:] == ["-", "2", "5", "B", "-"]
     assert "differ" in told
     assert main(["status", "-c", policy, "--json"]) == 0
     assert [row["state"] for row in json.loads(capsys.readouterr().out)] == ["lives", "silent"]

@@ -81,6 +81,34 @@ def test_a_page_of_long_names_ends_early(sort: str) -> None:
     assert found == [row.name for row in rows]
 
 
+@pytest.mark.parametrize("sort", ["name", "rtt"])
+@pytest.mark.parametrize("order", ["asc", "desc"])
+@pytest.mark.parametrize(("limit", "n_characters"), [(1, 1), (3, 1), (20, 1), (20, 60_000)])
+def test_pages_of_several_programs_are_one_list(
+    sort: str, order: str, limit: int, n_characters: int
+) -> None:
+    """Page by page each row comes once and in its order, also where one has ended early."""
+    rows = [
+        Row(f"{number:02}" + "x" * n_characters, None if number % 5 == 0 else number % 3)
+        for number in range(15)
+    ]
+    parts = [rows[::2], rows[1::4], rows[3::4], []]
+    query: dict[str, str] = {"sort": sort, "order": order, "limit": str(limit), "after": ""}
+    found: list[str] = []
+    while query["after"] is not None:
+        one, *others = [Page(FORM, query) for _ in parts]
+        for page, part in zip([one, *others], parts, strict=True):
+            page.add(part)
+        for page in others:
+            one.join(page.rows, page.total, page.n_behind)
+        answer = json.loads(one.text())
+        assert answer["total"] == len(rows)
+        found += names(answer)
+        query["after"] = answer["next"]
+    expected = ask(f"sort={sort}&order={order}", [row._replace(name=row.name[:2]) for row in rows])
+    assert [name[:2] for name in found] == names(expected)
+
+
 @pytest.mark.parametrize(
     ("query", "told"),
     [
