@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import http.client
 import os
 import signal
 import socket
@@ -207,6 +208,48 @@ async def test_a_reload_by_the_command_has_one_account(tmp_path: Path) -> None:
         assert done.status == 2
         assert done.err.count("limits.maximum_packet_size") == 1
         assert await limits(workers) == [12_345] * 2
+
+
+def figures(workers: Workers) -> dict[str, float]:
+    """Return what the console tells Prometheus, by names with their labels."""
+    address = workers.broker.console_url.removeprefix("http://")
+    connection = http.client.HTTPConnection(address)
+    with contextlib.closing(connection):
+        connection.request("GET", "/metrics")
+        text = connection.getresponse().read().decode()
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
+
+
+async def test_the_figures_of_all_workers_are_one(tmp_path: Path) -> None:
+    """Those of a process say whose they are; what was counted by one that died is not lost."""
+    connected, sent = "penstock_clients_connected", "penstock_received_messages_total"
+    with running_workers(tmp_path, plugins={"console": {"http": "127.0.0.1:0"}}) as workers:
+        async with await workers.at(1, "x") as client, await workers.at(2, "y") as other:
+            for one in (client, other):
+                await one.send(Publish("t", b"x", 1, packet_id=1))
+                await one.receive()
+
+            def all_is_there() -> bool:
+                found = figures(workers)
+                return found[connected] == 2 and found[sent] >= 2
+
+            await asyncio.to_thread(until, all_is_there, "the sum")
+            found = await asyncio.to_thread(figures, workers)
+            for name in ("penstock_memory_process_bytes", "process_open_fds"):
+                assert [f'{name}{{worker="box-{n}"}}' in found for n in (1, 2)] == [True] * 2
+                assert name not in found
+            url = ["--url", workers.broker.console_url]
+            why = await asyncio.to_thread(penstock, "why", "y", *url)
+            assert why.out.startswith("y: connected, at node box-2")
+            os.kill(workers.pids()[2], signal.SIGKILL)
+
+            def one_has_gone() -> bool:
+                found = figures(workers)
+                assert found[sent] >= 2
+                return found[connected] == 1
+
+            await asyncio.to_thread(until, one_has_gone, "the rest")
 
 
 def ports_of(workers: Workers) -> dict[int, set[int]]:
