@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from penstock.broker.errors import PenstockError
 from penstock.plugins.redis.errors import StorageError
-from penstock.plugins.web.nodes import Box, Mailbox, Nodes, Part
+from penstock.plugins.web.nodes import Mailbox as FoundMailbox
+from penstock.plugins.web.nodes import Nodes, Part
 from penstock.plugins.web.service import RequestError
 
 if TYPE_CHECKING:
     from penstock.plugins.cluster.engine import ClusterEngine
+    from penstock.plugins.cluster.mail_routes import Mailbox
     from penstock.plugins.cluster.notes import Notes
 
 QUESTION: Final = "question"
@@ -41,7 +43,7 @@ class Asks(Nodes):
         notes: carries questions and answers.
         infos: what each other node tells of itself, as JSON.
         machine: what nodes have in common whose metrics are shown together.
-        boxes: the mailboxes of clients.
+        kept: the mailboxes of clients.
         end_kept: ends a session whose client is away.
         logger: gets faults.
 
@@ -55,12 +57,12 @@ class Asks(Nodes):
         notes: Notes,
         infos: Mapping[str, str],
         machine: str,
-        boxes: Mapping[str, Box],
+        kept: Mapping[str, Mailbox],
         end_kept: Callable[[str], Awaitable[None]],
         logger: Logger,
     ) -> None:
         self.node = engine.node
-        self.boxes = boxes
+        self.kept = kept
         self.url = ""
         self._engine = engine
         self._notes = notes
@@ -146,7 +148,7 @@ class Asks(Nodes):
 
     # -- clients -----------------------------------------------------------------------------------
 
-    async def find(self, client_id: str) -> tuple[str, Mailbox | None]:
+    async def find(self, client_id: str) -> tuple[str, FoundMailbox | None]:
         """Return which node has a client, and its mailbox; see `Nodes`."""
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
@@ -155,6 +157,9 @@ class Asks(Nodes):
             raise RequestError(
                 f"client: the engine does not say which node has it: {error}", 503
             ) from error
+        known = self.kept.get(client_id)
+        if box is not None and known is not None:
+            box = box._replace(filters=list(known.filters))
         return "" if owner is None else owner.node, box
 
     async def end_away(self, client_id: str) -> None:

@@ -52,7 +52,7 @@ class Page(Generic[Row]):
         search: in lower case; "" for all rows.
         total: rows that match.
         n_behind: those of them behind `after`.
-        n_boxes: those of all whose client has a mailbox, for who knows of any to fill in.
+        n_kept: those of all whose session outlives its connection, for who knows it to fill in.
 
     Raises:
         RequestError: a wrong query.
@@ -74,7 +74,7 @@ class Page(Generic[Row]):
         self._after = self._read_after(query.get("after", ""))
         self._picked: list[tuple[bool, float, str, Row]] = []
         self._end: _Place | None = None
-        self.n_behind = self.total = self.n_boxes = 0
+        self.n_behind = self.total = self.n_kept = 0
 
     def _read_after(self, token: str) -> _Place | None:
         if not token:

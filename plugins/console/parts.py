@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from inspect import isawaitable
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from penstock.broker.client_report import (
     ClientReport,
@@ -41,12 +41,15 @@ from penstock.plugins.console.shared import Answers
 from penstock.plugins.web.service import RequestError, show
 
 if TYPE_CHECKING:
-    from penstock.plugins.web.nodes import Box, Mailbox, Nodes
+    from penstock.plugins.web.nodes import Mailbox, Nodes
 
 Row = TypeVar("Row")
 
 ROWS_IN_A_TURN: Final = 100
 """So many rows are looked at before other tasks run: a millisecond."""
+
+MOST_CHEAP: Final = 1_000
+"""With more sessions that outlive their connection, each list is made for all who ask."""
 
 ACTS: Final = ("disconnect", "release_held", "drop_held", "end_session", "ban", "unban")
 """What a node does when another one asks for it: methods of its operations."""
@@ -94,31 +97,17 @@ _RETAINED: Final = Form[RetainedRow](
     texts=lambda row: (row.topic, row.publisher),
 )
 
-
 _AWAY: Final = ClientRow._make(("", None, "", "", "", False, None, None, *[0] * 7, None, ""))
 """The row of a session that no node has, without its client and what waits for it."""
 
 
-class _List(NamedTuple):
-    """A list that all nodes have a part of, or each has all of.
-
-    Attributes:
-        form: what it can be asked for.
-        row: makes a row of what JSON has.
-        is_everywhere: whether each node has all of it.
-    """
-
-    form: Form[Any]
-    row: Callable[..., Any]
-    is_everywhere: bool = False
-
-
-LISTS: Final = {
-    "clients": _List(_CLIENTS, ClientRow),
-    "topics": _List(_TOPICS, TopicRow),
-    "subscriptions": _List(_SUBSCRIPTIONS, SubscriptionRow),
-    "retained": _List(_RETAINED, RetainedRow, is_everywhere=True),
+LISTS: Final[Mapping[str, tuple[Form[Any], Callable[..., Any]]]] = {
+    "clients": (_CLIENTS, ClientRow),
+    "topics": (_TOPICS, TopicRow),
+    "subscriptions": (_SUBSCRIPTIONS, SubscriptionRow),
+    "retained": (_RETAINED, RetainedRow),
 }
+"""What each list can be asked for, and what makes a row of JSON."""
 
 
 class Parts:
@@ -170,9 +159,10 @@ class Parts:
         Raises:
             RequestError: a wrong query.
         """
-        page = Page(LISTS[name].form, query)
+        page: Page[Any] = Page(LISTS[name][0], query)
         # Of clients by their ids, only those of the page have to be looked at.
-        return name == "clients" and page.sort == _CLIENTS.key_name and not page.search
+        by_id = name == "clients" and page.sort == _CLIENTS.key_name and not page.search
+        return by_id and len(self._kept) <= MOST_CHEAP
 
     async def text(self, name: str, query: Mapping[str, str]) -> str:
         """Return a page of a list of all nodes, as JSON.
@@ -180,30 +170,28 @@ class Parts:
         Raises:
             RequestError: a wrong query.
         """
-        nodes, kind = self.nodes, LISTS[name]
-        if nodes is None or kind.is_everywhere:
+        nodes = self.nodes
+        if nodes is None or name == "retained":  # which each node has
             return (await self.page(name, query)).text()
         page: Page[Any]
         answers: dict[str, Any]
         asking = nodes.ask(nodes.others, "list", name, dict(query))
         page, answers = await asyncio.gather(self.page(name, query), asking)
         for answer in answers.values():
-            rows = [kind.row(**row) for row in answer["rows"]]
+            rows = [LISTS[name][1](*row) for row in answer["rows"]]
             page.join(rows, answer["total"], answer["n_behind"])
+        shown = None
         if name == "clients":
-            return page.text(
-                await self._with_away(nodes, page, list(answers.values())), **self.missing
-            )
-        return page.text(**self.missing)
+            shown = await self._with_away(nodes, page, list(answers.values()))
+        return page.text(shown, **self.missing)
 
     async def own_list(self, name: str, query: Mapping[str, str]) -> dict[str, Any]:
         """Answer another node with a page of this one."""
 
         async def make() -> dict[str, Any]:
             page = await self.page(name, query)
-            rows = [as_json(row) for row in page.rows]
-            counts = {"total": page.total, "n_behind": page.n_behind, "n_boxes": page.n_boxes}
-            return {"rows": rows, **counts}
+            counts = {"total": page.total, "n_behind": page.n_behind, "n_kept": page.n_kept}
+            return {"rows": page.rows, **counts}
 
         if self.is_cheap(name, query):
             return await make()
@@ -215,7 +203,7 @@ class Parts:
         Raises:
             RequestError: a wrong query.
         """
-        page: Page[Any] = Page(LISTS[name].form, query)
+        page: Page[Any] = Page(LISTS[name][0], query)
         operations = self.need()
         if name == "clients":
             await self._add_clients(page, query)
@@ -234,6 +222,10 @@ class Parts:
     def _node(self) -> str:
         return "" if self.nodes is None else self.nodes.node
 
+    @property
+    def _kept(self) -> Collection[str]:
+        return () if self.nodes is None else self.nodes.kept
+
     def _client_ids(self) -> list[str]:
         found = self.need().client_ids()
         if self.nodes is None:
@@ -242,12 +234,11 @@ class Parts:
 
     async def _add_clients(self, page: Page[ClientRow], query: Mapping[str, str]) -> None:
         """Show a page all clients; of their rows, only those of the page are kept."""
-        rates, now = self._rates, self._clock()
-        boxes: Mapping[str, Box] = {} if self.nodes is None else self.nodes.boxes
+        rates, now, kept = self._rates, self._clock(), self._kept
         if self.is_cheap("clients", query):
             ids = Page(_CLIENT_IDS, query)
             for some in in_turns(self._client_ids()):
-                page.n_boxes += sum(map(boxes.__contains__, ids.add(some)))
+                page.n_kept += sum(one in kept for one in ids.add(some))
                 await asyncio.sleep(0)
             for some in in_turns(ids.rows):
                 page.add([row._replace(node=self._node) for row in self._rows(some)])
@@ -257,7 +248,7 @@ class Parts:
         rates.begin(now)
         for some in in_turns(self._client_ids()):
             rows = [rates.with_rate(row, now)._replace(node=self._node) for row in self._rows(some)]
-            page.n_boxes += sum(row.client_id in boxes for row in page.add(rows))
+            page.n_kept += sum(row.client_id in kept for row in page.add(rows))
             await asyncio.sleep(0)
 
     def _rows(self, client_ids: Sequence[str]) -> Iterator[ClientRow]:
@@ -267,13 +258,14 @@ class Parts:
         self, nodes: Nodes, page: Page[ClientRow], answers: Sequence[dict[str, Any]]
     ) -> list[Any]:
         """Add sessions that no node has to a page of all others; return its rows for JSON."""
-        boxes, here = nodes.boxes, set(self._client_ids())
-        there = {row["client_id"] for answer in answers for row in answer["rows"]}
-        elsewhere = there.intersection(boxes)
-        for some in in_turns([one for one in boxes if one not in here and one not in there]):
-            page.add([_AWAY._replace(client_id=one) for one in some])
+        there = {row[0] for answer in answers for row in answer["rows"]}
+        known = there.union(self._client_ids())
+        for some in in_turns(list(nodes.kept)):
+            page.add([_AWAY._replace(client_id=one) for one in some if one not in known])
             await asyncio.sleep(0)
-        page.total -= sum(answer["n_boxes"] for answer in answers) - len(elsewhere)
+        # Those of other nodes that are on no page of theirs were taken for away.
+        page.total -= sum(answer["n_kept"] for answer in answers)
+        page.total += len(there.intersection(nodes.kept))
         away = [row.client_id for row in page.rows if not row.node]
         looks = await asyncio.gather(*map(nodes.find, away), return_exceptions=True)
         found = dict(zip(away, looks, strict=True))
@@ -332,13 +324,14 @@ class Parts:
         if not is_here and node not in ("", nodes.node):
             found = await nodes.ask_one(node, "client", client_id) or own
         elif not is_here and box is not None:
-            found = _away(client_id, box, nodes.boxes.get(client_id))
+            found = _away(client_id, box)
         elif not is_here:
             answers = (await nodes.ask(nodes.others, "client", client_id)).values()
             gone = [one for one in (own, *answers) if one is not None]
             found = min(gone, key=lambda one: one["gone_seconds"] or 0, default=None)
         if found is not None and box is not None:
             found["mailbox"] = box._asdict()
+            del found["mailbox"]["filters"]
         return found
 
     # -- what is done -------------------------------------------------------------------------
@@ -430,9 +423,8 @@ def _only_rises(metric: Metric) -> bool:
     return metric.across == "sum" and metric.type in ("counter", "histogram")
 
 
-def _away(client_id: str, box: Mailbox, known: Box | None) -> dict[str, Any]:
+def _away(client_id: str, box: Mailbox) -> dict[str, Any]:
     """Return what is known of a session that no node has."""
-    filters = [] if known is None else list(known.filters)
     report = ClientReport(
         client_id,
         is_connected=False,
@@ -440,7 +432,7 @@ def _away(client_id: str, box: Mailbox, known: Box | None) -> dict[str, Any]:
         username=None,
         listener="",
         why_away="",
-        subscriptions=SubscriptionFigures(len(filters), 0, 0, first_filters(filters)),
+        subscriptions=SubscriptionFigures(len(box.filters), 0, 0, first_filters(box.filters)),
         link=LinkFigures(None, "", 0, None, None, None, 0, None, 0, None, is_connected=False),
         withholding=WithholdingFigures(0, 0, 0, None, None, [], None, None),
         ledger=LedgerFigures(

@@ -89,7 +89,7 @@ class _WholeTail:
             for node, answer in answers.items():
                 counted[node] = answer["n_lost"]
                 for record in answer["records"]:
-                    self._put(TailRecord(**record))
+                    self._put(TailRecord(*record))
             self.n_lost = self._own.n_lost + self._n_full + sum(counted.values())
             await pause
 
@@ -130,7 +130,7 @@ class Streams:
         one.closing = loop.call_later(FORGOTTEN_SECONDS, self._forget, name)
         async with one.is_asked:
             records: list[TailRecord] = await anext(one.batches, [])
-        return {"records": [record._asdict() for record in records], "n_lost": one.tail.n_lost}
+        return {"records": records, "n_lost": one.tail.n_lost}
 
     def _forget(self, name: str) -> None:
         self._watched.pop(name).tail.close()

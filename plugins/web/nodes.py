@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 Part: TypeAlias = Callable[..., Awaitable[Any]]
 """Answers a question of another node: arguments and answer are what JSON has."""
-
-
-class Box(Protocol):
-    """What each node knows of a client's mailbox.
-
-    Attributes:
-        filters: the topic filters of the session.
-    """
-
-    filters: dict[str, str]
 
 
 class Mailbox(NamedTuple):
@@ -27,12 +17,14 @@ class Mailbox(NamedTuple):
         bytes: of them.
         away_seconds: since when its client has no connection; None while it has one.
         expires_seconds: until the session ends; None where it does not.
+        filters: its topic filters.
     """
 
     messages: int
     bytes: int
     away_seconds: float | None
     expires_seconds: float | None
+    filters: Sequence[str] = ()
 
 
 class Nodes(Protocol):
@@ -40,11 +32,11 @@ class Nodes(Protocol):
 
     Attributes:
         node: name of this one.
-        boxes: the mailboxes of clients, connected or not.
+        kept: clients whose sessions outlive their connection, at whichever node or away.
     """
 
     node: str
-    boxes: Mapping[str, Box]
+    kept: Collection[str]
 
     def serve(self, parts: Mapping[str, Part], url: str, joined: Part) -> None:
         """Answer other nodes from now on.
