@@ -72,6 +72,22 @@ class ServerOptions(ApiOptions):
         """Print what was done, in words or as JSON."""
         typer.echo(json.dumps(answer) if self.as_json else words)
 
+    def show(self, answer: object, text_lines: Callable[[], list[str]]) -> None:
+        """Print an answer.
+
+        Raises:
+            CommandError: it is not what a queue answers.
+        """
+        if self.as_json:
+            typer.echo(json.dumps(answer, indent=1))
+            return
+        try:
+            text = "\n".join(text_lines())
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            told = "something else answers there; allowed: Penstock's queue API"
+            raise CommandError(told) from error
+        typer.echo(text)
+
     def ask(self, work: Callable[[QueueClient], T]) -> T:
         """Run `work` with a client of the queues.
 
@@ -197,7 +213,7 @@ def stats(
         return client.queues() if queue is None else [client.queue(queue)]
 
     found = server.ask(work)
-    _print(found, lambda: stats_lines(found), as_json=server.as_json)
+    server.show(found, lambda: stats_lines(found))
 
 
 @app.command()
@@ -214,7 +230,7 @@ def peek(
 ) -> None:
     """Show waiting messages without receiving them."""
     found = server.ask(lambda client: client.peek(queue, group=group, max_messages=max_messages))
-    _print(found, lambda: peek_lines(found), as_json=server.as_json)
+    server.show(found, lambda: peek_lines(found))
 
 
 @app.command()
@@ -447,19 +463,3 @@ def _read_start(text: str) -> str | float:
             "or seconds since 1970"
         ) from None
     return time.timestamp()
-
-
-def _print(answer: object, lines: Callable[[], list[str]], *, as_json: bool) -> None:
-    """Print an answer.
-
-    Raises:
-        CommandError: it is not what a queue answers.
-    """
-    if as_json:
-        typer.echo(json.dumps(answer, indent=1))
-        return
-    try:
-        shown = lines()
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise CommandError("something else answers there; allowed: Penstock's queue API") from error
-    typer.echo("\n".join(shown))

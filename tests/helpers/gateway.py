@@ -73,11 +73,12 @@ def held(client: QueueClient, queue: str = "telemetry") -> int:
     return sum(following - first for first, following in ranges(client, queue).values())
 
 
-def stored_payloads(client: QueueClient, queue: str) -> list[bytes]:
+def stored_payloads(url: str, queue: str) -> list[bytes]:
     """Return every payload in a queue, read over HTTP as a back end does."""
     payloads: list[bytes] = []
-    for number, (earliest, behind) in ranges(client, queue).items():
-        batch = client.read_range(queue, number, earliest, behind)
-        assert batch.offset == list(range(earliest, behind))
-        payloads += batch.payload
+    with contextlib.closing(QueueClient(url)) as client:
+        for number, (earliest, behind) in ranges(client, queue).items():
+            batch = client.read_range(queue, number, earliest, behind)
+            assert batch.offset == list(range(earliest, behind))
+            payloads += batch.payload
     return payloads

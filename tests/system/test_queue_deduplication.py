@@ -11,7 +11,7 @@ import pytest
 from penstock.broker.mqtt.packets import PubAck, PubComp, Publish, PubRec, PubRel
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.plugins.queue.client import QueueClient
-from tests.helpers import gateway
+from tests.helpers.gateway import stored_payloads
 from tests.helpers.process import BrokerProcess, anonymous_policy, running_broker
 from tests.helpers.wire import WireClient, connected
 
@@ -28,10 +28,7 @@ def policy(*, persistence: bool = False, **keys_of_queue: Any) -> dict[str, Any]
 
 def stored(broker: BrokerProcess) -> list[bytes]:
     """Return every payload in the queue."""
-    client = QueueClient(broker.queue_url)
-    payloads = gateway.stored_payloads(client, QUEUE)
-    client.close()
-    return sorted(payloads)
+    return sorted(stored_payloads(broker.queue_url, QUEUE))
 
 
 async def publisher(broker: BrokerProcess, version: int) -> WireClient:

@@ -13,7 +13,7 @@ import pytest
 
 from penstock.broker.mqtt.packets import PubAck, Publish, PubRec
 from penstock.plugins.queue.client import NotStoredError, QueueClient, UnavailableError
-from tests.helpers import gateway
+from tests.helpers.gateway import stored_payloads
 from tests.helpers.process import (
     SECONDS,
     BrokerProcess,
@@ -41,14 +41,6 @@ def queue_policy(port: int = 0) -> dict[str, Any]:
     return policy
 
 
-def stored_payloads(broker: BrokerProcess) -> list[bytes]:
-    """Return every payload in the queue, read over HTTP as a back end does."""
-    client = QueueClient(broker.queue_url)
-    payloads = gateway.stored_payloads(client, QUEUE)
-    client.close()
-    return payloads
-
-
 # -- a queue that cannot write ----------------------------------------------------------------
 
 PAYLOAD_BYTES = 20_000
@@ -61,7 +53,7 @@ def numbered(number: int) -> bytes:
 
 def stored_numbers(broker: BrokerProcess) -> list[int]:
     """Return which of the numbered payloads are in the queue, in ascending order."""
-    return sorted(int(payload.split()[0]) for payload in stored_payloads(broker))
+    return sorted(int(payload.split()[0]) for payload in stored_payloads(broker.queue_url, QUEUE))
 
 
 async def test_full_disk_refuses_mqtt_5_publishers(tmp_path: Path) -> None:

@@ -158,7 +158,7 @@ def test_nothing_acknowledged_is_lost_when_the_process_is_killed(tmp_path: Path)
             for thread in threads:
                 thread.join()
     with running_gateway(tmp_path) as (_, url):
-        stored = stored_payloads(QueueClient(url), "log")
+        stored = stored_payloads(url, "log")
     assert len(acknowledged) >= 300
     assert set(acknowledged) <= set(stored)
     assert len(set(stored)) == len(stored)

@@ -19,19 +19,7 @@ from penstock.plugins.queue.engines.contract import (
     UnknownQueueError,
 )
 from tests.plugins.queue.engines.contract.harness import LEASE, OFFSETS, Running, until
-from tests.plugins.queue.running import LOGGER
-
-
-class LostPayload:
-    """A payload whose store cannot read it back."""
-
-    def __len__(self) -> int:
-        return 4
-
-    def read(self) -> bytes:
-        """Fail as a broken disk does."""
-        raise OSError("gone")
-
+from tests.plugins.queue.running import LOGGER, LostPayload
 
 LOST: Any = LostPayload()
 
