@@ -181,39 +181,28 @@ def test_links_are_compared(
     assert all(str(table) in told for table in tables.values())
 
 
-def test_plan_runs_the_dequeue_strategies(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("words", "heading"),
+    [
+        ("dequeue --seeds 1 --seconds 1 --rates 50", "| figure 9: messages/s | lambda 50 |"),
+        (
+            "patterns --replications 2 --messages 1000",
+            "| figure | reported | simulated | deviation | closed form | verdict |",
+        ),
+        (
+            "visibility --replications 2 --seconds 1",
+            "| figure 11: delivery time, s | n1 = n2 = 4 |",
+        ),
+    ],
+)
+def test_plan_gives_the_figures_of_a_paper(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: str, heading: str
 ) -> None:
-    """``penstock plan dequeue`` gives paper 000's figures and what holds of its claims."""
+    """With their numbers and claims: papers 000, 003 and 004."""
     file = tmp_path / "figures.json"
-    words = ["--seeds", "1", "--seconds", "1", "--rates", "50", "--figures", str(file)]
-    assert main(["dequeue", *words]) == 0
+    assert main([*words.split(), "--figures", str(file)]) == 0
     told = capsys.readouterr().out
-    assert "| figure 9: messages/s | lambda 50 |" in told
-    _, tables = read_figure_file(file)
-    assert all(str(table) in told for table in tables.values())
-
-
-def test_plan_runs_the_patterns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """``penstock plan patterns`` gives paper 003's figures, numbers and claims."""
-    file = tmp_path / "figures.json"
-    words = ["--replications", "2", "--messages", "1000", "--figures", str(file)]
-    assert main(["patterns", *words]) == 0
-    told = capsys.readouterr().out
-    assert "| figure | reported | simulated | deviation | closed form | verdict |" in told
-    _, tables = read_figure_file(file)
-    assert all(str(table) in told for table in tables.values())
-
-
-def test_plan_runs_the_visibility_timeout(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """``penstock plan visibility`` gives paper 004's figures, numbers and claims."""
-    file = tmp_path / "figures.json"
-    words = ["--replications", "2", "--seconds", "1", "--figures", str(file)]
-    assert main(["visibility", *words]) == 0
-    told = capsys.readouterr().out
-    assert "| figure 11: delivery time, s | n1 = n2 = 4 |" in told
+    assert heading in told
     _, tables = read_figure_file(file)
     assert all(str(table) in told for table in tables.values())
 

@@ -297,8 +297,8 @@ async def test_nothing_is_handled_while_access_control_takes_its_time() -> None:
             assert transport.is_reading()
 
 
-async def test_client_that_leaves_while_it_is_judged_has_no_session() -> None:
-    """An answer that comes too late connects nobody."""
+async def test_client_that_leaves_is_not_judged_any_further() -> None:
+    """Strangers who come and go leave no work behind, and no session."""
     async with serving() as server:
         access = Gatekeeper()
         server.core.access = access
@@ -308,23 +308,9 @@ async def test_client_that_leaves_while_it_is_judged_has_no_session() -> None:
             (protocol,) = driver_of(server).protocols
             protocol.abort()
         await until(lambda: not driver_of(server).protocols)
-        access.may_answer.set()
-        await until(lambda: not driver_of(server)._tasks)
-        assert len(server.core.sessions) == 0
-
-
-async def test_client_that_leaves_is_not_judged_any_further() -> None:
-    """Strangers who come and go leave no work behind."""
-    async with serving() as server:
-        access = Gatekeeper()
-        server.core.access = access
-        async with await WireClient.dial(port_of(server)) as client:
-            await client.send(Connect(client_id="c"))
-            await until(lambda: access.n_asked)
-            (protocol,) = driver_of(server).protocols
-            protocol.abort()
         await until(lambda: not driver_of(server)._tasks)
         assert not access.may_answer.is_set()
+        assert len(server.core.sessions) == 0
 
 
 async def test_fault_of_the_broker_ends_one_connection(

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
@@ -171,25 +172,20 @@ async def test_what_becomes_visible_by_an_action_wakes(
     assert await running.payloads() == [b"a"]
 
 
-async def test_a_settled_message_lets_the_next_of_its_key_through(running: Running) -> None:
-    """Its receiver is woken."""
-    await running.create(key="topic", groups={"g": GroupSpec(order="key")})
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"key": "topic", "groups": {"g": GroupSpec(order="key")}},
+        {"groups": {"g": GroupSpec(max_leased_messages=1)}},
+    ],
+)
+async def test_a_settled_message_lets_another_one_through(
+    running: Running, keys: dict[str, Any]
+) -> None:
+    """Whoever waits for the next of its key, or for `max_leased_messages`, is woken."""
+    await running.create(**keys)
     await running.store(b"a", b"b")
     first = await running.receive(1)
-    before = await seen(running)
-    assert await running.payloads() == []
-    waiting = asyncio.create_task(wakes(running, before))
-    await asyncio.sleep(0)
-    await running.ack(first)
-    await waiting
-    assert await running.payloads() == [b"b"]
-
-
-async def test_a_settled_message_makes_room_for_a_lease(running: Running) -> None:
-    """Who waits for `max_leased_messages` is woken."""
-    await running.create(groups={"g": GroupSpec(max_leased_messages=1)})
-    await running.store(b"a", b"b")
-    first = await running.receive()
     before = await seen(running)
     assert await running.payloads() == []
     waiting = asyncio.create_task(wakes(running, before))
