@@ -31,7 +31,7 @@ async def test_sessions_that_another_node_forgets_leave_nothing_here(
         engine, mail, announcer, lambda _: None, lambda: is_first, logging.getLogger("test")
     )
     expiry.start()
-    await until(lambda: told)
+    await until(lambda: bool(told))
     assert expiry._told
     is_first = False
     await until(lambda: not expiry._told)
