@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from logging import Logger
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 from zlib import crc32
@@ -31,6 +32,9 @@ LIBRARY: Final = Library("penstock_cluster_", 1, __package__)
 """The functions of the plugin."""
 ALIVE_SECONDS: Final = 3.0
 """A member whose beats have not come for so long may be evicted."""
+SILENT_SECONDS: Final = 1.5
+"""Another server may have taken the place of one that does not answer for so long: it is asked for,
+long before the connection is given up."""
 N_BUCKETS: Final = 64
 """Client Identifiers are spread over so many keys, and so over the servers of a Redis cluster."""
 N_ALONE: Final = 8
@@ -145,7 +149,8 @@ class ClusterEngine:
         self.epoch = 0
         self.incarnation = ""
         self.is_founder = False
-        self.calls = FunctionCalls(server, LIBRARY, logger)
+        patience = server.patience._replace(slowdown_detection_time=SILENT_SECONDS)
+        self.calls = FunctionCalls(replace(server, patience=patience), LIBRARY, logger)
         self._root = f"{server.prefix}:{{cluster:{cluster}"
         self.base = f"{self._root}}}"
         n_buckets = N_BUCKETS if server.cluster else N_ALONE

@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+import pytest
 import yaml
 from redis import Redis
 
@@ -114,20 +115,26 @@ async def test_the_engine_is_killed_and_has_its_file(tmp_path: Path) -> None:
         await through_an_outage(cluster, outage)
 
 
-async def test_the_master_is_killed(tmp_path: Path) -> None:
-    """Sentinels make a replica the master; with `min_replicas` it has what was acknowledged."""
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+async def test_the_master_is_lost(tmp_path: Path, number: signal.Signals) -> None:
+    """Sentinels make a replica the master; with `min_replicas` it has what was acknowledged.
+
+    A master that says nothing any more is not waited for: its machine may have lost its power.
+    """
     with ExitStack() as stack:
         master = stack.enter_context(running_redis(tmp_path / "0"))
+        stack.callback(master.process.send_signal, signal.SIGCONT)
         for name in ("1", "2"):
             line = f"replicaof 127.0.0.1 {master.port}"
             stack.enter_context(running_redis(tmp_path / name, line))
         ports = stack.enter_context(running_sentinels(tmp_path / "sentinels", master.port))
         servers = [f"127.0.0.1:{port}" for port in ports]
-        section = {"sentinel": {"servers": servers, "master": "m"}, "min_replicas": 1}
+        section: dict[str, Any] = {"sentinel": {"servers": servers, "master": "m"}}
+        section |= {"min_replicas": 1, "timeout_seconds": 600}
         cluster = stack.enter_context(running_brokers(tmp_path, "a", "b", redis=section))
 
         async def outage() -> None:
-            master.process.kill()
+            master.process.send_signal(number)
             await asyncio.sleep(AWAY_SECONDS)
 
         await through_an_outage(cluster, outage)
