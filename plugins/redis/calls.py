@@ -85,7 +85,7 @@ class FunctionCalls:
             keys: one at least; all are in one slot.
             args: what it gets behind the keys.
             is_stored: whether replicas are waited for.
-            is_kept: whether it waits for a server however long that takes.
+            is_kept: whether it waits for a server, and for replicas, however long that takes.
 
         Raises:
             StorageError: the calls are closed.

@@ -265,6 +265,7 @@ class Pipeline:
         self._has_held = asyncio.Event()
         self._has_sent = asyncio.Event()
         self._is_writing = False
+        self._is_lacking = False
         self._task: asyncio.Task[None] | None = None
         self._expiry: asyncio.TimerHandle | None = None
 
@@ -524,13 +525,13 @@ class Pipeline:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            if self._is_paused or not self._waiting:
+            if self._is_paused or not (self._waiting or self._is_lacking):
                 continue
             calls, self._waiting = self._waiting, []
             if self._held:
                 calls = self._not_held(calls)
                 self._expect_expiry()
-                if not calls:
+                if not (calls or self._is_lacking):
                     continue
             packed = self._packed(connection, calls)
             self._is_writing = True
@@ -541,7 +542,7 @@ class Pipeline:
         """Return calls as the protocol has them; their answers are expected from then on."""
         patience = self._patience
         packed: list[bytes] = []
-        is_stored = False
+        is_stored, self._is_lacking = self._is_lacking, False
         for call in calls:
             packed += _packed(connection, call.command)
             call.is_sent = True
@@ -591,7 +592,10 @@ class Pipeline:
                 self._note_answer(call)
 
     def _replicated(self, answer: Any) -> None:
-        """Complete what was stored before a WAIT, as many replicas as it says have it."""
+        """Complete what was stored before a WAIT, as many replicas as it says have it.
+
+        Calls that are kept wait for a later WAIT where these are too few.
+        """
         calls, self._unsafe = self._unsafe, []
         n_replicas = answer if isinstance(answer, int) else 0
         least = self._patience.min_replicas
@@ -600,6 +604,8 @@ class Pipeline:
                 continue
             if n_replicas >= least:
                 call.future.set_result(one)
+            elif call.is_kept:
+                self._unsafe.append((call, one))
             else:
                 call.future.set_exception(
                     StorageError(
@@ -608,6 +614,13 @@ class Pipeline:
                         "failover may lose it"
                     )
                 )
+        if self._unsafe:
+            asyncio.get_running_loop().call_later(_FOLLOW_SECONDS, self._wait_again)
+
+    def _wait_again(self) -> None:
+        """Ask again how many replicas have what was stored."""
+        self._is_lacking = bool(self._unsafe)
+        self._wake.set()
 
     def _note_answer(self, call: _Sent) -> None:
         if self._silence.answered(call, asyncio.get_running_loop().time()):

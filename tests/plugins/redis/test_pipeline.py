@@ -160,7 +160,7 @@ async def test_a_call_that_is_kept_outlasts_the_others_while_there_is_no_server(
 
 
 async def test_what_is_stored_waits_for_replicas(tmp_path: Path) -> None:
-    """Without one it fails by name, with its outcome; other calls are answered."""
+    """Without one it fails by name, with its outcome, unless it is kept; others are answered."""
     with running_redis(tmp_path / "master") as master:
         calls = routes(master.port, Patience(min_replicas=1, replication_seconds=0.05))
         await calls.open()
@@ -168,6 +168,12 @@ async def test_what_is_stored_waits_for_replicas(tmp_path: Path) -> None:
         assert await calls.call("k", "GET", "k") == b"1"
         with pytest.raises(StorageError, match="read 0; allowed: 1 or more, as min_replicas"):
             await alone
+        kept = calls.call("k", "SET", "k", "3", is_stored=True, is_kept=True)
+        with pytest.raises(StorageError, match="read 0"):
+            await calls.call("k", "SET", "k", "1", is_stored=True)
+        assert not kept.done()
+        with running_redis(tmp_path / "first", f"replicaof 127.0.0.1 {master.port}"):
+            assert await kept == b"OK"
         await calls.close()
         calls = routes(master.port, Patience(min_replicas=1, replication_seconds=60))
         await calls.open()
