@@ -8,6 +8,9 @@ without a disk. Messages have 64 bytes and one topic, and come in runs; at QoS 0
 when the last one has arrived. What is counted is the processor time of both brokers and of Redis
 for each message. Sessions end with their connection, or go on: then messages pass through the
 mailbox of one. One broker without a cluster stands beside, and mosquitto. Setups take turns.
+
+20 pairs of clients at one port of two workers are spread by the kernel: half of the messages go
+from one to the other. One broker has the same load.
 """
 
 from __future__ import annotations
@@ -51,11 +54,14 @@ from benchmarks.rows.report import format_value
 from penstock.netem.figures.figure_file import Table, begin, check_writable, write_figure_file
 
 PAYLOAD_BYTES: Final = 64
+PAIRS: Final = 20
+N_WORKERS: Final = 2
 RUN_MESSAGES: Final = 20_000
 """The messages of a run: less than what a broker lets wait for another one, so that none of QoS 0
 is dropped."""
 FULL_SECONDS: Final = 5.0
 QUICK_SECONDS: Final = 0.3
+LOOK_SECONDS: Final = 0.1
 
 PUBLISHERS: Final = "publisher's broker"
 SUBSCRIBERS: Final = "subscriber's broker"
@@ -63,6 +69,7 @@ REDIS: Final = "Redis"
 ALONE: Final = "one broker"
 MOSQUITTO: Final = "mosquitto"
 ALL: Final = "all three"
+WORKERS: Final = "two workers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,13 +119,27 @@ KINDS: Final = (
 )
 
 
-def node(name: str, server: str) -> Peer:
+def _pairs(window: int) -> Callable[[Access], WindowedLoad]:
+    plan = WindowedPlan(PAIRS, window, PAYLOAD_BYTES, qos=1, wake_up_packets=max(1, window // 10))
+    return lambda access: WindowedLoad(access, plan)
+
+
+SPREAD: Final = (
+    Kind("20 pairs, QoS 1, window 20", _pairs(20), 1.3),
+    Kind("20 pairs, QoS 1, window 100", _pairs(100), 1.3),
+)
+"""The target of these is how much two workers may take, where one broker takes 1."""
+
+
+def node(name: str, server: str, n_workers: int = 1) -> Peer:
     """Return a broker of a cluster."""
 
     def change(policy: dict[str, Any], _: Path) -> None:
         del policy["persistence"]  # the engine keeps the sessions
         section = {"name": "bench", "node": name, "redis": {"server": server}}
-        policy["cluster"] = section
+        policy["cluster"] = section | {"workers": n_workers}
+        if n_workers > 1:
+            del policy["plugins"]["queue"]  # whose file is one process's
 
     return penstock_peer("penstock", "of a cluster", change)
 
@@ -141,6 +162,29 @@ def cluster() -> Iterator[Setup]:
                 SUBSCRIBERS: second.process,
             },
         )
+
+
+@contextmanager
+def workers() -> Iterator[Setup]:
+    """Start a broker of several processes, and its Redis."""
+    options = Options(inflight_messages=INFLIGHT_MESSAGES)
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-bench-"))
+        redis = stack.enter_context(running_redis(Path(folder)))
+        peer = stack.enter_context(running(node("a", redis.address, N_WORKERS), options))
+        while _n_listening(peer.port) < N_WORKERS:
+            time.sleep(LOOK_SECONDS)
+        found = {f"{WORKERS}, {each.pid}": each for each in peer.process.children()}
+        yield Setup(peer.access, {REDIS: psutil.Process(redis.pid), **found})
+
+
+def _n_listening(port: int) -> int:
+    """Return how many processes listen on a port."""
+    return sum(
+        1
+        for each in psutil.net_connections("tcp4")
+        if each.status == psutil.CONN_LISTEN and each.laddr and each.laddr.port == port
+    )
 
 
 @contextmanager
@@ -171,7 +215,12 @@ def measure(kind: Kind, setup: Setup, seconds: float) -> dict[str, float]:
             if run.lost:
                 raise BenchmarkError(f"{kind.words}: {run.lost} of {RUN_MESSAGES} messages lost")
         after = used()
-    return {name: (after[name] - before[name]) / MICROSECOND / n_messages for name in before}
+    found: dict[str, float] = {}
+    for name in before:
+        words = WORKERS if name.startswith(WORKERS) else name
+        cost = (after[name] - before[name]) / MICROSECOND / n_messages
+        found[words] = found.get(words, 0.0) + cost
+    return found
 
 
 def to_table(found: Mapping[str, Mapping[str, list[float]]]) -> Table:
@@ -195,6 +244,20 @@ def to_table(found: Mapping[str, Mapping[str, list[float]]]) -> Table:
     return Table(heads, rows)
 
 
+def to_workers_table(found: Mapping[str, Mapping[str, list[float]]]) -> Table:
+    """Return the medians of what workers take, a row for each kind of load."""
+    rows = []
+    for kind in SPREAD:
+        values = {name: statistics.median(each) for name, each in found[kind.words].items()}
+        ratio = (values[WORKERS] + values[REDIS]) / values[ALONE]
+        costs = [format_value(values[name]) for name in (WORKERS, REDIS, ALONE)]
+        target = f"at most {kind.most:g}: {'met' if ratio <= kind.most else 'missed'}"
+        others = format_value(values[MOSQUITTO])
+        rows.append([kind.words, *costs, format_value(ratio), target, others])
+    heads = ["µs of processor time a message", WORKERS, REDIS, ALONE, "ratio", "target", MOSQUITTO]
+    return Table(heads, rows)
+
+
 def cluster_costs(
     repeats: Repeats = DEFAULT_REPEATS,
     json_file: JsonFile = None,
@@ -206,23 +269,28 @@ def cluster_costs(
     if figures is not None:
         check_writable(figures)
     origin = replace(begin(running_command()), doubts=doubts())
-    setups = (cluster, lambda: alone("penstock", ALONE), lambda: alone("mosquitto", MOSQUITTO))
-    found: dict[str, dict[str, list[float]]] = {kind.words: {} for kind in KINDS}
+    setups = (
+        (cluster, KINDS),
+        (workers, SPREAD),
+        (lambda: alone("penstock", ALONE), (*KINDS, *SPREAD)),
+        (lambda: alone("mosquitto", MOSQUITTO), (*KINDS, *SPREAD)),
+    )
+    found: dict[str, dict[str, list[float]]] = {kind.words: {} for kind in (*KINDS, *SPREAD)}
     for number in range(repeats):
-        for started in setups:
+        for started, kinds in setups:
             with started() as setup:
-                for kind in KINDS:
+                for kind in kinds:
                     costs = measure(kind, setup, QUICK_SECONDS if quick else FULL_SECONDS)
                     for name, cost in costs.items():
                         found[kind.words].setdefault(name, []).append(cost)
                         text = f"{kind.words}: {name}: {format_value(cost)}"
                         typer.echo(f"{number + 1}/{repeats} {text}", err=True)
-    table = to_table(found)
+    tables = {"costs": to_table(found), "workers": to_workers_table(found)}
     run = describe_run([PEERS["penstock"], PEERS["mosquitto"]])
     write_json(json_file, {"run": run, "microseconds": found})
-    tell([str(table)], run)
+    tell([str(table) for table in tables.values()], run)
     if figures is not None:
-        write_figure_file(figures, origin, {"costs": table})
+        write_figure_file(figures, origin, tables)
 
 
 main: Final = Program(cluster_costs, "python -m benchmarks.cluster")

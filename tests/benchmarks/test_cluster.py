@@ -23,7 +23,10 @@ def test_what_a_message_costs_is_measured_of_each_process(
     found = json.loads(file.read_text())["microseconds"]
     names = {program.PUBLISHERS, program.REDIS, program.SUBSCRIBERS}
     names |= {program.ALONE, program.MOSQUITTO}
-    assert all(each.keys() == names for each in found.values())
+    assert all(found[kind.words].keys() == names for kind in program.KINDS)
+    names = {program.WORKERS, program.REDIS, program.ALONE, program.MOSQUITTO}
+    assert all(found[kind.words].keys() == names for kind in program.SPREAD)
+    assert [row[0] for row in tables["workers"].rows] == [kind.words for kind in program.SPREAD]
     assert all(value[0] >= 0 for each in found.values() for value in each.values())
 
 
@@ -36,3 +39,11 @@ def test_the_target_is_for_all_processes_together() -> None:
     }
     row = program.to_table(found).rows[0]
     assert row[4:6] == ["3.00", "at most 3: met"]
+
+
+def test_workers_and_redis_are_compared_with_one_broker() -> None:
+    """By the sum of the medians."""
+    each = {program.WORKERS: [1.0, 4.0, 2.0], program.REDIS: [0.6], program.ALONE: [2.0]}
+    found = {kind.words: {**each, program.MOSQUITTO: [9.0]} for kind in program.SPREAD}
+    row = program.to_workers_table(found).rows[0]
+    assert row[4:6] == ["1.30", "at most 1.3: met"]
