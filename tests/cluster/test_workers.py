@@ -20,6 +20,7 @@ import yaml
 
 from penstock.broker.mqtt.packets import Publish, Subscribe, SubscriptionRequest
 from penstock.netem.runs.broker_process import reserved_port
+from penstock.plugins.queue.client import QueueClient
 from tests.broker.process.test_service_manager import Manager
 from tests.helpers.certificates import Authority
 from tests.helpers.cluster import Reading, Stream, lasting, reached, until
@@ -32,7 +33,7 @@ from tests.helpers.process import (
     running_broker,
 )
 from tests.helpers.redis_server import shared_redis
-from tests.helpers.wire import WireClient
+from tests.helpers.wire import WireClient, connected
 
 N_WORKERS = 2
 SERVE = f"{N_WORKERS} workers serve"
@@ -277,6 +278,41 @@ def test_all_kinds_of_listeners_share_their_ports(tmp_path: Path) -> None:
             assert ports_of(workers) == shared | {console: {1}}
             with socket.socket(socket.AF_UNIX) as client:
                 client.connect(f"{tmp_path}/socket")
+
+
+async def test_queues_take_messages_at_each_worker(tmp_path: Path) -> None:
+    """The first one serves them."""
+    redis = {"server": f"127.0.0.1:{shared_redis()}", "prefix": f"test-{uuid.uuid4().hex}"}
+    jobs = {"jobs": {"topics": ["jobs/#"]}}
+    queues = {"engine": "redis", "redis": redis, "http": "127.0.0.1:0", "queues": jobs}
+    with running_workers(tmp_path, plugins={"queue": queues}) as workers:
+        for number in (1, 2):
+            async with await workers.at(number) as client:
+                assert not (await client.publish("jobs/1", b"%d" % number)).reason_code
+        gateway = QueueClient(workers.broker.queue_url)
+        received = await asyncio.to_thread(gateway.receive, "jobs", max_messages=10)
+        assert {message.payload for message in received} == {b"1", b"2"}
+
+
+async def test_an_uplink_has_what_goes_up_and_comes_down_at_each_worker(tmp_path: Path) -> None:
+    """Though the first one alone has its connection."""
+    (tmp_path / "cloud").mkdir()
+    with running_broker(anonymous_policy(), tmp_path / "cloud") as cloud:
+        uplink = {
+            "upstream": {"address": f"127.0.0.1:{cloud.port}"},
+            "up": [{"filter": "up/#"}],
+            "down": [{"filter": "down/#", "when": "always"}],
+        }
+        plugins = {"uplink": {"site": "berlin", "uplinks": {"cloud": uplink}}}
+        with running_workers(tmp_path, plugins=plugins) as workers:
+            async with await connected(cloud.port) as above, await workers.at(2) as below:
+                await above.subscribe("up/#", 1)
+                await below.subscribe("down/#", 1)
+                await below.publish("up/1", b"from below")
+                assert (await above.take(Publish)).payload == b"from below"
+                # Retained, as the uplink may not have subscribed yet.
+                await above.send(Publish("down/1", b"from above", retain=True))
+                assert (await below.take(Publish)).payload == b"from above"
 
 
 def test_a_stop_ends_all(workers: Workers) -> None:
