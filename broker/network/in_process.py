@@ -532,14 +532,7 @@ class InProcessClients:
         driver = self._driver
         core, now = driver.core, driver.clock()
         message = _retained_message(core, packet, version, publisher, now - age, now)
-        is_kept = False
-
-        def retain() -> None:
-            nonlocal is_kept
-            is_kept = message is not None and core.router.retain(message)
-
-        driver.take_turn(retain)
-        return is_kept
+        return bool(driver.take_turn(lambda: message is not None and core.router.retain(message)))
 
     def walk_retained(self) -> Iterator[Message]:
         """Yield what is retained; see `LocalClients.walk_retained`."""
@@ -611,14 +604,9 @@ class InProcessClients:
                     refused.add(each.message.row)
             if session.client is not client:
                 return ()
-        taken: list[DeliveryRow | None] = []
-
-        def deliver() -> None:
-            deliver_mail = cast("KeptSessions", kept).deliver
-            taken.extend(deliver_mail(session, mail, driver.clock(), refused=refused))
-
-        driver.take_turn(deliver)
-        return taken
+        deliver = cast("KeptSessions", kept).deliver
+        now = driver.clock()
+        return driver.take_turn(lambda: deliver(session, mail, now, refused=refused)) or ()
 
     def deliver_run(self, client_id: str, run: MailRun) -> int | None:
         """Give a kept session messages that go together; see `LocalClients.deliver_run`."""
@@ -626,10 +614,8 @@ class InProcessClients:
         session = driver.core.sessions.get(client_id)
         if session is None:
             return None
-        taken: list[int | None] = []
-        take = driver.core.take_mail_run
-        driver.take_turn(lambda: taken.append(take(session, run, driver.clock())))
-        return taken[0]
+        take, now = driver.core.take_mail_run, driver.clock()
+        return driver.take_turn(lambda: take(session, run, now))
 
     def end_sessions(self, is_wanted: Callable[[str], bool]) -> Sequence[str]:
         """End sessions of local clients, and return their ids."""

@@ -45,7 +45,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from penstock.broker.errors import PeerError
 from penstock.broker.network.peer_hangups import PeerHangups
@@ -56,6 +56,8 @@ if TYPE_CHECKING:
     from penstock.broker.config.limits import Limits
     from penstock.broker.network.transport import MqttProtocol
     from penstock.broker.sending.sender import WriteQueue
+
+T = TypeVar("T")
 
 TURNS_SECONDS: Final = 0.0002
 """The line is served for at least this time before the loop looks at the network again, which is
@@ -389,15 +391,21 @@ class LoopScheduler:
         for _ in range(min(len(to_close), MOST_TURNS)):
             to_close.popleft().close_after_eof()
 
-    def take_turn(self, call: Callable[[], None]) -> None:
-        """Call into the core from outside of any connection, then do what that caused."""
+    def take_turn(self, call: Callable[[], T]) -> T | None:
+        """Call into the core from outside of any connection, then do what that caused.
+
+        Returns:
+            What the call returns; None where it failed, which is logged.
+        """
+        answer = None
         self.core.turn.is_running = True
         try:
-            call()
+            answer = call()
         except Exception:  # a fault must not end who calls
             self.logger.exception("a call into the core failed")
         self.core.turn.is_running = False
         self.settle(self.clock())
+        return answer
 
     def run_suspended(self, connection: Connection, coroutine: Coroutine[Any, Any, None]) -> None:
         """Run what a connection waits for, then let it go on."""

@@ -221,11 +221,10 @@ class BrokerOperations(LogLevels):
 
     def _turn(self, change: Callable[[], Answer]) -> Answer:
         """Change something in a turn of the driver; return what the change returns."""
-        answers: list[Answer] = []
-        self._program.take_turn(lambda: answers.append(change()))
-        if not answers:
+        answer: Answer | None = self._program.take_turn(change)
+        if answer is None:
             raise PenstockError("the broker failed; its log says why")
-        return answers[0]
+        return answer
 
     def _log(self, what: str, *args: object) -> None:
         """Log what was done. Who has asked for it, and the outcome, is logged by who was asked."""

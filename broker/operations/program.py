@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from penstock.broker.network.transport import MqttProtocol
 
 
-def _call(call: Callable[[], None]) -> None:
-    call()
+def _call(call: Callable[[], Any]) -> Any:
+    return call()
 
 
 def _drop(coroutine: Coroutine[Any, Any, None]) -> None:
@@ -36,7 +36,8 @@ class Program:
         started_at: monotonic seconds.
         memory_bytes: what the process may use.
         plugins: by their names in the policy file.
-        take_turn: calls into the core from outside of any connection, and does what that caused.
+        take_turn: calls into the core from outside of any connection, does what that caused, and
+            returns the answer; None where the call failed.
         state: the database of sessions and messages; None without one.
     """
 
@@ -45,7 +46,7 @@ class Program:
     started_at: float = 0.0
     memory_bytes: int = 0
     plugins: Mapping[str, Plugin] = field(default_factory=dict)
-    take_turn: Callable[[Callable[[], None]], None] = _call
+    take_turn: Callable[[Callable[[], Any]], Any] = _call
     spawn: Callable[[Coroutine[Any, Any, None]], None] = _drop
     protocols: Collection[MqttProtocol] = ()
     stop_listening: Callable[[], None] = lambda: None
