@@ -907,12 +907,7 @@ class LocalClients(Protocol):
         """
 
     def lacking_retained(
-        self,
-        client_ids: Sequence[str],
-        filters: Mapping[str, int],
-        *,
-        after: int,
-        except_of: str,
+        self, client_ids: Sequence[str], filters: Mapping[str, int], *, after: int, except_of: str
     ) -> dict[str, int]:
         """Return topics whose retained messages some clients neither have nor will get.
 

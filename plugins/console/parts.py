@@ -383,10 +383,7 @@ class Parts:
 
     async def own_metrics(self) -> dict[str, Any]:
         """Answer another node with the metrics of this one, and which run of it that is."""
-        return {
-            "run": self._run,
-            "metrics": [metric_as_json(one) for one in await self._metrics()],
-        }
+        return {"run": self._run, "metrics": [metric_as_json(one) for one in await self._metrics()]}
 
     async def metrics_of_all(self) -> Sequence[Metric]:
         """Return the metrics of all nodes together."""

@@ -16,14 +16,7 @@ from penstock.broker.config.checked_yaml import NamedBy
 from penstock.broker.counters import Metric
 from penstock.broker.durable.storage_clock import Clocks
 from penstock.broker.errors import ConfigError, ConfigProblem
-from penstock.broker.extensions import (
-    Claim,
-    MessageSink,
-    Plugin,
-    PluginContext,
-    Receipt,
-    Reload,
-)
+from penstock.broker.extensions import Claim, MessageSink, Plugin, PluginContext, Receipt, Reload
 from penstock.broker.message import Message
 from penstock.broker.plugin_guard import note_fault
 from penstock.plugins.queue.access import QueueAccess, require_tokens
@@ -338,11 +331,7 @@ class QueuePlugin(Plugin):
 
     def _server(self, application: web.Application, key: str) -> HttpServer:
         server = HttpServer(
-            application,
-            f"{KEY}.{key}",
-            self.config.http_limits,
-            self.context.logger,
-            tls=self._tls,
+            application, f"{KEY}.{key}", self.config.http_limits, self.context.logger, tls=self._tls
         )
         self._servers.append(server)
         return server
@@ -402,10 +391,7 @@ def _redis_engine(config: QueueRedisConfig, context: PluginContext) -> Engine:
         ConfigError: the package for it is not installed.
     """
     try:
-        from penstock.plugins.queue.engines.redis.engine import (  # noqa: PLC0415 (of an extra)
-            RedisEngine,
-            queue_server,
-        )
+        from penstock.plugins.queue.engines.redis.engine import RedisEngine, queue_server  # noqa: PLC0415 (of an extra)
     except ModuleNotFoundError as error:
         problem = ConfigProblem(
             f"{KEY}.engine",

@@ -143,11 +143,7 @@ PACKAGE_ARROWS: Final = {
     # These start programs and import none of their insides; peers and networks are netem's, and a
     # YAML file, a size and a topic filter are read in one way.
     "netem": ("netem", "broker.config", "broker.errors", "broker.mqtt.topics", "lanes.client"),
-    "benchmarks": (
-        "benchmarks",
-        "netem",
-        "broker.config.command_line",
-    ),
+    "benchmarks": ("benchmarks", "netem", "broker.config.command_line"),
     # The command imports a program when it is named.
     "penstock": (),
 }
@@ -256,9 +252,7 @@ MODULE_ARROWS: Final = {
 }
 """Module to what it may import of ours, where its package's arrows do not hold."""
 
-CHECKOUT_ONLY: Final = {
-    "models.papers": ("models.papers", "models.__main__"),
-}
+CHECKOUT_ONLY: Final = {"models.papers": ("models.papers", "models.__main__")}
 """Folder that no wheel has to the modules of its package that may import it."""
 
 PLUGIN_ADAPTERS: Final = frozenset(
@@ -482,10 +476,7 @@ ABOVE_THE_CONTRACT: Final = {
     "plugins.web.tls": ("broker.network.new_connection", "broker.network.tls"),
     # A file that holds messages is kept from others in one way.
     "plugins.queue.engines.checkpoints": ("broker.durable.database_file",),
-    "plugins.queue.engines.sqlite": (
-        "broker.durable.database_file",
-        "broker.durable.disk_reserve",
-    ),
+    "plugins.queue.engines.sqlite": ("broker.durable.database_file", "broker.durable.disk_reserve"),
     "plugins.queue.engines.sqlite_copies": ("broker.durable.database_file",),
     "plugins.queue.engines.sqlite_format": ("broker.durable.database_file",),
     # Deadlines on a disk are kept by one kind of clock.

@@ -227,10 +227,7 @@ def _awaited_listener(text: str) -> str:
 
 @contextlib.contextmanager
 def running_broker(
-    policy: Mapping[str, Any] | str,
-    folder: Path,
-    wrapper: Sequence[str] = (),
-    **options: Any,
+    policy: Mapping[str, Any] | str, folder: Path, wrapper: Sequence[str] = (), **options: Any
 ) -> Iterator[BrokerProcess]:
     """Run a broker for a block, which may end it itself; see `BrokerProcess`.
 

@@ -16,22 +16,10 @@ from penstock.broker.config.command_line import CommandLine, Yes, confirm, exit_
 from penstock.broker.errors import PenstockError
 from penstock.broker.operations_contract import BanKind
 from penstock.plugins.console.commands.asking import path_of
-from penstock.plugins.console.commands.options import (
-    DEFAULT_LIMIT,
-    ConsoleOptions,
-    Limit,
-    Search,
-)
+from penstock.plugins.console.commands.options import DEFAULT_LIMIT, ConsoleOptions, Limit, Search
 from penstock.plugins.console.report_text import describe
 from penstock.plugins.web.terminal_escape import printable
-from penstock.plugins.web.text_table import (
-    Column,
-    count,
-    duration,
-    lines,
-    size,
-    text,
-)
+from penstock.plugins.web.text_table import Column, count, duration, lines, size, text
 
 client = CommandLine()
 

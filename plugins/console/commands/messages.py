@@ -10,12 +10,7 @@ import typer
 
 from penstock.broker.config.command_line import CommandLine, Yes, confirm, exit_status, with_options
 from penstock.plugins.console.commands.asking import path_of
-from penstock.plugins.console.commands.options import (
-    DEFAULT_LIMIT,
-    ConsoleOptions,
-    Limit,
-    Search,
-)
+from penstock.plugins.console.commands.options import DEFAULT_LIMIT, ConsoleOptions, Limit, Search
 from penstock.plugins.web.terminal_escape import printable
 from penstock.plugins.web.text_table import Column, count, duration, lines, size, text
 

@@ -17,14 +17,7 @@ from penstock.broker.config.command_line import CommandLine, exit_status, with_o
 from penstock.plugins.console.commands.asking import Console, ConsoleError
 from penstock.plugins.console.commands.options import ConsoleOptions
 from penstock.plugins.web.terminal_escape import printable
-from penstock.plugins.web.text_table import (
-    Column,
-    count,
-    duration,
-    lines,
-    size,
-    text,
-)
+from penstock.plugins.web.text_table import Column, count, duration, lines, size, text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

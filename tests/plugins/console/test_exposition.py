@@ -4,9 +4,7 @@ import asyncio
 import json
 
 import pytest
-from prometheus_client.openmetrics.parser import (
-    text_string_to_metric_families as read_openmetrics,
-)
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as read_text
 
 from penstock.broker.counters import Histogram, Metric, Sample
