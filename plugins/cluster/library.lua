@@ -691,27 +691,41 @@ function functions.load(keys, args)
     call('SMEMBERS', base .. ':n' .. suffix), entries}
 end
 
--- Answers with the time in ms, whether there is more, and entries behind one: so many at most, and
--- after the first of them no more bytes than that.
-function functions.fetch(keys, args)
-  local base, client, owner, after, most, most_bytes = keys[1], unpack(args)
-  if not is_owner(base, client, owner) then return refuse(FENCED) end
-  most, most_bytes = tonumber(most), tonumber(most_bytes)
+-- Returns whether there is more in a mailbox, and entries behind one: so many at most, and after the
+-- first of them no more bytes than that; and how many bytes these have.
+local function fetch(base, client, after, most, most_bytes)
   local box, entries, bytes, has_more = session_of(base, client), {}, 0, false
   repeat
     local some = entries_of(box, '(' .. after, '+', READ_AT_ONCE)
     for i = 1, #some do
-      bytes = bytes + #some[i][2][2]
-      has_more = #entries == most or (#entries > 0 and bytes > most_bytes)
+      local size = #some[i][2][2]
+      has_more = #entries == most or (#entries > 0 and bytes + size > most_bytes)
       if has_more then break end
-      entries[#entries + 1], after = some[i], some[i][1]
+      entries[#entries + 1], after, bytes = some[i], some[i][1], bytes + size
     end
   until has_more or #some < READ_AT_ONCE
   if box.origin then
     if not has_more then call('HDEL', box.key, 'told') end
     if #entries > 0 then call('HSET', box.key, 'got', after) end
   end
-  return {text(now_ms()), has_more and 1 or 0, entries}
+  return {has_more and 1 or 0, entries}, bytes
+end
+
+-- Answers with the time in ms, and for each client, after whose name stand its owner and an entry, as
+-- `fetch` does, or that its caller has it no more. The bytes are for all of them together.
+function functions.fetch(keys, args)
+  local base, answers = keys[1], {text(now_ms())}
+  local most, left, bytes = tonumber(args[1]), tonumber(args[2]), nil
+  for i = 3, #args, 3 do
+    local client, owner, after = unpack(args, i, i + 2)
+    local answer = FENCED
+    if is_owner(base, client, owner) then
+      answer, bytes = fetch(base, client, after, most, left)
+      left = left - bytes
+    end
+    answers[#answers + 1] = answer
+  end
+  return answers
 end
 
 local function split(words)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 
-from penstock.plugins.cluster.engine import ClusterEngine, Row, fenced
+from redis.exceptions import ResponseError
+
+from penstock.plugins.cluster.engine import ClusterEngine, FencedError, Row, fenced
 from penstock.plugins.cluster.mail_entries import Entry
-from penstock.plugins.redis.calls import plain
+from penstock.plugins.redis.calls import plain, refusal
+from penstock.plugins.redis.errors import StorageError
 
 FROM_START: Final = b"0-0"
 """Stands before all entries."""
@@ -25,7 +29,10 @@ _MOST_EXPIRED: Final = 100
 """Sessions that one call ends."""
 _MOST_WORDS: Final = 3000
 """Words of a call that changes sessions, and those of one session."""
+_MOST_FETCHES: Final = 100
+"""Mailboxes of one call."""
 _FENCED: Final = b"PENSTOCK fenced"
+_Fetch = tuple[str, str, bytes, "asyncio.Future[Fetched]"]
 
 
 class Posted(NamedTuple):
@@ -120,6 +127,7 @@ class MailEngine:
     def __init__(self, engine: ClusterEngine, limits: Callable[[], tuple[int, int, str]]) -> None:
         self.engine = engine
         self.limits = limits
+        self._fetches: dict[tuple[str, int, int], list[_Fetch]] = {}
 
     def post(self, bucket: str, words: Sequence[Any]) -> asyncio.Future[Any]:
         """Put messages into mailboxes, once; it waits for a server however long that takes.
@@ -162,14 +170,33 @@ class MailEngine:
     ) -> Fetched:
         """Return entries behind one: some, and after the first not more than so many bytes.
 
+        What is asked of a bucket in one turn of the loop is one call, with so many bytes of all.
+
         Raises:
             FencedError: this node has the session no more.
             StorageError: the engine cannot be asked, or refuses.
         """
-        bucket = self.engine.bucket(client_id)
-        call = self.engine.call("fetch", bucket, client_id, str(owner), after, most, most_bytes)
-        now_ms, has_more, entries = await fenced(call)
-        return Fetched(int(now_ms), bool(has_more), _entries(entries))
+        loop = asyncio.get_running_loop()
+        asked = self.engine.bucket(client_id), most, most_bytes
+        if asked not in self._fetches:
+            self._fetches[asked] = []
+            loop.call_soon(self._fetch_all, *asked)
+        future: asyncio.Future[Fetched] = loop.create_future()
+        self._fetches[asked].append((client_id, str(owner), after, future))
+        return await future
+
+    def _fetch_all(self, bucket: str, most: int, most_bytes: int) -> None:
+        asked = self._fetches.pop((bucket, most, most_bytes))
+        for at in range(0, len(asked), _MOST_FETCHES):
+            some = asked[at : at + _MOST_FETCHES]
+            words = [word for *words, _ in some for word in words]
+            futures = [one[3] for one in some]
+            try:
+                call = self.engine.call("fetch", bucket, most, most_bytes, *words)
+            except StorageError as error:
+                _fail(futures, error)
+            else:
+                call.add_done_callback(partial(_fetched, futures))
 
     async def commit(self, commits: Sequence[Commit]) -> list[list[bytes] | None]:
         """Change sessions, once; return the entries that each has got; None if another has it.
@@ -243,6 +270,27 @@ class MailEngine:
         """
         words = (f"{origin} {client_id}" for origin, client_id in ended)
         return int(await plain(self.engine.call("forget", bucket, *words)))
+
+
+def _fetched(futures: Sequence[asyncio.Future[Fetched]], call: asyncio.Future[Any]) -> None:
+    """Tell who has asked what a call has fetched."""
+    error = asyncio.CancelledError() if call.cancelled() else call.exception()
+    if error is not None:
+        _fail(futures, refusal(error) if isinstance(error, ResponseError) else error)
+        return
+    now_ms, *answers = call.result()
+    for future, answer in zip(futures, answers, strict=True):
+        if answer == _FENCED:
+            _fail([future], FencedError("another node has the session"))
+        elif not future.done():
+            has_more, entries = answer
+            future.set_result(Fetched(int(now_ms), bool(has_more), _entries(entries)))
+
+
+def _fail(futures: Sequence[asyncio.Future[Fetched]], error: BaseException) -> None:
+    for future in futures:
+        if not future.done():
+            future.set_exception(error)
 
 
 def _entries(found: Sequence[Any]) -> list[Entry]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import uuid
@@ -22,6 +23,7 @@ from penstock.plugins.cluster.mail_engine import (
     IF_CONNECTED,
     IF_THERE,
     Commit,
+    Fetched,
     MailEngine,
     Posted,
 )
@@ -571,6 +573,28 @@ async def test_ended_sessions_leave_no_large_message_behind() -> None:
         await a.commit([Commit(fourth, shared.own[fourth], 2, "o", changes)])
         assert (await a.load(fourth, shared.own[fourth])).entries == [entry]
         assert len(entry[2]) == len(LARGE) + 3
+
+
+async def test_what_is_fetched_in_one_turn_is_one_call() -> None:
+    """Its bytes are limited; a session that another node has keeps no others from theirs."""
+    async with joined(server(), "a", (100, 100_000, "reject")) as a:
+        shared = Shared(a)
+        await shared.begin()
+        first, second, third, _ = shared.clients
+        await posted(a, LARGE, b"small", to=shared.clients)
+        other = shared.own[third]._replace(number=99)
+        with Redis(port=shared_redis()) as redis:
+            before = redis.info("commandstats")["cmdstat_fcall"]["calls"]
+            calls = [
+                a.fetch(first, shared.own[first], FROM_START, 10, 1010),
+                a.fetch(third, other, FROM_START, 10, 1010),
+                a.fetch(second, shared.own[second], FROM_START, 10, 1010),
+            ]
+            found = await asyncio.gather(*calls, return_exceptions=True)
+            assert redis.info("commandstats")["cmdstat_fcall"]["calls"] == before + 1
+        assert isinstance(found.pop(1), FencedError)
+        taken = [(len(one.entries), one.has_more) for one in found if isinstance(one, Fetched)]
+        assert taken == [(2, False), (1, True)]
 
 
 async def test_session_that_another_node_has_keeps_no_others_from_their_changes() -> None:
