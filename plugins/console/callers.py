@@ -11,7 +11,6 @@ needs a header with a text that only the console's own page was told. (`Host` is
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import hmac
 import logging
 import math
@@ -31,6 +30,7 @@ from penstock.broker.config.limits import Limits
 from penstock.broker.config.secret_file import LEAST_SECRET_CHARACTERS, warn_of_readers
 from penstock.broker.errors import ConfigError, ConfigProblem, PenstockError
 from penstock.broker.sessions.login_backoff import LoginBackoff
+from penstock.plugins.web.bearer_tokens import digest_in, digest_of
 from penstock.plugins.web.operators import OPERATOR, Operator, Role
 from penstock.plugins.web.service import RequestError, error_answer, show
 from penstock.plugins.web.terminal_escape import printable
@@ -145,7 +145,7 @@ class Callers:
         cookie = request.cookies.get(self.cookie)
         if cookie is None:
             return None
-        key, now = _digest(cookie), self._clock()
+        key, now = digest_of(cookie), self._clock()
         session = self._sessions.get(key)
         if session is None:
             return None
@@ -168,8 +168,8 @@ class Callers:
         """Return who sends a request; without a role where nobody is known."""
         header = request.headers.get("Authorization")
         if header is not None:
-            scheme, _, token = header.partition(" ")
-            owner = self.tokens.get(_digest(token.strip())) if scheme.lower() == "bearer" else None
+            digest = digest_in(header)
+            owner = None if digest is None else self.tokens.get(digest)
             return owner or Operator("", None)
         session = self.session(request)
         if session is not None:
@@ -295,7 +295,7 @@ class Callers:
             RequestError: 400 for neither, 401, 403 for a user without a role.
         """
         if set(body) == {"token"} and isinstance(body["token"], str):
-            name, password, token = None, body["token"], _digest(body["token"])
+            name, password, token = None, body["token"], digest_of(body["token"])
         elif set(body) == {"username", "password"} and all(
             isinstance(value, str) for value in body.values()
         ):
@@ -352,7 +352,7 @@ class Callers:
 
     def _begun(self, session: Session, role: Role) -> web.Response:
         cookie = secrets.token_urlsafe(32)
-        self._sessions[_digest(cookie)] = session
+        self._sessions[digest_of(cookie)] = session
         if len(self._sessions) > MOST_SESSIONS:
             self._sessions.popitem(last=False)
         answer = web.json_response({"user": session.user, "role": role, "csrf": session.csrf})
@@ -376,7 +376,7 @@ class Callers:
         answer = web.json_response({})
         if session is not None:
             _check_csrf(request, session)
-            self._sessions.pop(_digest(request.cookies[self.cookie]), None)
+            self._sessions.pop(digest_of(request.cookies[self.cookie]), None)
             self._audit(session.user, request, "logout", "200")
         answer.del_cookie(self.cookie, secure=self.rules.is_secure)
         return answer
@@ -418,7 +418,7 @@ def read_tokens(path: str, named_by: NamedBy) -> dict[bytes, Operator]:
             continue
         name, role, token = fields
         names.add(name)
-        found[_digest(token)] = Operator(name, "admin" if role == "admin" else "viewer")
+        found[digest_of(token)] = Operator(name, "admin" if role == "admin" else "viewer")
     if not found and not problems:
         problems.append(ConfigProblem("token_file", "no line", "NAME ROLE TOKEN"))
     if problems:
@@ -439,14 +439,9 @@ def _token_problem(
         return f"{name} again", "each name once"
     if len(token) < LEAST_SECRET_CHARACTERS or not (token.isascii() and token.isprintable()):
         return "another token", f"{LEAST_SECRET_CHARACTERS} printable ASCII characters or more"
-    if _digest(token) in found:
-        return f"the token of {found[_digest(token)].name} again", "a token for each name"
+    if digest_of(token) in found:
+        return f"the token of {found[digest_of(token)].name} again", "a token for each name"
     return None
-
-
-def _digest(token: str) -> bytes:
-    """Return a secret's digest: to look it up tells an attacker nothing by its time."""
-    return hashlib.sha256(token.encode(errors="surrogateescape")).digest()
 
 
 def _short(text: str) -> str:

@@ -20,7 +20,6 @@ Without a file, every caller may do everything; the APIs then serve this machine
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
@@ -35,6 +34,7 @@ from penstock.broker.config.checked_yaml import NamedBy, parse_mapping, read_tex
 from penstock.broker.config.key_types import STRICT, PerSecond
 from penstock.broker.config.secret_file import read_secret
 from penstock.broker.errors import ConfigError, ConfigProblem
+from penstock.plugins.web.bearer_tokens import digest_in, digest_of
 from penstock.plugins.web.bind import is_loopback
 from penstock.plugins.web.operators import OPERATOR
 
@@ -223,7 +223,7 @@ class QueueAccess:
                 problems.append(ConfigProblem(f"{where}.name", f"{token.name} again", "each once"))
             names.add(token.name)
             secret = "" if token.secret_file is None else self._secret(token.secret_file, where)
-            digest = bytes.fromhex(token.token_sha256 or "") or _digest(secret)
+            digest = bytes.fromhex(token.token_sha256 or "") or digest_of(secret)
             per_second = token.requests_per_second
             rate = None if per_second is None else RequestRate(per_second)
             caller = Caller(token.name, secret, token.roles, rate)
@@ -258,19 +258,12 @@ class QueueAccess:
         """Return who sends a request, by its Authorization header; None where it is unknown."""
         if self.is_open:
             return ANYBODY
-        scheme, _, token = (authorization or "").partition(" ")
-        if scheme.lower() != "bearer":
-            return None
-        return self._by_digest.get(_digest(token.strip()))
+        digest = digest_in(authorization)
+        return None if digest is None else self._by_digest.get(digest)
 
     def by_key(self, access_key_id: str) -> Caller | None:
         """Return the caller whose secret signs requests with this access key ID; None for none."""
         return ANYBODY if self.is_open else self._by_key.get(access_key_id)
-
-
-def _digest(token: str) -> bytes:
-    """Return a token's digest: to look it up tells an attacker nothing by its time."""
-    return hashlib.sha256(token.encode(errors="surrogateescape")).digest()
 
 
 def require_tokens(access: QueueAccess, key: str, bind: str, policy_file: str) -> None:
