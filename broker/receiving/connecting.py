@@ -359,6 +359,9 @@ async def _claim_first(
     now: float,
 ) -> None:
     core = client.core
+    if client.timer is not None:  # that of the CONNECT, which has come
+        client.timer.cancel()
+        client.timer = None
     try:
         stored = await claimed
         served = client.outgoing.served

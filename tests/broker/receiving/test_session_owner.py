@@ -99,6 +99,19 @@ def test_a_session_is_opened_once_the_claim_is_answered() -> None:
     assert client.session.client is client.connection.client
 
 
+def test_the_time_for_a_connect_is_not_that_of_its_claim() -> None:
+    """The CONNECT has come: its client is answered, and the log does not say that none came."""
+    owner = Owner()
+    owner.n_waits = 1
+    owner.error = PenstockError("the engine is away")
+    broker = VirtualBroker(session_owner=owner)
+    client = connecting(broker)
+    broker.advance(60.0)
+    finish(client)
+    assert client.take(ConnAck).reason_code == ReasonCode.SERVER_UNAVAILABLE
+    assert broker.core.counters.connections_refused == {"session_owner": 1}
+
+
 @pytest.mark.parametrize("waits", [0, 1])
 @pytest.mark.parametrize("version", [4, 5])
 def test_a_client_whose_session_is_elsewhere_is_refused(waits: int, version: int) -> None:
