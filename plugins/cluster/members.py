@@ -49,6 +49,7 @@ class Listener:
     Attributes:
         beaten: the number of this node's newest change that the engine has.
         joined: node, epoch, and what it tells of itself, as JSON.
+        told: a node tells something else of itself.
         left: node and epoch; its routes are over.
         applied: node, its epoch and number: its changes up to there are taken.
         kept: a change of a kept session: name and value, of any node; see `mail_routes`.
@@ -63,6 +64,7 @@ class Listener:
 
     beaten: Callable[[int], None] = lambda _: None
     joined: Callable[[str, int, str], None] = lambda *_: None
+    told: Callable[[str], None] = lambda _: None
     left: Callable[[str, int], None] = lambda *_: None
     applied: Callable[[str, int, int], None] = lambda *_: None
     kept: Callable[[str, str], None] = lambda *_: None
@@ -178,6 +180,15 @@ class Members:
         self._announced = await self._engine.announce(self._info)
         self._look_whether_caught_up()
         await self._has_caught_up.wait()
+
+    async def tell(self, info: str) -> None:
+        """Tell something else of this node.
+
+        Raises:
+            StorageError: the engine cannot be asked, or refuses.
+        """
+        self._info = info
+        await self._engine.announce(info)
 
     async def catch_up(self) -> None:
         """Wait until all is taken that others have changed by now.
@@ -368,6 +379,9 @@ class Members:
             self._logger.info("node %s has joined", node)
             self.infos[node] = info
             self._listener.joined(node, epoch, info)
+        elif self.infos.get(node) != info:
+            self.infos[node] = info
+            self._listener.told(node)
 
     def _end_older(self, node: str, epoch: int) -> None:
         there = self._routes.members.get(node)

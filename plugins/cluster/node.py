@@ -109,8 +109,16 @@ class Node:
         self._clients = clients
         self._context = context
         self._logger = context.logger
-        self._policy = policy_digests(context.policy_file)
         self._machine = machine
+        self._about: dict[str, Any] = {
+            "version": importlib.metadata.version("penstock-mqtt"),
+            "since": int(time.time()),
+            "host": socket.gethostname(),
+            "process": os.getpid(),
+            "machine": machine,
+            "worker": context.worker.number,
+            "policy": policy_digests(context.policy_file),
+        }
         self._is_counting = False
         self._is_draining = False
         self._is_founder = False
@@ -162,6 +170,7 @@ class Node:
         listener = Listener(
             beaten=self.announcer.beaten,
             joined=self._joined,
+            told=self._compare,
             left=self._left,
             applied=self._applied,
             kept=self.mail.routes.changed,
@@ -173,7 +182,7 @@ class Node:
             joined_anew=self._begin_epoch,
         )
         self.members = Members(
-            self.engine, self.others, listener, self._info(), context.clock, self._logger
+            self.engine, self.others, listener, json.dumps(self._about), context.clock, self._logger
         )
         self.announcer.catch_up = self.members.catch_up
         self.asks = Asks(
@@ -192,19 +201,6 @@ class Node:
             client_subscribed=(self._subscribed,),
             client_unsubscribed=(self._unsubscribed,),
             session_ended=(self._session_ended,),
-        )
-
-    def _info(self) -> str:
-        return json.dumps(
-            {
-                "version": importlib.metadata.version("penstock-mqtt"),
-                "since": int(time.time()),
-                "host": socket.gethostname(),
-                "process": os.getpid(),
-                "machine": self._machine,
-                "worker": self._context.worker.number,
-                "policy": self._policy,
-            }
         )
 
     def _figures(self) -> dict[str, Any]:
@@ -417,16 +413,38 @@ class Node:
         loop = asyncio.get_running_loop()
         return NodeSink(node, put, self.groups.give_back, loop, self._context.clock)
 
-    def _joined(self, node: str, epoch: int, info: str) -> None:
+    def _joined(self, node: str, epoch: int, _info: str) -> None:
         sink = self.sinks[node] = self._sink(node, epoch)
         self._routes.add(sink)
         self.announcer.joined(node, self.members.own_number)
         self.asks.joined(node)
-        told = differences(self._policy, _policy_of(info))
+        self._compare(node)
+
+    def _compare(self, node: str) -> None:
+        """Warn where a node is not as this one; all of a machine have one file."""
+        own, there = self._about, json.loads(self.members.infos[node])
+        if there.get("machine") == self._machine:
+            return
+        if there.get("version") != own["version"]:
+            self._logger.warning(
+                "node %s has version %s, and this one %s; allowed: one version, but for the time "
+                "of an upgrade",
+                node,
+                there.get("version"),
+                own["version"],
+            )
+        told = differences(own["policy"], there.get("policy", {}))
         if told:
             self._logger.warning(
                 "node %s has other values than this one in its policy file: %s", node, told
             )
+
+    def reloaded(self) -> None:
+        """Tell the others what the policy file says by now."""
+        self._about["policy"] = policy_digests(self._context.policy_file)
+        for node in self.members.infos:
+            self._compare(node)
+        self._in_background("policy", self.members.tell, json.dumps(self._about))
 
     def _left(self, node: str, epoch: int) -> None:
         self.announcer.left(node)
@@ -505,14 +523,6 @@ class Node:
         if self.members.is_certain:
             return ""
         return self.engine.failure or "no beat of this node was answered in time"
-
-
-def _policy_of(info: str) -> dict[str, str]:
-    try:
-        found: dict[str, str] = json.loads(info).get("policy", {})
-    except (ValueError, AttributeError):
-        return {}
-    return found
 
 
 def _heed(call: asyncio.Future[Any]) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.broker.config.key_types import NAME_ALLOWED, NAME_FORM
 from penstock.broker.counters import Metric
 from penstock.broker.errors import ConfigError, ConfigProblem
-from penstock.broker.extensions import Plugin, PluginContext
+from penstock.broker.extensions import Plugin, PluginContext, Reload
 from penstock.plugins.cluster.config import ClusterConfig
 from penstock.plugins.cluster.figures import figures
 
@@ -82,6 +82,10 @@ class ClusterPlugin(Plugin):
     async def problem(self) -> str:
         """Return why this node lets in no client that is new to it; "" where it does."""
         return self._started.problem()
+
+    async def reload(self, config: ClusterConfig) -> Reload:  # noqa: ARG002 (its keys need a restart)
+        """Tell the other nodes what the policy file says; see `Plugin`."""
+        return Reload() if self.node is None else Reload(apply=self.node.reloaded)
 
     def figures(self) -> Iterator[Metric]:
         """Yield figures of the cluster as this node has it; see `Plugin`."""

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import os
+import signal
 from pathlib import Path
 
 import pytest
+import yaml
 
-from tests.helpers.cluster import Cluster, running_brokers
+from tests.helpers.cluster import Cluster, running_brokers, until
+from tests.helpers.commands import penstock
 from tests.helpers.process import BrokerProcess
 from tests.helpers.redis_server import running_redis
 
@@ -87,8 +92,43 @@ def test_a_name_that_no_key_can_have(tmp_path: Path, name: str) -> None:
 
 
 def test_brokers_whose_policies_differ_are_warned(tmp_path: Path) -> None:
-    """With the keys: clients would have other rights, or other limits, at each."""
+    """With the keys: clients would have other rights, or other limits, at each. Reloads count."""
+    differs = "node {} has other values than this one in its policy file: limits"
     with running_brokers(tmp_path, "a") as cluster:
         cluster._keys = {"limits": {"queued_messages": 7}}
         cluster.start("b")
-        cluster["b"].wait_for_log("limits")
+        cluster["b"].wait_for_log(differs.format("a"))
+        (tmp_path / "a" / "policy.yaml").write_text(yaml.safe_dump(cluster.policy("a")))
+        cluster["a"].process.send_signal(signal.SIGHUP)
+        status = ["cluster", "status", "-c", str(tmp_path / "a" / "policy.yaml")]
+        until(lambda: "policy files" not in penstock(*status).out, "what the reload has changed")
+        cluster.start("c")
+        until(lambda: cluster["c"].log.count("has joined") == 2, "the others")
+        assert "has other values" not in cluster["c"].log
+
+        cluster._keys = {"limits": {"queued_messages": 8}}
+        (tmp_path / "c" / "policy.yaml").write_text(yaml.safe_dump(cluster.policy("c")))
+        cluster["c"].process.send_signal(signal.SIGHUP)
+        for name, others in {"a": "c", "b": "c", "c": "ab"}.items():
+            for other in others:
+                cluster[name].wait_for_log(differs.format(other))
+
+
+def test_brokers_of_two_versions_are_warned(tmp_path: Path) -> None:
+    """With both; an upgrade goes on all the same."""
+    installed = importlib.metadata.distribution("penstock-mqtt")
+    version = installed.version
+    other = tmp_path / "penstock_mqtt-9.9.dist-info"
+    other.mkdir()
+    (other / "METADATA").write_text("Name: penstock-mqtt\nVersion: 9.9\n")
+    (other / "entry_points.txt").write_text(installed.read_text("entry_points.txt") or "")
+    path = f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"
+    with running_brokers(tmp_path, "a") as cluster:
+        (tmp_path / "b").mkdir()
+        environment = os.environ | {"PYTHONPATH": path}
+        newer = BrokerProcess(cluster.policy("b"), tmp_path / "b", is_forked=False, env=environment)
+        try:
+            newer.wait_for_log(f"node a has version {version}, and this one 9.9")
+            cluster["a"].wait_for_log(f"node b has version 9.9, and this one {version}")
+        finally:
+            newer.end()

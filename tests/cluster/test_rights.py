@@ -8,7 +8,7 @@ import pytest
 
 from penstock.plugins.access.password_hash import make_hash
 from tests.helpers.cluster import Cluster, running_brokers
-from tests.helpers.paho_client import PahoClient
+from tests.helpers.paho_client import PahoClient, connect_properties
 from tests.helpers.process import ANONYMOUS
 
 USERS = {"reader": "reads", "writer": "writes"}
@@ -68,6 +68,23 @@ def test_a_member_of_a_group_gets_no_more_than_it_may_read(cluster: Cluster) -> 
         writer.publish("open/plan", b"last", 1)
         message = reader.message()
         assert (message.topic, bytes(message.payload)) == ("open/plan", b"last")
+
+
+def test_what_waits_in_a_mailbox_is_for_who_may_read_it(cluster: Cluster) -> None:
+    """Also for a member of a group; at the broker where the client comes back."""
+    lasting = {"clean_start": False, "properties": connect_properties(SessionExpiryInterval=600)}
+    user = ("reader", USERS["reader"])
+    with PahoClient(cluster["b"].port, "away") as reader:
+        assert reader.connect(*user, **lasting)
+        assert reader.subscribe("+/kept/#", 1)
+        assert reader.subscribe("$share/crew/+/kept/#", 1)
+    with logged_in(cluster, "a", "writer") as writer:
+        writer.publish("secret/kept/plan", b"1", 1)
+        writer.publish("open/kept/plan", b"2", 1)
+    with PahoClient(cluster["a"].port, "away") as reader:
+        assert reader.connect(*user, **lasting)
+        assert reader.connack[0]
+        assert reader.payloads(2) == [b"2", b"2"]
 
 
 def test_what_is_retained_by_another_broker_is_for_who_may_read_it(cluster: Cluster) -> None:
