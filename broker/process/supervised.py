@@ -10,6 +10,7 @@ a pair of sockets that ends with either of them. What is not systemd's begins wi
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import socket
@@ -50,12 +51,11 @@ class Supervised(ServiceManager):
         """Reload whenever the supervisor asks for it, and stop when it has ended."""
 
         def read() -> None:
-            data = self._link.recv(MOST_BYTES)
-            if not data:
+            said = receive(self._link)
+            if not said:
                 loop.remove_reader(self._link)
                 stop()
                 return
-            said = parse(data)
             if RELOAD in said:
                 task = loop.create_task(self._reload(reload), name="reload for the supervisor")
                 self._reloading.add(task)
@@ -82,9 +82,12 @@ class Supervised(ServiceManager):
         return await asyncio.shield(asked)
 
 
-def parse(data: bytes) -> dict[str, str]:
-    """Return the states of a message by name."""
-    return dict(line.partition("=")[::2] for line in data.decode().split("\n"))
+def receive(link: socket.socket) -> dict[str, str]:
+    """Return the states of the next message by name; none where the other side has ended."""
+    data = b""
+    with contextlib.suppress(ConnectionError):  # it had not read everything
+        data = link.recv(MOST_BYTES)
+    return dict(line.partition("=")[::2] for line in data.decode().split("\n")) if data else {}
 
 
 def to_json(done: Reloaded) -> str:

@@ -25,11 +25,10 @@ from penstock.broker.operations_contract import Reloaded
 from penstock.broker.process.service_manager import MICROSECONDS
 from penstock.broker.process.start_check import StartCheck
 from penstock.broker.process.supervised import (
-    MOST_BYTES,
     RELOAD,
     RELOADED,
     from_json,
-    parse,
+    receive,
     to_json,
 )
 
@@ -232,13 +231,10 @@ class Supervisor:
 
     def _heard(self, number: int, worker: _Worker) -> None:
         """Take what a worker says."""
-        data = b""
-        with contextlib.suppress(OSError):
-            data = worker.link.recv(MOST_BYTES)
-        if not data:  # its end is about to be told
+        said = receive(worker.link)
+        if not said:  # its end is about to be told
             asyncio.get_running_loop().remove_reader(worker.link)
             return
-        said = parse(data)
         worker.n_silent = 0
         started = self._starting[number]
         if "READY" in said:

@@ -348,9 +348,15 @@ def test_the_service_manager_is_told_of_all(tmp_path: Path) -> None:
             manager.close()
 
 
-def test_no_worker_outlives_its_supervisor(workers: Workers) -> None:
-    """However that ends."""
+@pytest.mark.parametrize("is_heard", [True, False])
+def test_no_worker_outlives_its_supervisor(workers: Workers, *, is_heard: bool) -> None:
+    """However that ends, and whether or not it has read what they have told it."""
     pids = list(workers.pids().values())
+    if not is_heard:
+        workers.broker.process.send_signal(signal.SIGSTOP)
+        for pid in pids:
+            os.kill(pid, signal.SIGHUP)
+        workers.broker.lines_with("reloaded: ", N_WORKERS)
     workers.broker.process.kill()
     until(lambda: not any(map(is_there, pids)), "the end of the workers")
 
