@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from redis import Redis
 
 from penstock.broker.message import Message
 from penstock.netem.runs.broker_process import reserved_port
@@ -32,7 +33,7 @@ from tests.helpers.redis_server import (
     running_sentinels,
     shared_redis,
 )
-from tests.plugins.queue.engines.contract.harness import UNTIL_SECONDS
+from tests.plugins.queue.engines.contract.harness import UNTIL_SECONDS, until
 
 LOGGER = logging.getLogger("penstock.queue")
 
@@ -122,6 +123,27 @@ async def test_a_master_that_would_go_on_without_replicas_is_named(
         await connection.disconnect()
         told = [one for one in caplog.messages if "min-replicas-to-write" in one]
         assert len(told) == n_warnings
+
+
+async def test_replicas_that_need_not_have_what_is_acknowledged_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A sentinel may choose one of them."""
+    with ExitStack() as stack:
+        master = stack.enter_context(running_redis(tmp_path / "0"))
+        for name in "12":
+            line = f"replicaof 127.0.0.1 {master.port}"
+            stack.enter_context(running_redis(tmp_path / name, line))
+        sentinels = RedisSentinels((("127.0.0.1", 1),), "m")
+        with Redis(port=master.port) as admin:
+            await until(lambda: admin.info("replication")["connected_slaves"] == 2)
+        for min_replicas, n_warnings in ((1, 1), (2, 0)):
+            caplog.clear()
+            patience = Patience(min_replicas=min_replicas)
+            server = RedisServer(sentinels=sentinels, patience=patience)
+            await (await server.connect(LOGGER, ("127.0.0.1", master.port))).disconnect()
+            told = [one for one in caplog.messages if "2 replicas, and min_replicas is 1" in one]
+            assert len(told) == n_warnings
 
 
 async def test_a_real_server_says_that_it_evicts(private: RedisProcess) -> None:
