@@ -105,6 +105,7 @@ def test_a_client_elsewhere_is_shown_and_disconnected(shared: Cluster) -> None:
         again = asked(shared, "a", "client", "kick", "nobody")
         assert (again.status, "allowed: one that is connected" in again.err) == (1, True)
         assert asked(shared, "a", "client", "release", "nobody").status == 1
+    until(lambda: asked(shared, "a", "why", "kicked").out.startswith("kicked: gone for "))
 
 
 def test_a_session_that_waits_for_its_client_is_shown_and_ended(shared: Cluster) -> None:
