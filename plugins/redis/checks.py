@@ -75,8 +75,8 @@ async def check(
         n_replicas = int(found.get("connected_slaves", "0"))
         if n_replicas > min_replicas:
             logger.warning(
-                "server %s has %d replicas, and min_replicas is %d: where it is lost, the sentinels "
-                "may choose one that has not all that was acknowledged",
+                "server %s has %d replicas, and min_replicas is %d: where it is lost, the "
+                "sentinels may choose one that has not all that was acknowledged",
                 server,
                 n_replicas,
                 min_replicas,
