@@ -19,7 +19,21 @@ from tests.helpers.paho_client import PahoClient, connect_properties
 from tests.helpers.process import ROOT, BrokerProcess
 
 PAGE = (ROOT / "docs" / "how-to" / "cluster.md").read_text()
-USER = ("ines", "water under the bridge")
+USER = ("admin", "water under the bridge")
+FOLDER = "/var/lib/penstock/"
+SENTINEL = """\
+protected-mode no
+port 26379
+sentinel monitor mymaster 127.0.0.1 6379 2
+sentinel down-after-milliseconds mymaster 30000
+sentinel parallel-syncs mymaster 1
+sentinel failover-timeout mymaster 180000
+sentinel deny-scripts-reconfig yes
+SENTINEL resolve-hostnames no
+SENTINEL announce-hostnames no
+SENTINEL master-reboot-down-after-period mymaster 0
+"""
+"""What Debian's package has in its file."""
 
 
 def block(word: str) -> str:
@@ -52,12 +66,14 @@ class Site:
         self.port = self._ports["10.0.0.9:1883"]
         (folder / "passwords").write_text(f"{USER[0]}:{make_hash(USER[1].encode(), b's' * 12)}\n")
         (folder / "redis-password").write_text("SECRET\n")
-        for file in ("passwords", "redis-password"):
+        (folder / "topics").write_text("user admin\ntopic readwrite #\n")
+        (folder / "console.tokens").write_text("me admin Vn3cQbJ0yXh7mS2kTz9wAAAA\n")
+        for file in ("passwords", "redis-password", "topics", "console.tokens"):
             (folder / file).chmod(0o600)
 
     def _here(self, text: str, machine: int) -> str:
         """Return a file of the page as this machine can have it."""
-        text = text.replace("/etc/penstock/", f"{self._folder}/")
+        text = text.replace(FOLDER, f"{self._folder}/")
         text = re.sub(
             r"(10\.0\.0\.\d)(:1883 .* port )(8081)",
             lambda found: f"{found[1]}{found[2]}{self._ports[f'{found[1]}:8081']}",
@@ -96,7 +112,9 @@ class Site:
     def start_sentinel(self, machine: int) -> None:
         """Start the sentinel of a machine by the page's file."""
         folder = self._folder / f"sentinel{machine}"
-        text = self._here(block("sentinel monitor"), machine) + f"dir {folder}\n"
+        (word,) = re.findall(r"in place of all lines that have `(\w+)`", PAGE)
+        kept = "".join(line for line in SENTINEL.splitlines(True) if word not in line)
+        text = self._here(kept + block("sentinel monitor"), machine) + f"dir {folder}\n"
         self._run("redis-server", folder / "sentinel.conf", text, "--sentinel")
         port = self._ports[f"10.0.0.{machine}:26379"]
         until(lambda: _asked(port, "PING"), "a sentinel")
