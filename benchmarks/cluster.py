@@ -1,7 +1,9 @@
-"""What does a message cost that goes through one more broker of a cluster?
+"""What does a message cost that goes through one more broker of a cluster, and what do faults?
 
 Rerun: ``python -m benchmarks.cluster --figures FILE``; a look in seconds with ``--quick``. It needs
 redis-server and mosquitto.
+
+`benchmarks.cluster_faults` has further rows: what clients see of upgrades and faults.
 
 A publisher is at one broker, and the subscriber at another one, of a cluster on a Redis server
 without a disk. Messages have 64 bytes and one topic, and come in runs; at QoS 0 the next run begins
@@ -15,6 +17,7 @@ from one to the other. One broker has the same load.
 
 from __future__ import annotations
 
+import asyncio
 import statistics
 import sys
 import tempfile
@@ -23,11 +26,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import psutil
 import typer
 
+from benchmarks.cluster_faults import QUICK, ROWS, Extent
 from benchmarks.errors import BenchmarkError
 from benchmarks.loads.access import Access
 from benchmarks.loads.load import Load
@@ -42,6 +46,7 @@ from benchmarks.program import (
     Program,
     Quick,
     Repeats,
+    choose,
     describe_run,
     doubts,
     running_command,
@@ -70,6 +75,7 @@ ALONE: Final = "one broker"
 MOSQUITTO: Final = "mosquitto"
 ALL: Final = "all three"
 WORKERS: Final = "two workers"
+COSTS: Final = "costs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,17 +264,8 @@ def to_workers_table(found: Mapping[str, Mapping[str, list[float]]]) -> Table:
     return Table(heads, rows)
 
 
-def cluster_costs(
-    repeats: Repeats = DEFAULT_REPEATS,
-    json_file: JsonFile = None,
-    figures: FiguresFile = None,
-    *,
-    quick: Quick = False,
-) -> None:
-    """Measure what a message costs that goes through one more broker."""
-    if figures is not None:
-        check_writable(figures)
-    origin = replace(begin(running_command()), doubts=doubts())
+def measure_costs(repeats: int, *, quick: bool) -> dict[str, dict[str, list[float]]]:
+    """Return microseconds of processor time by load and process, of each repetition."""
     setups = (
         (cluster, KINDS),
         (workers, SPREAD),
@@ -285,15 +282,45 @@ def cluster_costs(
                         found[kind.words].setdefault(name, []).append(cost)
                         text = f"{kind.words}: {name}: {format_value(cost)}"
                         typer.echo(f"{number + 1}/{repeats} {text}", err=True)
-    tables = {"costs": to_table(found), "workers": to_workers_table(found)}
+    return found
+
+
+def cluster_rows(
+    rows: Annotated[
+        str, typer.Option(help=f"{COSTS}, {', '.join(ROWS)}, with commas between; or all.")
+    ] = "all",
+    repeats: Repeats = DEFAULT_REPEATS,
+    json_file: JsonFile = None,
+    figures: FiguresFile = None,
+    *,
+    quick: Quick = False,
+) -> None:
+    """Measure what a message costs that goes through one more broker, and what clients see."""
+    chosen = choose("row", rows, {name: name for name in (COSTS, *ROWS)})
+    if figures is not None:
+        check_writable(figures)
+    origin = replace(begin(running_command()), doubts=doubts())
+    tables: dict[str, Table] = {}
+    found: dict[str, Any] = {}
+    if COSTS in chosen:
+        found["microseconds"] = measure_costs(repeats, quick=quick)
+        tables[COSTS] = to_table(found["microseconds"])
+        tables["workers"] = to_workers_table(found["microseconds"])
+    lines = []
+    for name in chosen:
+        if name != COSTS:
+            lines.append(asyncio.run(ROWS[name](node, QUICK if quick else Extent())))
+            typer.echo(": ".join(lines[-1]), err=True)
+    if lines:
+        tables["faults"] = Table(["what happens", "what clients see", "target"], lines)
     run = describe_run([PEERS["penstock"], PEERS["mosquitto"]])
-    write_json(json_file, {"run": run, "microseconds": found})
+    write_json(json_file, {"run": run, **found, "faults": lines})
     tell([str(table) for table in tables.values()], run)
     if figures is not None:
         write_figure_file(figures, origin, tables)
 
 
-main: Final = Program(cluster_costs, "python -m benchmarks.cluster")
+main: Final = Program(cluster_rows, "python -m benchmarks.cluster")
 
 
 if __name__ == "__main__":

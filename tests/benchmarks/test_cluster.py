@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import cluster as program
+from benchmarks.cluster_faults import ROWS
 from penstock.netem.figures.figure_file import read_figure_file
 
 
@@ -15,8 +16,8 @@ def test_what_a_message_costs_is_measured_of_each_process(
     """All messages arrive; both brokers and Redis have a share, and others stand beside."""
     monkeypatch.setattr(program, "QUICK_SECONDS", 0.1)
     figures, file = tmp_path / "figures.json", tmp_path / "results.json"
-    options = ["--quick", "--repeats", "1", "--figures", str(figures), "--json", str(file)]
-    assert program.main(options) == 0
+    options = ["--quick", "--rows", "costs", "--repeats", "1"]
+    assert program.main([*options, "--figures", str(figures), "--json", str(file)]) == 0
     _, tables = read_figure_file(figures)
     table = tables["costs"]
     assert [row[0] for row in table.rows] == [kind.words for kind in program.KINDS]
@@ -28,6 +29,19 @@ def test_what_a_message_costs_is_measured_of_each_process(
     assert all(found[kind.words].keys() == names for kind in program.SPREAD)
     assert [row[0] for row in tables["workers"].rows] == [kind.words for kind in program.SPREAD]
     assert all(value[0] >= 0 for each in found.values() for value in each.values())
+
+
+def test_what_clients_see_of_faults_is_measured(tmp_path: Path) -> None:
+    """No message is lost, and each client finds its session."""
+    figures = tmp_path / "figures.json"
+    options = ["--quick", "--rows", ",".join(ROWS), "--figures", str(figures)]
+    assert program.main(options) == 0
+    _, tables = read_figure_file(figures)
+    upgrade, reconnect, killed, engine = (row[1] for row in tables["faults"].rows)
+    assert upgrade.endswith(" 0 lost")
+    assert reconnect.startswith("all in after")
+    assert killed.startswith("elsewhere after")
+    assert engine.endswith(" 0 lost")
 
 
 def test_the_target_is_for_all_processes_together() -> None:
