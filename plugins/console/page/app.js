@@ -219,7 +219,7 @@ function tell(words, tone = "") {
 function live() {
   if (!missing.length) return tell("Live");
   const names = missing.map((node) => shown(node, 80)).join(", ");
-  tell(`Live, without what is at nodes that do not answer: ${names}.`, "warn");
+  tell(`Live, without what is at nodes that do not answer: ${names}.`, "bad");
 }
 
 function silent() {
