@@ -3,9 +3,10 @@
 Theory of operation. A session that outlives its connection is in the engine: what it is, and what
 waits for it. Where its client connects, the node claims it and gives it to its broker, without what
 waits. That is fetched a little at a time, whenever the client has taken what was fetched before.
-What the broker changes comes in batches, as for a database, and each session's part is one call,
-which the engine refuses once another node has the session. When the connection has ended and all is
-written, the broker forgets the session, and this node lets go of it.
+What the broker changes comes in batches, as for a database, and the parts of sessions that share a
+bucket are one call; the engine refuses a part once another node has the session. When the
+connection has ended and all is written, the broker forgets the session, and this node lets go of
+it.
 """
 
 from __future__ import annotations
