@@ -11,8 +11,8 @@ when the last one has arrived. What is counted is the processor time of both bro
 for each message. Sessions end with their connection, or go on: then messages pass through the
 mailbox of one. One broker without a cluster stands beside, and mosquitto. Setups take turns.
 
-20 pairs of clients at one port of two workers are spread by the kernel: half of the messages go
-from one to the other. One broker has the same load.
+Pairs of clients at one port of two workers are spread by the kernel: half of the messages go from
+one to the other. One broker has the same load.
 """
 
 from __future__ import annotations
@@ -59,7 +59,6 @@ from benchmarks.rows.report import format_value
 from penstock.netem.figures.figure_file import Table, begin, check_writable, write_figure_file
 
 PAYLOAD_BYTES: Final = 64
-PAIRS: Final = 20
 N_WORKERS: Final = 2
 RUN_MESSAGES: Final = 20_000
 """The messages of a run: less than what a broker lets wait for another one, so that none of QoS 0
@@ -125,14 +124,15 @@ KINDS: Final = (
 )
 
 
-def _pairs(window: int) -> Callable[[Access], WindowedLoad]:
-    plan = WindowedPlan(PAIRS, window, PAYLOAD_BYTES, qos=1, wake_up_packets=max(1, window // 10))
+def _pairs(n_pairs: int, window: int) -> Callable[[Access], WindowedLoad]:
+    wake_up_packets = max(1, window // 10)
+    plan = WindowedPlan(n_pairs, window, PAYLOAD_BYTES, qos=1, wake_up_packets=wake_up_packets)
     return lambda access: WindowedLoad(access, plan)
 
 
 SPREAD: Final = (
-    Kind("20 pairs, QoS 1, window 20", _pairs(20), 1.3),
-    Kind("20 pairs, QoS 1, window 100", _pairs(100), 1.3),
+    Kind("20 pairs, QoS 1, window 20", _pairs(20, 20), 1.3),
+    Kind("500 pairs, QoS 1, window 1", _pairs(500, 1), 1.3),
 )
 """The target of these is how much two workers may take, where one broker takes 1."""
 
