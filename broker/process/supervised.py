@@ -21,7 +21,9 @@ from penstock.broker.operations_contract import Reloaded
 from penstock.broker.process.service_manager import ServiceManager
 
 MOST_BYTES: Final = 128 * 1024
-"""Of a message; an account of a reload has some KB, and the kernel sends no more at once."""
+"""Of a message; the kernel sends no more at once."""
+_MOST_FAULTS_BYTES: Final = 32 * 1024
+"""Of the faults in an account of a reload: each line of a file may be one."""
 
 RELOAD: Final = "X_RELOAD"
 RELOADED: Final = "X_RELOADED"
@@ -91,8 +93,16 @@ def receive(link: socket.socket) -> dict[str, str]:
 
 
 def to_json(done: Reloaded) -> str:
-    """Return an account of a reload as JSON."""
-    return json.dumps([*map(list, done[:3]), dict(done.failed)])
+    """Return an account of a reload as JSON; of very many faults the first ones, and how many."""
+    failed: dict[str, str] = {}
+    n_bytes = 0
+    for key, why in done.failed.items():
+        n_bytes += len(json.dumps((key, why)))
+        if n_bytes > _MOST_FAULTS_BYTES:
+            failed["further"] = f"{len(done.failed) - len(failed):,}: the log has them"
+            break
+        failed[key] = why
+    return json.dumps([*map(list, done[:3]), failed])
 
 
 def from_json(text: str) -> Reloaded:

@@ -55,13 +55,14 @@ class _Worker:
         name: for log and errors.
         link: the supervisor's end of the pair of sockets.
         serves: whether it has said that it does.
+        must_reload: once it does: it may have read its files before they were changed.
         n_silent: looks of the watchdog since it has said something.
     """
 
     def __init__(self, name: str, process: asyncio.subprocess.Process, link: socket.socket) -> None:
         self.name = name
         self.link = link
-        self.serves = False
+        self.serves = self.must_reload = False
         self.n_silent = 0
         self._process = process
         self._reloads: list[asyncio.Future[Reloaded]] = []
@@ -196,6 +197,7 @@ class Supervisor:
             self._logger.error("%s: %s; it is started again in %g s", name, how, wait)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), wait)
+                return
             wait = min(2 * wait, LONGEST_WAIT_SECONDS)
         self._logger.warning("%s has stopped by itself, as after a drain", name)
         if len(self._keeping) == 1:
@@ -241,6 +243,9 @@ class Supervisor:
             worker.serves = True
             if not started.done():
                 started.set_result(None)
+            if worker.must_reload:
+                worker.must_reload = False
+                worker.reload()
         if RELOAD in said:
             self._run(self._reload_for(worker), self._background)
         if RELOADED in said:
@@ -261,8 +266,10 @@ class Supervisor:
     # -- reload ------------------------------------------------------------------------------------
 
     async def reload(self) -> Reloaded:
-        """Have all workers reload; return one account."""
+        """Have all workers reload; return one account of those that serve."""
         async with self._reloading:
+            for worker in self._workers.values():
+                worker.must_reload = not worker.serves
             asked = {w.name: w.reload() for w in self._workers.values() if w.serves}
             return _merged({name: await done for name, done in asked.items()})
 

@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from penstock.broker.operations_contract import Reloaded
-from penstock.broker.process.supervised import Supervised, from_json, to_json
+from penstock.broker.process.supervised import MOST_BYTES, Supervised, from_json, to_json
 
 DONE = Reloaded(["file"], ["a"], ["b"], {"c": "why\nso"})
 
@@ -17,6 +17,20 @@ async def test_an_account_is_the_same_on_the_other_side() -> None:
     """Whatever characters it has."""
     assert from_json(to_json(DONE)) == DONE
     assert "\n" not in to_json(DONE)
+
+
+@pytest.mark.parametrize(("n_faults", "n_told"), [(10_000, 1), (1, 0)])
+async def test_an_account_of_very_much_fits_into_a_message(n_faults: int, n_told: int) -> None:
+    """The log has all: such as each line of a wrong file, or one fault that names all of them."""
+    why = "é" * (1_000_000 // n_faults)
+    done = Reloaded(["file"], failed={f"line {n}": why for n in range(n_faults)})
+    text = to_json(done)
+    assert len(text) < MOST_BYTES // 2
+    found = from_json(text)
+    *first, last = found.failed.items()
+    assert len(first) >= n_told
+    assert first == list(done.failed.items())[: len(first)]
+    assert last == ("further", f"{n_faults - len(first):,}: the log has them")
 
 
 async def test_a_worker_reloads_answers_and_stops() -> None:

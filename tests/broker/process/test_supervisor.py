@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 
 import pytest
 
@@ -39,6 +40,15 @@ while said := link.recv(1000):
         link.send(b'X_RELOADED=[["own"], [], [], {}]')
     else:
         print(said.decode(), flush=True)
+"""
+LATE = """
+import pathlib, socket, time
+link, folder = socket.socket(fileno=0), pathlib.Path("%s")
+while not (folder / "go").exists():
+    time.sleep(0.01)
+link.send(b"READY=1")
+while said := link.recv(1000):
+    (folder / said.decode()).touch()
 """
 
 
@@ -129,6 +139,24 @@ async def test_after_it_has_served_for_a_while_the_first_wait_applies(
     assert "0.02 s" not in caplog.text
 
 
+async def test_a_worker_that_waits_for_its_next_start_is_not_started_to_be_stopped(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stop ends the wait."""
+    monkeypatch.setattr(supervisor, "FIRST_WAIT_SECONDS", 600.0)
+    program, numbers = "import socket; socket.socket(fileno=0).send(b'READY=1'); exit(3)", []
+
+    def command(number: int) -> list[str]:
+        numbers.append(number)
+        return [sys.executable, "-c", program]
+
+    made = Supervisor(1, command, nothing_wrong, "policy.yaml", LOGGER)
+    await made.start()
+    await reached(lambda: "again in 600 s" in caplog.text, "the wait")
+    await made.stop()
+    assert numbers == [1]
+
+
 async def test_a_worker_that_hangs_is_killed(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,6 +189,26 @@ async def test_a_worker_that_dies_in_a_reload_is_named() -> None:
         done = await made.reload()
     assert done.failed == {"reload": "worker 2: it has ended meanwhile"}
     assert done.changed == ["limits"]
+
+
+async def test_a_worker_that_starts_in_a_reload_reloads_once_it_serves(tmp_path: Path) -> None:
+    """It may have read its files before they were changed."""
+    made = Supervisor(
+        1,
+        lambda _: [sys.executable, "-c", LATE % tmp_path],
+        nothing_wrong,
+        "policy.yaml",
+        LOGGER,
+    )
+    starting = asyncio.create_task(made.start())
+    try:
+        await reached(lambda: bool(made._workers), "its process")
+        assert await made.reload() == Reloaded([], [], [], {})
+        (tmp_path / "go").touch()
+        await starting
+        await reached((tmp_path / "X_RELOAD=1").exists, "its reload")
+    finally:
+        await made.stop()
 
 
 async def test_a_worker_may_ask_for_a_reload_of_all(capfd: pytest.CaptureFixture[str]) -> None:
