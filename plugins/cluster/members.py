@@ -174,10 +174,17 @@ class Members:
         """Follow what others do, and show this node to them; wait until it knows what they have.
 
         Raises:
-            StorageError: the engine cannot be asked, or refuses.
+            FencedError: this node is no member any more.
         """
         self._may_follow.set()
-        self._announced = await self._engine.announce(self._info)
+        while not self._announced:
+            try:
+                self._announced = await self._engine.announce(self._info)
+            except FencedError:
+                raise
+            except StorageError as error:
+                self._logger.warning("this node waits for its engine: %s", error)
+                await asyncio.sleep(BEAT_SECONDS)
         self._look_whether_caught_up()
         await self._has_caught_up.wait()
 

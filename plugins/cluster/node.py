@@ -223,9 +223,8 @@ class Node:
             StorageError: they refuse.
         """
         loop = asyncio.get_running_loop()
-        while not await self._has_engine():  # noqa: ASYNC110 (time is a part of it)
+        while not await self._has_joined():  # noqa: ASYNC110 (time is a part of it)
             await asyncio.sleep(_WAIT_SECONDS)
-        await self.members.join()
         sinks = ChainMap[str, MemberSink](
             cast("dict[str, MemberSink]", self.sinks), self.mail.members
         )
@@ -241,10 +240,11 @@ class Node:
         self.members.start()
         self.mail.start()
 
-    async def _has_engine(self) -> bool:
+    async def _has_joined(self) -> bool:
         try:
             await self.engine.open()
             await self.engine.look()
+            await self.members.join()
         except StorageFullError:
             raise
         except (EngineAwayError, StorageError) as error:

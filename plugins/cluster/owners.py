@@ -233,7 +233,8 @@ class Owners(SessionOwner):
             if there is None or there.epoch != owner.epoch:
                 if not await self._engine.is_over(owner.node, owner.epoch):
                     # It has just joined. Or its row goes, once nothing counts that it still sends.
-                    await asyncio.sleep(_LOOK_SECONDS)
+                    # Thousands may wait for that: the more there are, the less often each looks.
+                    await asyncio.sleep(_LOOK_SECONDS * (1 + len(self._claims) / _MOST_AT_ONCE))
                     return
                 claim.displaced = owner
                 return

@@ -5,12 +5,15 @@ from __future__ import annotations
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from typing import Any
 
 import pytest
 
 from penstock.broker.mqtt.packets import Disconnect
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.server import Server
+from penstock.plugins.cluster.engine import ClusterEngine
+from penstock.plugins.redis.errors import StorageError
 from tests.broker.serving import port_of, serving
 from tests.helpers.redis_server import shared_redis
 from tests.helpers.wire import connected
@@ -40,3 +43,25 @@ async def test_a_client_that_came_back_to_its_node_is_had_by_it_still(nodes: lis
         for client in (first, second):
             told = await client.take(Disconnect)
             assert told.reason_code == ReasonCode.SESSION_TAKEN_OVER
+
+
+@pytest.mark.parametrize("call", ["join", "announce"])
+async def test_a_node_whose_engine_has_just_lost_a_replica_starts_once_it_is_back(
+    monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """It does not end, as if it could not be used."""
+    carry_out = getattr(ClusterEngine, call)
+    failures = [StorageError("replicas of the Redis server: read 1; allowed: 2 or more")]
+
+    async def fail_first(*args: Any) -> Any:
+        found = await carry_out(*args)
+        if failures:
+            raise failures.pop()
+        return found
+
+    monkeypatch.setattr(ClusterEngine, call, fail_first)
+    redis = {"server": f"127.0.0.1:{shared_redis()}", "prefix": f"test-{uuid.uuid4().hex}"}
+    async with serving(cluster={"name": "c", "node": "a", "redis": redis}) as broker:
+        assert not failures
+        async with await connected(port_of(broker), "x"):
+            pass
