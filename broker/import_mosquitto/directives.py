@@ -138,11 +138,11 @@ NO_TLS_1_1: Final = "TLS 1.1 is broken; 1.2 is the oldest"
 
 def is_mosquitto_conf(file: str) -> bool:
     """Say whether a file looks like a mosquitto.conf: most lines begin with a directive."""
-    if not Path(file).is_file():
-        return False
     try:
+        if not Path(file).is_file():
+            return False
         lines = parse_lines(read_text(file, has_comments=True), file)
-    except ConfigError:
+    except (ConfigError, OSError):  # such as for a directory of another user
         return False
     return 2 * sum(find(line.name) is not None for line in lines) > len(lines)
 

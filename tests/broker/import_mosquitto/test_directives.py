@@ -110,6 +110,7 @@ def test_a_mosquitto_conf_is_known_by_its_lines(
     file.write_bytes(text)
     assert is_mosquitto_conf(str(file)) is is_one
     assert not is_mosquitto_conf(str(tmp_path))
+    assert not is_mosquitto_conf("x" * 300)  # which cannot be looked at, as in another's directory
 
 
 def test_a_line_is_a_name_and_what_follows() -> None:
