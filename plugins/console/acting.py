@@ -172,14 +172,13 @@ class Acting:
     async def _drain(self, request: web.Request) -> web.Response:
         body = await self._body(request, "seconds")
         seconds = integer("seconds", body.get("seconds", 30), 0, LONGEST_DRAIN_SECONDS)
-        self._program.need().drain(seconds)
-        return self._done(request, {"draining": True}, f"within {seconds} s")
+        await self._parts.do_on_machine("drain", seconds)
+        return self._done(request, {"draining": True} | self._parts.missing, f"within {seconds} s")
 
     async def _set_log_level(self, request: web.Request) -> web.Response:
         body = await self._body(request, "level")
-        operations = self._program.need()
-        operations.set_log_level(_text(body, "level"))
-        return self._done(request, {"level": operations.log_level})
+        await self._parts.do_on_machine("set_log_level", _text(body, "level"))
+        return self._done(request, {"level": self._program.need().log_level} | self._parts.missing)
 
     async def _back_up(self, request: web.Request) -> web.Response:
         path = _text(await self._body(request, "path"), "path")

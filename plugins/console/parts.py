@@ -51,7 +51,10 @@ ROWS_IN_A_TURN: Final = 100
 MOST_CHEAP: Final = 1_000
 """With more sessions that outlive their connection, each list is made for all who ask."""
 
-ACTS: Final = ("disconnect", "release_held", "drop_held", "end_session", "ban", "unban")
+ACTS: Final = (
+    *("disconnect", "release_held", "drop_held", "end_session", "ban", "unban"),
+    *("drain", "set_log_level"),
+)
 """What a node does when another one asks for it: methods of its operations."""
 
 _OF_THE_BROKER: Final = f"{LOCAL_CLIENT_PREFIX}$"
@@ -367,11 +370,21 @@ class Parts:
 
     async def do_everywhere(self, method: str, *args: Any) -> list[Any]:
         """Do something at all nodes; return what those answer that have answered."""
+        return await self._do_at(lambda nodes: nodes.others, method, *args)
+
+    async def do_on_machine(self, method: str, *args: Any) -> None:
+        """Do something in each process of this machine's broker."""
+        await self._do_at(lambda nodes: nodes.workers, method, *args)
+
+    async def _do_at(
+        self, others: Callable[[Nodes], Iterable[str]], method: str, *args: Any
+    ) -> list[Any]:
+        """Do something here and at other nodes."""
         own = await self.act(method, *args)
         if self.nodes is None:
             return [own]
-        others = await self.nodes.ask(self.nodes.others, "act", method, *args)
-        return [own, *others.values()]
+        answers = await self.nodes.ask(others(self.nodes), "act", method, *args)
+        return [own, *answers.values()]
 
     async def tell_bans(self, node: str) -> None:
         """Have a node that has joined refuse whom this one refuses."""

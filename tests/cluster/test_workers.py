@@ -18,7 +18,7 @@ import psutil
 import pytest
 import yaml
 
-from penstock.broker.mqtt.packets import Publish, Subscribe, SubscriptionRequest
+from penstock.broker.mqtt.packets import Disconnect, Publish, Subscribe, SubscriptionRequest
 from penstock.netem.runs.broker_process import reserved_port
 from penstock.plugins.queue.client import QueueClient
 from tests.broker.process.test_service_manager import Manager
@@ -220,6 +220,20 @@ def figures(workers: Workers) -> dict[str, float]:
         text = connection.getresponse().read().decode()
     lines = [line for line in text.splitlines() if not line.startswith("#")]
     return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
+
+
+async def test_a_drain_and_the_level_of_the_log_reach_each_worker(tmp_path: Path) -> None:
+    """By the commands, which ask the first one: they are said of the machine's broker."""
+    console = {"http": "127.0.0.1:0", "anonymous": "admin"}
+    with running_workers(tmp_path, plugins={"console": console}) as workers:
+        url = ["--url", workers.broker.console_url]
+        async with await workers.at(1) as one, await workers.at(2) as two:
+            for words in (["log", "level", "debug"], ["drain", "--seconds", "0", "-y"]):
+                done = await asyncio.to_thread(penstock, *words, *url)
+                assert done.status == 0, done.err
+            for number, client in enumerate((one, two), 1):
+                await client.take(Disconnect)
+                workers.broker.wait_for_match(f"DEBUG penstock: worker {number}: client")
 
 
 async def test_the_figures_of_all_workers_are_one(tmp_path: Path) -> None:

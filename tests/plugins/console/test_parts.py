@@ -77,11 +77,11 @@ async def test_what_workers_have_counted_never_gets_less() -> None:
 
 
 async def test_another_node_has_nothing_done_that_is_no_act() -> None:
-    """Such as the end of the program."""
+    """Such as a copy of its files."""
 
     def none() -> Any:
         raise NotImplementedError
 
     parts = Parts(none, lambda: 0.0, none)
-    with pytest.raises(PenstockError, match='method: read "drain"; allowed: disconnect'):
-        await parts.act("drain", 1)
+    with pytest.raises(PenstockError, match='method: read "backup"; allowed: disconnect'):
+        await parts.act("backup", "x")
