@@ -1,6 +1,8 @@
 """What nodes tell each other of themselves every few seconds: for `$SYS` and ``penstock cluster``.
 
 Nobody is asked: each node writes its figures to the engine and reads what the others have written.
+By that it sees that an engine stores nothing: as its memory or its disk is full, or as it has no
+replica.
 """
 
 from __future__ import annotations
@@ -47,6 +49,7 @@ class ToldFigures:
         self._sys: dict[str, str] = {}
         self._others: dict[str, Mapping[str, str]] = {}
         self._most_clients = 0
+        self._is_refused = False
         self._task: asyncio.Task[None] | None = None
 
     def sys_topics(self, own: Mapping[str, str]) -> dict[str, str]:
@@ -80,8 +83,13 @@ class ToldFigures:
         try:
             found = await self._engine.tell_figures(json.dumps(figures))
         except StorageError as error:
-            self._logger.debug("figures cannot be told: %s", error)
+            if not self._is_refused and self._engine.failure is None:
+                self._is_refused = True
+                self._logger.error("the engine stores nothing: %s", error)  # noqa: TRY400 (a state)
             return
+        if self._is_refused:
+            self._is_refused = False
+            self._logger.info("the engine stores again")
         del found[self._engine.node]
         self._others = {node: json.loads(told)["sys"] for node, told in found.items()}
 

@@ -210,6 +210,10 @@ async def test_the_engine_is_full(tmp_path: Path) -> None:
             await reader.send(PubAck(before.packet_id))
             inboxes = list(redis.scan_iter("*:inbox"))
             await reached(lambda: not any(map(redis.xlen, inboxes)), "an empty inbox")
+            for name in "ab":
+                told = "the engine stores nothing: the Redis server's memory is full"
+                await asyncio.to_thread(cluster[name].wait_for_log, told)
             redis.config_set("maxmemory", 0)
             await writer.publish("far/3", b"after")
             assert (await reader.take(Publish)).payload == b"after"
+            await asyncio.to_thread(cluster["a"].wait_for_log, "the engine stores again")
