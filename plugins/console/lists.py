@@ -52,7 +52,8 @@ class Page(Generic[Row]):
         search: in lower case; "" for all rows.
         total: rows that match.
         n_behind: those of them behind `after`.
-        n_kept: those of all whose session outlives its connection, for who knows it to fill in.
+        n_kept: those of all whose session outlives its connection and whose client matches by its
+            name, for who knows it to fill in.
 
     Raises:
         RequestError: a wrong query.

@@ -251,7 +251,10 @@ class Parts:
         rates.begin(now)
         for some in in_turns(self._client_ids()):
             rows = [rates.with_rate(row, now)._replace(node=self._node) for row in self._rows(some)]
-            page.n_kept += sum(row.client_id in kept for row in page.add(rows))
+            page.n_kept += sum(
+                row.client_id in kept and page.search in row.client_id.lower()
+                for row in page.add(rows)
+            )
             await asyncio.sleep(0)
 
     def _rows(self, client_ids: Sequence[str]) -> Iterator[ClientRow]:
@@ -268,7 +271,8 @@ class Parts:
             await asyncio.sleep(0)
         # Those of other nodes that are on no page of theirs were taken for away.
         page.total -= sum(answer["n_kept"] for answer in answers)
-        page.total += len(there.intersection(nodes.kept))
+        kept = there.intersection(nodes.kept)
+        page.total += sum(page.search in client_id.lower() for client_id in kept)
         away = [row.client_id for row in page.rows if not row.node]
         looks = await asyncio.gather(*map(nodes.find, away), return_exceptions=True)
         found = dict(zip(away, looks, strict=True))

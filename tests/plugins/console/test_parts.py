@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from penstock.broker.counters import Histogram, Metric, Sample
 from penstock.broker.errors import PenstockError
+from penstock.plugins.console import parts as parts_module
 from penstock.plugins.console.exposition import metric_as_json
 from penstock.plugins.console.parts import Parts
 from penstock.plugins.web.nodes import Nodes
@@ -85,3 +88,39 @@ async def test_another_node_has_nothing_done_that_is_no_act() -> None:
     parts = Parts(none, lambda: 0.0, none)
     with pytest.raises(PenstockError, match='method: read "backup"; allowed: disconnect'):
         await parts.act("backup", "x")
+
+
+class Elsewhere:
+    """A node that has all clients, for one that has none; their sessions outlive connections."""
+
+    node, silent, others = "asks", (), ("has",)
+    kept = ("lamp1", "lamp2", "lamp3")
+
+    def __init__(self) -> None:
+        row = parts_module._AWAY._replace(username="ada", is_connected=True)
+        operations = SimpleNamespace(
+            client_ids=lambda: list(self.kept), row=lambda one: row._replace(client_id=one)
+        )
+        self.parts = Parts(lambda: cast("Any", operations), lambda: 0.0, cast("Any", None))
+        self.parts.nodes = cast("Nodes", SimpleNamespace(node="has", kept=self.kept))
+
+    async def ask(self, _: Iterable[str], _part: str, *args: Any) -> dict[str, Any]:
+        """Return the page of the other node."""
+        return {"has": await self.parts.own_list(*args)}
+
+    async def find(self, _: str) -> tuple[str, None]:
+        """Return who has a client."""
+        return "has", None
+
+
+@pytest.mark.parametrize("search", ["", "ADA", "lamp", "2"])
+@pytest.mark.parametrize("limit", [1, 2, 100])
+async def test_a_client_at_another_node_counts_once(search: str, limit: int) -> None:
+    """Also where its session outlives its connection, and whatever has matched."""
+    operations: Any = SimpleNamespace(client_ids=list)
+    parts = Parts(lambda: operations, lambda: 0.0, cast("Any", None))
+    parts.nodes = cast("Nodes", Elsewhere())
+    query = {"search": search, "limit": str(limit), "sort": "client_id"}
+    found = json.loads(await parts.text("clients", query))
+    assert found["total"] == (1 if search == "2" else 3)
+    assert len(found["clients"]) == min(found["total"], limit)
