@@ -1141,7 +1141,7 @@ class Plugin:
         Config: a frozen dataclass that checks itself; its fields are the keys under the name.
         is_section: the name stands at the top of the policy file, and not under `plugins`.
         is_one_per_machine: where a machine has several of the broker's processes, the first one
-            alone has the plugin, such as one that listens at a port of its own.
+            alone has the plugin, such as one that connects to another broker.
         config: an instance of that, from the policy file.
         context: the parts of the broker that the plugin is given.
         gate: a delivery gate; a broker has one.

@@ -1,4 +1,4 @@
-"""What nodes ask each other for operators: the `penstock.plugins.web.operators.Nodes` of a node.
+"""What nodes ask each other for operators: the `penstock.plugins.web.nodes.Nodes` of a node.
 
 Theory of operation. A question is a note to each node that is asked, and so is the answer: both are
 read however many messages wait. The console bounds what an answer has. Where no answer comes within

@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 from logging import Logger
+from struct import error as StructError  # noqa: N812 (it is a class)
 from typing import Final
 
 from penstock.plugins.cluster.announcer import Announcer
@@ -81,6 +82,8 @@ class MailExpiry:
                         await asyncio.gather(*map(self._look_at, buckets[at : at + n]))
                     except StorageError as error:
                         self._logger.warning("sessions cannot expire: %s", error)
+                    except Exception:
+                        self._logger.exception("sessions cannot expire")
 
     async def _look_at(self, bucket: str) -> None:
         """End what is due; forget what all nodes know of."""
@@ -105,7 +108,10 @@ class MailExpiry:
         """Give messages to other members; return how many, once they are stored for those."""
         waiting: list[asyncio.Future[None]] = []
         for _, head, packet in await self._engine.left_by(bucket, origin, client_id):
-            version, _, share = read_head(head)
+            try:
+                version, _, share = read_head(head)
+            except (ValueError, StructError):
+                continue  # it goes with the session, as a message that nobody else can have
             if share:
                 future = asyncio.get_running_loop().create_future()
                 done = partial(_finish, future)

@@ -40,7 +40,7 @@ class Notes:
 
     Attributes:
         heard: what is called for each kind of note.
-        n_unknown: notes that this version does not know.
+        n_unknown: notes that this version does not know, or that have failed.
     """
 
     def __init__(
@@ -95,11 +95,11 @@ class Notes:
         try:
             kind, *rest = json.loads(data)
             self.heard[kind](node, *rest)
-        except (KeyError, TypeError, ValueError) as error:
+        except Exception as error:  # noqa: BLE001 (those behind it are to be heard)
             self.n_unknown += 1
             if is_logged(self.n_unknown):
                 self._logger.warning(
-                    "a note of node %s is not understood: %.80r: %r", node, data, error
+                    "a note of node %s is not understood, or fails: %.80r: %r", node, data, error
                 )
 
 

@@ -90,7 +90,7 @@ class ToldFigures:
         if self._is_refused:
             self._is_refused = False
             self._logger.info("the engine stores again")
-        del found[self._engine.node]
+        found.pop(self._engine.node, None)  # it is not there where this node was just evicted
         self._others = {node: json.loads(told)["sys"] for node, told in found.items()}
 
     async def close(self) -> None:

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from penstock.plugins.cluster import mail_expiry
+from penstock.plugins.cluster.mail_entries import head_of
 from penstock.plugins.cluster.mail_expiry import MailExpiry
+from penstock.plugins.cluster.node_sink import Shared
 from tests.plugins.queue.engines.contract.harness import until
 
 
@@ -39,3 +41,40 @@ async def test_sessions_that_another_node_forgets_leave_nothing_here(
     assert expiry.n_expired == 1
     await expiry.close()
     await asyncio.sleep(0)
+
+
+async def test_a_message_that_cannot_be_read_keeps_no_session_from_being_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It goes with the session that it waited for; those behind it are given to other members."""
+    monkeypatch.setattr(mail_expiry, "ROUND_SECONDS", 0.0)
+    forgotten, given = list[Any](), list[bytes]()
+    good = head_of("publisher", "$share/s/t"), b"\x30\x03\x00\x01t"
+
+    async def expire(_bucket: str) -> list[tuple[str, str]]:
+        return [] if forgotten else [("o", "x")]
+
+    async def left_by(*_: str) -> list[Any]:
+        return [(b"1-0", b"?", b"?"), (b"2-0", *good)]
+
+    async def forget(_bucket: str, ended: Any) -> int:
+        forgotten.extend(ended)
+        return 2
+
+    def give(shared: Shared) -> None:
+        given.append(shared.packets)
+        shared.done(0)
+
+    calls = {"expire": expire, "left_by": left_by, "forget": forget}
+    engine: Any = SimpleNamespace(engine=SimpleNamespace(buckets=["b"]), **calls)
+    mail: Any = SimpleNamespace(gone=lambda *_: None)
+    announcer: Any = SimpleNamespace(last_number=lambda: 1, answered=1)
+    log = logging.getLogger("test")
+    expiry = MailExpiry(engine, mail, announcer, give, lambda: True, log)
+    expiry.start()
+    await until(lambda: bool(forgotten))
+    await until(lambda: not expiry._told)
+    assert forgotten == [("o", "x")]
+    assert given == [good[1]]
+    assert expiry.n_dropped == 1
+    await expiry.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import uuid
+from types import SimpleNamespace
 from typing import Any, Final
 
 from penstock.plugins.cluster.engine import ClusterEngine
@@ -47,3 +48,16 @@ async def test_figures_of_all_members_are_added() -> None:
     assert told["c"].sys_topics(SYS | {"clients/connected": "1"})["clients/connected"] == "3"
     assert told["c"].sys_topics(SYS)["clients/maximum"] == "6"
     await told["c"]._engine.close()
+
+
+async def test_a_node_that_was_evicted_meanwhile_goes_on_telling() -> None:
+    """Who evicts it removes its figures as well, maybe between its two commands."""
+    engine: Any = SimpleNamespace(node="a", tell_figures=answered)
+    figures = ToldFigures(engine, ["b"], dict, LOGGER)
+    await figures.tell()
+    assert figures.sys_topics(SYS)["messages/received"] == "15"
+
+
+async def answered(_: str) -> dict[str, str]:
+    """Return what only another node has told."""
+    return {"b": '{"sys": {"messages/received": "5"}}'}
