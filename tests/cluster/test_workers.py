@@ -18,7 +18,12 @@ import psutil
 import pytest
 import yaml
 
+from penstock.broker.config.key_types import show_size
+from penstock.broker.config.policy import parse_policy
+from penstock.broker.errors import PenstockError
 from penstock.broker.mqtt.packets import Disconnect, Publish, Subscribe, SubscriptionRequest
+from penstock.broker.process.machine_memory import machine_memory_bytes
+from penstock.broker.server import Server
 from penstock.netem.runs.broker_process import reserved_port
 from penstock.plugins.queue.client import QueueClient
 from tests.broker.process.test_service_manager import Manager
@@ -396,6 +401,21 @@ def refused(policy: Mapping[str, Any], folder: Path) -> str:
         return broker.log
     finally:
         broker.end()
+
+
+async def test_a_program_that_starts_no_workers(tmp_path: Path) -> None:
+    """Such as a site's broker: it says so, and does not serve as one of them."""
+    policy = parse_policy(policy_of(18_831), str(tmp_path / "policy.yaml"))
+    with pytest.raises(PenstockError, match="read 2 processes of the broker; allowed: one, or"):
+        await Server(policy).start()
+
+
+def test_workers_share_the_memory_of_the_machine(tmp_path: Path) -> None:
+    """What limits are derived from."""
+    with running_workers(tmp_path) as workers:
+        told = workers.broker.lines_with("limits of this machine, with ", N_WORKERS)
+    (each,) = {line.partition("with ")[2].partition(" of memory")[0] for line in told}
+    assert each == show_size(machine_memory_bytes() // N_WORKERS)
 
 
 @pytest.mark.parametrize("n_workers", [0, -1, 1.5, "four", 1_000_000])
