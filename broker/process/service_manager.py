@@ -15,6 +15,8 @@ from collections.abc import MutableMapping
 from typing import Final
 
 MICROSECONDS: Final = 1_000_000
+_MOST_CHARACTERS: Final = 1_000
+"""Of a line about the program: a message that is too long for the socket would not be told."""
 
 
 class ServiceManager:
@@ -47,7 +49,7 @@ class ServiceManager:
 
     def ready(self, status: str) -> None:
         """Tell that the program serves, with a line about it."""
-        self.tell("READY=1", f"STATUS={' '.join(status.split())}")
+        self.tell("READY=1", f"STATUS={' '.join(status.split())[:_MOST_CHARACTERS]}")
 
     def reloading(self) -> None:
         """Tell that a reload begins; `ready` tells its end."""

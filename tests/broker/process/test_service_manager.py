@@ -120,3 +120,13 @@ def test_a_message_goes_to_either_kind_of_address(manager: Manager) -> None:
 def test_without_a_socket_nothing_is_told(address: str) -> None:
     """And nothing fails: the program may have been started by hand."""
     ServiceManager({"NOTIFY_SOCKET": address}).ready("serving")
+
+
+def test_a_line_of_any_length_is_told(tmp_path: Path) -> None:
+    """Such as one of the faults of a file, each line of which is wrong."""
+    manager = Manager(str(tmp_path / "notify"))
+    try:
+        ServiceManager({"NOTIFY_SOCKET": manager.address}).ready("é" * 1_000_000)
+        assert manager.next() == {"READY": "1", "STATUS": "é" * 1_000}
+    finally:
+        manager.close()
