@@ -47,7 +47,7 @@ PROGRAMS: Final = {
     ),
     "cluster": Program(
         "penstock.plugins.cluster.__main__",
-        "show the nodes of a cluster, and forget one that is gone",
+        "show the nodes of a cluster, drain one, forget one that is gone",
         "redis",
     ),
     "why": Program(
