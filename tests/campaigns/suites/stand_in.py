@@ -1,8 +1,8 @@
 """``mosquitto -c FILE -p PORT`` as mosquitto's tests start it: Penstock behind a load balancer.
 
 The environment says how many brokers there are (SUITE_NODES; more than one are a cluster on the
-Redis server of SUITE_REDIS), and where their files are (SUITE_FOLDER). A broker that is started
-again finds its sessions.
+Redis server of SUITE_REDIS), and where their files are (SUITE_FOLDER). Brokers that are started
+again find their sessions where mosquitto would.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import queue
 import signal
 import socket
 import sys
+import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -58,11 +59,12 @@ def running(policy: dict[str, Any], folder: Path, n_nodes: int) -> Iterator[list
             services.append((sock, []))
             keys["bind"] = "127.0.0.1:0"
         nodes = []
+        prefix = folder.name if "persistence" in policy else uuid.uuid4().hex
         if n_nodes > 1:
             policy.pop("persistence", None)
         for number in range(n_nodes):
             if n_nodes > 1:
-                redis = {"server": f"127.0.0.1:{os.environ['SUITE_REDIS']}", "prefix": folder.name}
+                redis = {"server": f"127.0.0.1:{os.environ['SUITE_REDIS']}", "prefix": prefix}
                 section = {"name": "suite", "node": f"node{number}", "redis": redis}
                 policy["cluster"] = section
             own = folder / f"node{number}"
