@@ -14,9 +14,10 @@ RESERVE: Final = 192
 plugins, 64 for connections that stay to be refused, 64 for lingering sockets. It is half of the
 limit where the limit is lower than twice this."""
 
-BACKLOG: Final = 1024
-"""So many connections of a listener may wait to be accepted, as a fleet reconnects all at once. A
-client's kernel tries a further one again after a second. They take no descriptor."""
+BACKLOG: Final = 4096
+"""So many connections of a listener may wait to be accepted, as a fleet reconnects all at once: the
+most that Linux allows (net.core.somaxconn). A client's kernel tries a further one again after 1, 3,
+7, 15 and 31 seconds. They take no descriptor."""
 
 _ANY: Final = 2**31
 
