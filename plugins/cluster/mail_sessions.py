@@ -540,7 +540,10 @@ class KeptSessions(SessionStore):
         for row in batch.gone_deliveries:
             kept = self._rows.pop(row, None)
             if kept is not None:
-                kept.noted.discard(kept.entries.pop(row)[0])
+                entry = kept.entries.pop(row)[0]
+                kept.noted.discard(entry)
+                if kept.fetching is None:  # else it may be among what is being fetched
+                    kept.restored.discard(entry)
 
     def _sessions_of(self, batch: Changes, changes: dict[Kept, list[Any]]) -> None:
         """Add what has changed of sessions but their messages."""

@@ -194,6 +194,20 @@ async def test_refused_batch_is_the_same_when_it_comes_again() -> None:
     assert len(node.engine.commits["y"]) == 1
 
 
+async def test_messages_that_the_broker_has_added_leave_nothing_when_they_are_gone() -> None:
+    """A session that gets retained messages again and again stays as small as it was."""
+    node = Node()
+    await node.kept.write(Changes(number=1, sessions=[session(1, "x")]))
+    message = MessageRow(5, "t", b"1", 1, True, 0.0, None, None, "")
+    await node.kept.write(Changes(number=2, messages=[message], deliveries=[delivery(5)]))
+    kept = node.kept.sessions["x"]
+    assert kept.restored == {b"9-0"}
+    gone = Changes(number=3)
+    gone.gone_deliveries.append(5)
+    await node.kept.write(gone)
+    assert (kept.entries, kept.noted, kept.restored) == ({}, set(), set())
+
+
 async def test_message_without_a_payload_is_not_stored_as_an_empty_one() -> None:
     """Its payload store could not read it back; what becomes of it later changes nothing."""
     node = Node()
