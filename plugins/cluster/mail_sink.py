@@ -181,7 +181,10 @@ class MailSink(MessageSink):
 
     def reserve_run(self, n_messages: int, n_bytes: int) -> bool:
         """Hold room for a run, if no mailbox is full; see `MessageSink`."""
-        if self._full or self.lacks():
+        if self._full:
+            self._look_soon()  # maybe nobody publishes to it any more
+            return False
+        if self.lacks():
             return False
         self.bytes_on_way += n_bytes + n_messages * _MESSAGE_BYTES
         return True

@@ -278,6 +278,20 @@ async def test_publishers_wait_for_a_full_mailbox_until_it_is_half_empty() -> No
     sink.sink.close()
 
 
+async def test_runs_go_again_once_a_mailbox_has_room_that_nobody_publishes_to() -> None:
+    """It is looked at as well while other messages come."""
+    sink = Sink()
+    sink.send()
+    await sink.engine.answer(full("x1", 10))
+    await sink.engine.answer()
+    assert not sink.sink.reserve_run(1, 8)
+    assert sink.sink._look is not None
+    sink.sink._look_again()
+    await sink.engine.answer(full("x1", 0))
+    assert sink.sink.reserve_run(1, 8)
+    sink.sink.close()
+
+
 async def test_qos_2_message_is_told_from_its_repeats_until_it_is_forgotten() -> None:
     """By all buckets that have it; and by all there are, where another node may have stored it."""
     sink, done = Sink(), list[bool]()
