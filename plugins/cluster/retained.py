@@ -15,6 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from logging import Logger
 from struct import Struct
+from struct import error as StructError  # noqa: N812 (it is a class)
 from typing import Final
 
 from penstock.broker.errors import PenstockError
@@ -183,7 +184,7 @@ class RetainedSink(MessageSink):
                         self.n_lacking,
                         topic,
                     )
-        except (PenstockError, ValueError) as error:
+        except (PenstockError, ValueError, LookupError, StructError) as error:
             self._logger.warning("cluster: retained message of topic %s: %s", topic, error)
 
     def restart(self) -> None:

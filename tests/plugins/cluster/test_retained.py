@@ -7,6 +7,8 @@ import logging
 from collections.abc import Iterator
 from typing import Any, cast
 
+import pytest
+
 from penstock.broker.errors import PenstockError
 from penstock.broker.extensions import LocalClients
 from penstock.broker.message import Message
@@ -166,3 +168,13 @@ async def test_an_engine_that_is_away_holds_publishers_back() -> None:
     assert node.sink.reserve(Message("t", b"1", qos=1, retain=True)) == "engine_away"
     await node.answer()
     assert rooms == ["room"]
+
+
+async def test_what_cannot_be_read_is_left_out_and_told(caplog: pytest.LogCaptureFixture) -> None:
+    """Those behind it are taken over: else the node would read all anew, again and again."""
+    node = Node()
+    node.sink.follow("short", b"?")
+    node.sink.follow("without a packet", bytes(10))
+    assert not node.kept.by_topic
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * 2
+    assert "retained message of topic short:" in caplog.text
