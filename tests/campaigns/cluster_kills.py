@@ -1,13 +1,15 @@
-"""Does a cluster keep its promises while its brokers and the engine's masters are killed?
+"""Does a cluster keep its promises while its brokers, machines and engine fail?
 
-Rerun: ``python -m tests.campaigns.cluster_kills``; a look in a minute with ``--quick``.
+Rerun: ``sudo python -m tests.campaigns.cluster_kills``; a look in a minute with ``--quick``.
 
-Three brokers are on a Redis server with two replicas and three sentinels. Clients publish at two of
-the brokers at QoS 1 and 2; others receive at the third. The two brokers are killed (``kill -9``) at
-random moments, or stand still for a time, and come back; publishers go on at the other one. So are
-the masters of the engine. Then what was received is held against what was acknowledged. A message
-that a publisher has published anew, as its session was lost, may come twice, and be out of order:
-it was published at two brokers.
+Three brokers are on machines of their own (network namespaces), each with a Redis server (a master
+and two replicas) and a sentinel. Clients publish at two of the brokers at QoS 1 and 2; others
+receive at the third. These two are killed (``kill -9``) at random moments, or stand still for a
+time; their machines are cut off, from the other machines alone or from the clients as well, the
+master's as often as not. Each fails on its own, so both may be away at a time. Publishers go on at
+the other one when they hear nothing for a while. The masters of the engine are killed, too. Then
+what was received is held against what was acknowledged. A message that a publisher has published
+anew, as its session was lost, may come twice, and be out of order: it was published at two brokers.
 
 Clients with sessions that outlive their connection go from one of the two brokers to the other, one
 that publishes at QoS 2 and two that receive: they find their sessions, and no message of QoS 2
@@ -24,18 +26,22 @@ import re
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeVar
 
 import typer
 from redis import Redis
 from redis.exceptions import RedisError
 
 from benchmarks.program import JsonFile, Program, Quick
-from penstock.netem.runs.broker_process import reserved_port
 from tests.campaigns.faults.case import Finding, report
+from tests.helpers import forks
 from tests.helpers.cluster import (
     Cluster,
     Publisher,
@@ -46,102 +52,196 @@ from tests.helpers.cluster import (
     reached,
     roam,
 )
-from tests.helpers.redis_server import RedisProcess, running_redis, running_sentinels
+from tests.helpers.machines import Cable, Machines
+from tests.helpers.redis_server import RedisProcess, running_redis, running_sentinel
+from tests.helpers.wire import ADDRESSES, WireClient
 
-FULL_KILLS: Final = 100
-FULL_MASTERS: Final = 10
-QUICK_KILLS: Final = 4
-QUICK_MASTERS: Final = 1
-LONGEST_LIFE_SECONDS: Final = 3.0
-"""The longest time between two faults."""
+Result = TypeVar("Result")
+
+N_FAULTS: Final = {"kill": 100, "freeze": 20, "partition": 20, "master": 10}
+"""Faults of a full campaign by their kinds; a quick one has a twentieth of them, one at least."""
+LONGEST_LIFE_SECONDS: Final = 1.5
+"""The longest time between two faults of a broker."""
 LONGEST_AWAY_SECONDS: Final = 6.0
-"""The longest time for which a broker is away: others may evict it or not."""
+"""The longest time for which a broker is away, as a rule: others may evict it or not."""
+LONGEST_SECONDS: Final = 60.0
+"""The same of some faults that are no kills."""
+LONG_SHARE: Final = 0.1
+"""The share of these."""
+HALF: Final = 0.5
+CABLES: Final[tuple[Cable, ...]] = ("engine", "clients")
+PATIENCE_SECONDS: Final = 4.0
+"""A publisher goes on elsewhere when nothing was acknowledged for so long."""
 PAUSE_SECONDS: Final = 0.002
-FROZEN_SHARE: Final = 0.3
-"""The share of the faults of a broker in which it stands still instead of being killed."""
 N_STREAMS: Final = 4
 """Streams of each QoS, in turn at the two brokers."""
+PORTS: Final = {"a": 11883, "b": 12883, "c": 13883}
+REDIS_PORT: Final = 6379
+SENTINEL_PORT: Final = 26379
 
 
 class Engine:
-    """A master with two replicas, and sentinels.
+    """A master with two replicas, and sentinels: one of each on each machine.
 
     Args:
         stack: ends the servers.
         folder: of their files.
+        machines: where they are.
+        min_replicas: how many replicas must have what is acknowledged. With fewer than both, a
+            sentinel may choose the one that has it not.
     """
 
-    def __init__(self, stack: ExitStack, folder: Path) -> None:
+    def __init__(
+        self, stack: ExitStack, folder: Path, machines: Machines, min_replicas: int = 2
+    ) -> None:
         self._stack = stack
         self._folder = folder
-        self._servers: dict[int, RedisProcess] = {}
-        ports = [stack.enter_context(reserved_port()) for _ in range(3)]
-        self._start(ports[0])
-        for port in ports[1:]:
-            self._start(port, f"replicaof 127.0.0.1 {ports[0]}")
-        self._sentinels = stack.enter_context(running_sentinels(folder / "s", ports[0]))
+        self._machines = machines
+        self._servers: dict[str, RedisProcess] = {}
+        self._addresses = machines.addresses
+        for name in PORTS:
+            self._start(name, "a")
+        for name, address in self._addresses.items():
+            lines = (
+                "bind 0.0.0.0",
+                "protected-mode no",
+                f"sentinel announce-ip {address}",
+                f"sentinel monitor m {self._addresses['a']} {REDIS_PORT} 2",
+            )
+            sentinel = running_sentinel(
+                folder / name, *lines, port=SENTINEL_PORT, wrapper=machines.wrapper(name)
+            )
+            stack.enter_context(sentinel)
         self.section = {
             "sentinel": {
-                "servers": [f"127.0.0.1:{port}" for port in self._sentinels],
+                "servers": [f"{one}:{SENTINEL_PORT}" for one in self._addresses.values()],
                 "master": "m",
             },
-            "min_replicas": 1,
+            "min_replicas": min_replicas,
         }
 
-    def _start(self, port: int, *lines: str) -> None:
-        lines = ("min-replicas-to-write 1", *lines)
-        server = running_redis(self._folder / str(port), *lines, port=port)
-        self._servers[port] = self._stack.enter_context(server)
+    def _start(self, name: str, master: str) -> None:
+        address = self._addresses[name]
+        lines = ["bind 0.0.0.0", "protected-mode no", f"replica-announce-ip {address}"]
+        lines += ["min-replicas-to-write 1", "repl-timeout 5"]
+        if name != master:
+            lines.append(f"replicaof {self._addresses[master]} {REDIS_PORT}")
+        wrapper = self._machines.wrapper(name)
+        server = running_redis(self._folder / name, *lines, port=REDIS_PORT, wrapper=wrapper)
+        self._servers[name] = self._stack.enter_context(server)
 
-    def _known(self, port: int) -> dict[str, Any]:
-        """Return what a sentinel knows of the master."""
-        with Redis(port=port) as sentinel:
+    def _known(self, name: str) -> dict[str, Any]:
+        """Return what a machine's sentinel knows of the master."""
+        with Redis(self._addresses[name], SENTINEL_PORT) as sentinel:
             told: dict[str, Any] = sentinel.sentinel_master("m")
         return told
 
-    def _master(self) -> int:
-        return int(self._known(self._sentinels[0])["port"])
+    @property
+    def master(self) -> str:
+        """The machine of the master, as clients hear of it."""
+        address = self._known("c")["ip"]
+        return next(name for name, one in self._addresses.items() if one == address)
 
     def _is_whole(self) -> bool:
         """Say whether all sentinels know the same master, its replicas, and one another."""
-        known = [self._known(port) for port in self._sentinels]
         try:
-            with Redis(port=self._master()) as master:
+            known = [self._known(name) for name in PORTS]
+            with Redis(self._addresses[self.master], REDIS_PORT) as master:
                 told = master.info("replication")
         except RedisError:  # it was killed
             return False
         replicas = [one for name, one in told.items() if re.fullmatch(r"slave\d+", name)]
         n_replicas = sum(one["state"] == "online" for one in replicas)
         return n_replicas == 2 and all(
-            (one["port"], one["flags"], one["num-slaves"], one["num-other-sentinels"])
-            == (known[0]["port"], "master", 2, 2)
+            (one["ip"], one["flags"], one["num-slaves"], one["num-other-sentinels"])
+            == (known[0]["ip"], "master", 2, 2)
             for one in known
         )
 
+    async def whole(self) -> None:
+        """Wait until nothing of it is missing."""
+        await reached(self._is_whole, "two replicas that all sentinels know")
+
     async def kill_master(self) -> None:
-        """Kill it; return once another one has taken over, and all know it.
+        """Kill it; return once another one has taken over, and it is a replica.
 
         Both replicas have its data before: a sentinel takes whichever, while it has not asked them.
         """
-        await reached(self._is_whole, "two replicas that all sentinels know")
-        old = self._master()
+        await self.whole()
+        old = self.master
         self._servers[old].process.kill()
-        await reached(lambda: self._master() != old, "a new master")
-        await asyncio.to_thread(self._start, old, f"replicaof 127.0.0.1 {self._master()}")
-        await reached(self._is_whole, "two replicas that all sentinels know")
+        await reached(lambda: self.master != old, "a new master")
+        await asyncio.to_thread(self._start, old, self.master)
 
 
-async def fault(cluster: Cluster, name: str, rng: random.Random) -> None:
-    """Kill a broker, or let it stand still; return once it serves again."""
-    away_seconds = rng.uniform(0.0, LONGEST_AWAY_SECONDS)
-    if rng.random() < FROZEN_SHARE:
-        cluster[name].process.send_signal(signal.SIGSTOP)
-        await asyncio.sleep(away_seconds)
-        cluster[name].process.send_signal(signal.SIGCONT)
-        return
-    cluster[name].kill()
-    await asyncio.sleep(away_seconds)
-    await asyncio.to_thread(cluster.start, name)
+class Spread(Cluster):
+    """Brokers on machines of their own."""
+
+    machines: Machines
+
+    def wrapper(self, name: str) -> list[str]:
+        """Return the command that runs another one on a broker's machine."""
+        return self.machines.wrapper(name)
+
+    def policy(self, name: str) -> dict[str, Any]:
+        """Return the policy of a broker, which listens where clients of the hub find it."""
+        bind = f"{self.machines.doors[name]}:{PORTS[name]}"
+        return super().policy(name) | {"listeners": {"default": {"bind": bind}}}
+
+
+class Faults:
+    """What befalls the brokers `a` and `b`, their machines and the engine.
+
+    Attributes:
+        done: how often each has.
+    """
+
+    def __init__(self, cluster: Spread, engine: Engine, planned: list[str], seed: int) -> None:
+        self.done: Counter[str] = Counter()
+        self._cluster = cluster
+        self._engine = engine
+        self._planned = planned
+        self._rng = random.Random(seed)  # noqa: S311 (no secret)
+        self._of_engine = asyncio.Lock()
+
+    async def befall(self, name: str, is_over: Callable[[], bool]) -> None:
+        """Let one after the other happen to a broker, beside those of the other broker."""
+        while self._planned and not is_over():
+            await asyncio.sleep(self._rng.uniform(0.0, LONGEST_LIFE_SECONDS))
+            if self._planned:
+                what = self._planned.pop()
+                await getattr(self, f"_{what}")(name)
+                self.done[what] += 1
+
+    def _seconds(self) -> float:
+        is_long = self._rng.random() < LONG_SHARE
+        return self._rng.uniform(0.0, LONGEST_SECONDS if is_long else LONGEST_AWAY_SECONDS)
+
+    async def _kill(self, name: str) -> None:
+        self._cluster[name].kill()
+        await asyncio.sleep(self._rng.choice([0.0, self._rng.uniform(0.0, LONGEST_AWAY_SECONDS)]))
+        await asyncio.to_thread(self._cluster.start, name)
+
+    async def _freeze(self, name: str) -> None:
+        self._cluster[name].process.send_signal(signal.SIGSTOP)
+        await asyncio.sleep(self._seconds())
+        self._cluster[name].process.send_signal(signal.SIGCONT)
+
+    async def _partition(self, name: str) -> None:
+        """Cut a machine off: that of the broker, or that of the master if it is one of the two."""
+        async with self._of_engine:
+            await self._engine.whole()
+            if self._rng.random() < HALF and self._engine.master in "ab":
+                name = self._engine.master
+                self.done["partition with the master"] += 1
+            cables = CABLES[: self._rng.randint(1, 2)]
+            self._cluster.machines.cut(name, *cables)
+            await asyncio.sleep(self._seconds())
+            self._cluster.machines.join(name, *cables)
+
+    async def _master(self, _name: str) -> None:
+        async with self._of_engine:
+            await self._engine.kill_master()
 
 
 class Roaming:
@@ -149,7 +249,7 @@ class Roaming:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._writer = Publisher("roaming/x")
+        self._writer = Publisher("roaming/x", PATIENCE_SECONDS)
         self._readers = {1: Subscriber(), 2: Subscriber()}
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -159,17 +259,20 @@ class Roaming:
             name = f"roams-{qos}"
             async with await self._cluster.connected("c", name, **lasting()) as client:
                 assert await client.subscribe("roaming/#", qos) == qos
-            self._tasks.append(asyncio.create_task(roam(self._cluster, "ab", name, reader.run)))
+            self._go("ab", name, reader.run)
         async with await self._cluster.connected("c", "roams", **lasting()):
             pass
-        going = roam(self._cluster, "ba", "roams", self._writer.run)
+        self._go("ba", "roams", self._writer.run)
+
+    def _go(self, names: str, client_id: str, run: Callable[[WireClient], Awaitable[None]]) -> None:
+        going = roam(self._cluster, names, client_id, run, 3 * PATIENCE_SECONDS)
         self._tasks.append(asyncio.create_task(going))
 
     async def end(self) -> list[Finding]:
         """Wait until all that was begun has come; return the findings."""
         writer = self._writer
         writer.is_ending = True
-        wanted = set(range(writer.n_begun))
+        wanted = set(range(writer.n_begun)) - writer.refused
         with contextlib.suppress(AssertionError):  # the findings tell
             await reached(lambda: writer.n_done == writer.n_begun, "all acknowledgements")
             for reader in self._readers.values():
@@ -178,7 +281,8 @@ class Roaming:
         for task in self._tasks:
             task.cancel()
         findings = [
-            Finding("sessions: acknowledged", writer.n_done, least=1),
+            Finding("sessions: acknowledged", writer.n_done - len(writer.refused), least=1),
+            Finding("sessions: refused", len(writer.refused)),
             Finding("sessions: clients that lost theirs", n_lost_sessions, most=0),
         ]
         for qos, reader in self._readers.items():
@@ -194,19 +298,20 @@ class Roaming:
 
 
 async def play(
-    cluster: Cluster, engine: Engine, n_kills: int, n_masters: int, seed: int
+    cluster: Spread, engine: Engine, n_faults: Mapping[str, int], seed: int
 ) -> list[Finding]:
-    """Publish while brokers and masters are killed; return the findings."""
-    rng = random.Random(seed)  # noqa: S311 (no secret)
-    faults = ["node"] * n_kills + ["master"] * n_masters
-    rng.shuffle(faults)
+    """Publish while brokers, machines and masters fail; return the findings."""
+    planned = [what for what, n in n_faults.items() for _ in range(n)]
+    random.Random(seed).shuffle(planned)  # noqa: S311 (no secret)
+    faults = Faults(cluster, engine, planned, seed)
     streams = [
-        Stream(f"kills/{qos}/{at}", qos=qos, pause_seconds=PAUSE_SECONDS)
+        Stream(f"kills/{qos}/{at}", qos=qos, pause_seconds=PAUSE_SECONDS, patience=PATIENCE_SECONDS)
         for qos in (1, 2)
         for at in range(N_STREAMS)
     ]
     ports = [lambda: cluster["a"].port, lambda: cluster["b"].port]
     reading, roaming = Reading(), Roaming(cluster)
+    began = time.monotonic()
     await roaming.begin()
     async with await cluster.connected("c", "reads") as reader:
         assert await reader.subscribe("kills/#", 2) == 2
@@ -215,18 +320,11 @@ async def play(
             asyncio.create_task(stream.run(*ports[at % 2 :], *ports[: at % 2]))
             for at, stream in enumerate(streams)
         ]
-        for what in faults:
-            await asyncio.sleep(rng.uniform(0.0, LONGEST_LIFE_SECONDS))
-            if taking.done():
-                break
-            if what == "master":
-                await engine.kill_master()
-            else:
-                await fault(cluster, rng.choice("ab"), rng)
+        await asyncio.gather(*(faults.befall(name, taking.done) for name in "ab"))
+        seconds = time.monotonic() - began
         for stream in streams:
             stream.end()
         await asyncio.gather(*publishing)
-        roamed = await roaming.end()
         n_before = -1
         while n_before != (n_before := sum(map(len, reading.came.values()))):
             if not any(map(reading.lost, streams)):
@@ -236,7 +334,10 @@ async def play(
         if not has_stayed:
             typer.echo(cluster["c"].log, err=True)
         taking.cancel()
-    return judge(streams, reading, has_stayed=has_stayed) + roamed
+        roamed = await roaming.end()
+    done = [Finding(f"faults: {what}", n) for what, n in sorted(faults.done.items())]
+    done.append(Finding("time", seconds, "s"))
+    return done + judge(streams, reading, has_stayed=has_stayed) + roamed
 
 
 def judge(streams: Sequence[Stream], reading: Reading, *, has_stayed: bool) -> list[Finding]:
@@ -267,32 +368,55 @@ def judge(streams: Sequence[Stream], reading: Reading, *, has_stayed: bool) -> l
     return findings
 
 
-def run(n_kills: int, n_masters: int, seed: int) -> list[Finding]:
-    """Run one campaign in a folder of its own."""
-    with ExitStack() as stack:
-        place = tempfile.TemporaryDirectory(prefix="penstock-cluster-")
-        folder = Path(stack.enter_context(place))
-        engine = Engine(stack, folder / "engine")
-        cluster = Cluster(folder, engine.section)
-        stack.callback(cluster.end)
-        cluster.start("a", "b", "c")
-        return asyncio.run(play(cluster, engine, n_kills, n_masters, seed))
+def on_machines(
+    play: Callable[[Spread, Engine], Coroutine[Any, Any, Result]], min_replicas: int = 2
+) -> Result:
+    """Return what comes of three brokers and an engine on machines of their own."""
+
+    def begin() -> Result:
+        with ExitStack() as stack:
+            place = tempfile.TemporaryDirectory(prefix="penstock-cluster-")
+            folder = Path(stack.enter_context(place))
+            machines = Machines("c", "a", "b")
+            stack.enter_context(machines.running())
+            engine = Engine(stack, folder / "engine", machines, min_replicas)
+            cluster = Spread(folder, engine.section)
+            cluster.machines = machines
+            ADDRESSES.update({port: machines.doors[name] for name, port in PORTS.items()})
+            stack.callback(ADDRESSES.clear)
+            stack.callback(cluster.end)
+            cluster.start("a", "b", "c")
+            return asyncio.run(play(cluster, engine))
+
+    forks.prepare()
+    with ThreadPoolExecutor(1) as pool:  # a thread that goes to another machine stays there
+        return pool.submit(begin).result()
+
+
+def run(n_faults: Mapping[str, int], seed: int, min_replicas: int = 2) -> list[Finding]:
+    """Run one campaign in a folder and on machines of its own."""
+    return on_machines(partial(play, n_faults=n_faults, seed=seed), min_replicas)
 
 
 def kill(
     seed: Annotated[int, typer.Option(help="Of moments and victims.")] = 1,
-    kills: Annotated[int, typer.Option(min=0, help="Of brokers.")] = FULL_KILLS,
-    masters: Annotated[int, typer.Option(min=0, help="Of the engine's masters.")] = FULL_MASTERS,
+    kills: Annotated[int, typer.Option(min=0, help="Of brokers.")] = N_FAULTS["kill"],
+    freezes: Annotated[int, typer.Option(min=0, help="Of brokers.")] = N_FAULTS["freeze"],
+    partitions: Annotated[int, typer.Option(min=0, help="Of machines.")] = N_FAULTS["partition"],
+    masters: Annotated[int, typer.Option(min=0, help="Kills of them.")] = N_FAULTS["master"],
+    min_replicas: Annotated[int, typer.Option(min=0, max=2, help="Of the two.")] = 2,
     json_file: JsonFile = None,
     *,
     quick: Quick = False,
 ) -> None:
-    """Kill brokers of a cluster and masters of its engine at random moments.
+    """Let brokers of a cluster, their machines and its engine fail at random moments; needs root.
 
     Ends with status 1 where a promise is broken.
     """
-    n_kills, n_masters = (QUICK_KILLS, QUICK_MASTERS) if quick else (kills, masters)
-    report({"brokers and masters": run(n_kills, n_masters, seed)}, json_file)
+    n_faults = dict(zip(N_FAULTS, (kills, freezes, partitions, masters), strict=True))
+    if quick:
+        n_faults = {what: max(1, n // 20) for what, n in N_FAULTS.items()}
+    report({"brokers, machines and masters": run(n_faults, seed, min_replicas)}, json_file)
 
 
 main: Final = Program(kill, "python -m tests.campaigns.cluster_kills")

@@ -1,11 +1,9 @@
 from __future__ import annotations
 
-from contextlib import ExitStack
-from pathlib import Path
-
 from penstock.broker.mqtt.packets import PingReq, PingResp
-from tests.campaigns.cluster_kills import Engine, judge, run
-from tests.helpers.cluster import Cluster, Reading, Stream
+from tests.campaigns.cluster_kills import N_FAULTS, Engine, Spread, judge, on_machines, run
+from tests.helpers.cluster import Reading, Stream
+from tests.helpers.networks import NEEDS_ROOT
 
 
 def broken(came: list[int], *, qos: int, repeated: set[int] | None = None) -> set[str]:
@@ -31,19 +29,18 @@ def test_each_broken_promise_is_found() -> None:
     assert broken([1, 0, 2], qos=1) == {"QoS 1: out of order"}
 
 
-def test_kills_of_brokers_and_of_a_master_break_no_promise() -> None:
+@NEEDS_ROOT
+def test_faults_of_brokers_machines_and_engine_break_no_promise() -> None:
     """What was acknowledged has arrived in order, and at QoS 2 once."""
-    findings = run(n_kills=2, n_masters=1, seed=1)
+    findings = run(dict.fromkeys(N_FAULTS, 1), seed=1)
     assert not [each for each in findings if each.is_met is False], findings
 
 
-async def test_nobody_is_taken_for_dead_as_masters_come_and_go(tmp_path: Path) -> None:
+@NEEDS_ROOT
+def test_nobody_is_taken_for_dead_as_masters_come_and_go() -> None:
     """Nodes find the next master one after the other; some see one that is none any more."""
-    with ExitStack() as stack:
-        engine = Engine(stack, tmp_path / "engine")
-        cluster = Cluster(tmp_path, engine.section)
-        stack.callback(cluster.end)
-        cluster.start("a", "b", "c")
+
+    async def kill_masters(cluster: Spread, engine: Engine) -> None:
         async with await cluster.connected("c", "stays") as client:
             for _ in range(4):
                 await engine.kill_master()
@@ -52,3 +49,5 @@ async def test_nobody_is_taken_for_dead_as_masters_come_and_go(tmp_path: Path) -
         for name in "abc":
             assert "has left" not in cluster[name].log
             assert "taken for dead" not in cluster[name].log
+
+    on_machines(kill_masters)

@@ -90,12 +90,17 @@ class Cluster:
         section = self.section | {"node": name}
         return anonymous_policy(self.plugins, cluster=section, **self._keys)
 
+    def wrapper(self, name: str) -> Sequence[str]:  # noqa: ARG002 (for those on other machines)
+        """Return the command that is to run a broker in its own place."""
+        return ()
+
     def start(self, *names: str) -> None:
         """Start brokers, or start them again; return when they serve."""
         for name in names:
             folder = self._folder / name
             folder.mkdir(parents=True, exist_ok=True)
-            node = self._nodes[name] = BrokerProcess(self.policy(name), folder)
+            node = BrokerProcess(self.policy(name), folder, self.wrapper(name))
+            self._nodes[name] = node
             assert node.port, f"{name} did not start:\n{node.log}"
 
     def __getitem__(self, name: str) -> BrokerProcess:
@@ -225,7 +230,13 @@ class Stream:
     """
 
     def __init__(
-        self, topic: str, *, qos: int = 1, window: int = 20, pause_seconds: float = 0.0
+        self,
+        topic: str,
+        *,
+        qos: int = 1,
+        window: int = 20,
+        pause_seconds: float = 0.0,
+        patience: float = SECONDS,
     ) -> None:
         """Make a stream.
 
@@ -234,6 +245,7 @@ class Stream:
             qos: 1 or 2.
             window: how many are unacknowledged at a time.
             pause_seconds: after each message.
+            patience: seconds after which it goes on elsewhere if nothing is acknowledged.
         """
         self.topic = topic
         self.qos = qos
@@ -242,6 +254,7 @@ class Stream:
         self.n_sent = 0
         self._window = window
         self._pause_seconds = pause_seconds
+        self._patience = patience
         self._is_ending = False
         self._unacknowledged: dict[int, int] = {}
         self._unreleased: set[int] = set()
@@ -263,7 +276,9 @@ class Stream:
         at = 0
         while not self._is_done:
             with contextlib.suppress(OSError, AssertionError):
-                async with await connected(ports[at % len(ports)]()) as client:
+                async with asyncio.timeout(self._patience):
+                    client = await connected(ports[at % len(ports)]())
+                async with client:
                     await self._run_on(client)
             at += 1
             await asyncio.sleep(LOOK_SECONDS)
@@ -292,7 +307,8 @@ class Stream:
                 await self._take_answer(client)
 
     async def _take_answer(self, client: WireClient) -> None:
-        answer = await client.receive()
+        async with asyncio.timeout(self._patience):
+            answer = await client.receive()
         if isinstance(answer, PubComp):
             self._unreleased.discard(answer.packet_id)
             return
@@ -396,13 +412,16 @@ class Publisher:
 
     Attributes:
         n_begun: how many were sent.
-        n_done: how many were acknowledged.
+        n_done: how many were acknowledged, or refused.
+        refused: those that were.
     """
 
-    def __init__(self, topic: str) -> None:
+    def __init__(self, topic: str, patience: float = SECONDS) -> None:
         self.n_begun = self.n_done = 0
+        self.refused: set[int] = set()
         self.is_ending = False
         self._topic = topic
+        self._patience = patience
         self._unreceived: dict[int, bytes] = {}
         self._unreleased: dict[int, None] = {}
 
@@ -422,8 +441,12 @@ class Publisher:
                 self.n_begun += 1
                 payload = self._unreceived[packet_id]
                 await client.send(Publish(self._topic, payload, 2, packet_id=packet_id))
-            answer = await client.receive()
-            if isinstance(answer, PubRec):
+            async with asyncio.timeout(self._patience):
+                answer = await client.receive()
+            if isinstance(answer, PubRec) and answer.reason_code >= 0x80:
+                self.refused.add(int(self._unreceived.pop(answer.packet_id)))
+                self.n_done += 1
+            elif isinstance(answer, PubRec):
                 self._unreceived.pop(answer.packet_id, None)
                 self._unreleased[answer.packet_id] = None
                 await client.send(PubRel(answer.packet_id))
@@ -436,7 +459,11 @@ class Publisher:
 
 
 async def roam(
-    cluster: Cluster, names: str, client_id: str, run: Callable[[WireClient], Awaitable[None]]
+    cluster: Cluster,
+    names: str,
+    client_id: str,
+    run: Callable[[WireClient], Awaitable[None]],
+    patience: float = SECONDS,
 ) -> None:
     """Have a client with a session go from broker to broker, until this is cancelled.
 
@@ -445,12 +472,16 @@ async def roam(
         names: those that it goes to, in turn.
         client_id: of the client, which has its session already.
         run: does its work until the connection ends.
+        patience: seconds for which it waits to be let in.
     """
     for name in itertools.cycle(names):
         with contextlib.suppress(OSError, TimeoutError):
-            async with await WireClient.dial(cluster[name].port) as client:
+            async with asyncio.timeout(patience):
+                client = await WireClient.dial(cluster[name].port)
+            async with client:
                 await client.send(Connect(client_id, keep_alive=0, **lasting()))
-                answer = await client.receive()
+                async with asyncio.timeout(patience):
+                    answer = await client.receive()
                 if isinstance(answer, ConnAck) and not answer.reason_code:
                     assert answer.session_present, f"{client_id} has lost its session at {name}"
                     await run(client)

@@ -218,6 +218,11 @@ class Popen(subprocess.Popen[Any]):
         return self.returncode
 
 
+def prepare() -> None:
+    """Start the server for programs in namespaces; it stays in that of this thread."""
+    _server(EXPERIMENTS)
+
+
 @contextlib.contextmanager
 def forked_programs() -> Iterator[None]:
     """Let all programs that a block starts be forks, where they can be."""

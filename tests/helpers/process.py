@@ -180,7 +180,7 @@ class BrokerProcess(Program):
             policy: the policy as a mapping, or the text of the file.
             folder: the folder in which ``policy.yaml`` is written and the program runs.
             wrapper: a command that is to run the program in its own place.
-            is_forked: whether it is forked, see `Program`; not with a wrapper.
+            is_forked: whether it is forked, see `Program`; not with a wrapper but a namespace.
             options: options of `subprocess.Popen`.
         """
         text = policy if isinstance(policy, str) else yaml.safe_dump(dict(policy))
@@ -188,7 +188,7 @@ class BrokerProcess(Program):
         super().__init__(
             [*wrapper, sys.executable, "-m", "penstock.broker", "-c", "policy.yaml"],
             cwd=folder,
-            is_forked=is_forked and not wrapper,
+            is_forked=is_forked and tuple(wrapper[:3]) in {(), ("ip", "netns", "exec")},
             **options,
         )
         awaited = _awaited_listener(text)

@@ -31,7 +31,11 @@ class RedisProcess:
 
 @contextlib.contextmanager
 def running_redis(
-    folder: Path, *settings: str, port: int | None = None, is_tls: bool = False
+    folder: Path,
+    *settings: str,
+    port: int | None = None,
+    is_tls: bool = False,
+    wrapper: Sequence[str] = (),
 ) -> Iterator[RedisProcess]:
     """Start a server that writes nothing to the disk; end it afterwards.
 
@@ -40,6 +44,7 @@ def running_redis(
         settings: further lines of its file, which precede the others.
         port: a reserved port; None for a free one.
         is_tls: whether it accepts TLS alone.
+        wrapper: a command that is to run the server in its own place.
     """
     with contextlib.ExitStack() as stack:
         own = stack.enter_context(reserved_port()) if port is None else port
@@ -49,7 +54,7 @@ def running_redis(
         lines = [*ports, "bind 127.0.0.1", f"dir {folder}", 'save ""', "appendonly no"]
         lines.append("repl-diskless-sync-delay 0")
         file.write_text("\n".join([*lines, *settings, ""]), encoding="utf-8")
-        broker = RunningBroker("redis-server", ["redis-server", str(file)], folder)
+        broker = RunningBroker("redis-server", [*wrapper, "redis-server", str(file)], folder)
         stack.callback(broker.stop)
         broker.wait_until_listening(own)
         yield RedisProcess(own, broker.process)
@@ -128,6 +133,39 @@ def shared_redis() -> int:
 
 
 @contextlib.contextmanager
+def running_sentinel(
+    folder: Path, *settings: str, port: int, is_tls: bool = False, wrapper: Sequence[str] = ()
+) -> Iterator[None]:
+    """Run a sentinel for a block.
+
+    Args:
+        folder: the folder of its files.
+        settings: further lines of its file; the last one names the master, which is called `m`.
+        port: a reserved port.
+        is_tls: whether it accepts TLS alone.
+        wrapper: a command that is to run it in its own place.
+    """
+    with contextlib.ExitStack() as stack:
+        own = folder / f"sentinel{port}"
+        own.mkdir(parents=True)
+        lines = [
+            *(("port 0", f"tls-port {port}") if is_tls else (f"port {port}",)),
+            "bind 127.0.0.1",
+            f"dir {own}",
+            *settings,
+            "sentinel down-after-milliseconds m 500",
+            "sentinel failover-timeout m 3000",
+        ]
+        file = own / "sentinel.conf"
+        file.write_text("\n".join([*lines, ""]), encoding="utf-8")
+        command = [*wrapper, "redis-server", str(file), "--sentinel"]
+        broker = RunningBroker(f"sentinel {port}", command, own)
+        stack.callback(broker.stop)
+        broker.wait_until_listening(port)
+        yield
+
+
+@contextlib.contextmanager
 def running_sentinels(
     folder: Path, master: int, *settings: str, n: int = 3, is_tls: bool = False
 ) -> Iterator[list[int]]:
@@ -140,26 +178,11 @@ def running_sentinels(
         n: the number of sentinels, most of which must agree that the master is gone.
         is_tls: whether they accept TLS alone.
     """
+    monitor = f"sentinel monitor m 127.0.0.1 {master} {n // 2 + 1}"
     with contextlib.ExitStack() as stack:
         ports = [stack.enter_context(reserved_port()) for _ in range(n)]
-        brokers: list[RunningBroker] = []
         for port in ports:
-            own = folder / f"sentinel{port}"
-            own.mkdir(parents=True)
-            lines = [
-                *(("port 0", f"tls-port {port}") if is_tls else (f"port {port}",)),
-                "bind 127.0.0.1",
-                f"dir {own}",
-                *settings,
-                f"sentinel monitor m 127.0.0.1 {master} {n // 2 + 1}",
-                "sentinel down-after-milliseconds m 500",
-                "sentinel failover-timeout m 3000",
-            ]
-            file = own / "sentinel.conf"
-            file.write_text("\n".join([*lines, ""]), encoding="utf-8")
-            command = ["redis-server", str(file), "--sentinel"]
-            brokers.append(RunningBroker(f"sentinel {port}", command, own))
-            stack.callback(brokers[-1].stop)
-        for broker, port in zip(brokers, ports, strict=True):
-            broker.wait_until_listening(port)
+            stack.enter_context(
+                running_sentinel(folder, *settings, monitor, port=port, is_tls=is_tls)
+            )
         yield ports

@@ -7,7 +7,7 @@ import socket
 from collections import deque
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 from penstock.broker.mqtt.packets import (
     ConnAck,
@@ -27,6 +27,9 @@ from tests.helpers.frames import frames_of
 from tests.helpers.process import SECONDS
 
 Kind = TypeVar("Kind")
+
+ADDRESSES: Final[dict[int, str]] = {}
+"""The addresses of ports that are not this machine's own, as in `tests.helpers.machines`."""
 
 
 def ending(packets: Sequence[Packet]) -> int | None:
@@ -65,8 +68,9 @@ class WireClient:
         sock.setblocking(False)
         if receive_bytes:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+        address = ADDRESSES.get(port, "127.0.0.1"), port
         async with asyncio.timeout(SECONDS):
-            await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", port))
+            await asyncio.get_running_loop().sock_connect(sock, address)
         return cls(sock, version)
 
     async def __aenter__(self) -> Self:
