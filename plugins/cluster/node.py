@@ -207,8 +207,11 @@ class Node:
         """Return what is told of this node every few seconds."""
         operations = self._context.operations
         is_draining = operations is not None and operations.is_draining
+        console = self.asks.url
+        for any_address in ("//0.0.0.0:", "//[::]:"):  # nobody can open them
+            console = console.replace(any_address, f"//{socket.gethostname()}:")
         clients = len(self.owners.owned)
-        return {"clients": clients, "console": self.asks.url, "is_draining": is_draining}
+        return {"clients": clients, "console": console, "is_draining": is_draining}
 
     # -- start and end -----------------------------------------------------------------------------
 

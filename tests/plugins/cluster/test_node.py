@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import logging
+import socket
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +18,7 @@ from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.server import Server
 from penstock.plugins.cluster.engine import ClusterEngine
 from penstock.plugins.redis.errors import StorageError
+from penstock.plugins.redis.server import RedisServer
 from tests.broker.serving import port_of, serving
 from tests.helpers.redis_server import shared_redis
 from tests.helpers.wire import connected
@@ -65,3 +70,25 @@ async def test_a_node_whose_engine_has_just_lost_a_replica_starts_once_it_is_bac
         assert not failures
         async with await connected(port_of(broker), "x"):
             pass
+
+
+async def test_a_console_at_all_addresses_is_told_at_one_that_can_be_opened(
+    tmp_path: Path,
+) -> None:
+    """By the machine's name."""
+    tokens = tmp_path / "tokens"
+    tokens.write_text("me admin Vn3cQbJ0yXh7mS2kTz9wAAAA\n")
+    tokens.chmod(0o600)
+    prefix = f"test-{uuid.uuid4().hex}"
+    redis = {"server": f"127.0.0.1:{shared_redis()}", "prefix": prefix}
+    console = {"http": "0.0.0.0:0", "without_tls": True, "token_file": str(tokens)}
+    cluster = {"name": "c", "node": "a", "redis": redis}
+    async with serving(cluster=cluster, plugins={"console": console}):
+        server = RedisServer(port=shared_redis(), prefix=prefix)
+        engine = ClusterEngine(server, "c", "looker", logging.getLogger("penstock"))
+        await engine.open()
+        figures: dict[str, str] = {}
+        while not figures:  # they are told soon
+            figures = await engine.figures()
+        await engine.close()
+    assert json.loads(figures["a"])["console"].startswith(f"http://{socket.gethostname()}:")
