@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -72,7 +73,7 @@ def test_a_member_of_a_group_gets_no_more_than_it_may_read(cluster: Cluster) -> 
 
 def test_what_waits_in_a_mailbox_is_for_who_may_read_it(cluster: Cluster) -> None:
     """Also for a member of a group; at the broker where the client comes back."""
-    lasting = {"clean_start": False, "properties": connect_properties(SessionExpiryInterval=600)}
+    lasting: dict[str, Any] = {"clean_start": False, "properties": connect_properties(SessionExpiryInterval=600)}
     user = ("reader", USERS["reader"])
     with PahoClient(cluster["b"].port, "away") as reader:
         assert reader.connect(*user, **lasting)
