@@ -73,7 +73,10 @@ def test_a_member_of_a_group_gets_no_more_than_it_may_read(cluster: Cluster) -> 
 
 def test_what_waits_in_a_mailbox_is_for_who_may_read_it(cluster: Cluster) -> None:
     """Also for a member of a group; at the broker where the client comes back."""
-    lasting: dict[str, Any] = {"clean_start": False, "properties": connect_properties(SessionExpiryInterval=600)}
+    lasting: dict[str, Any] = {
+        "clean_start": False,
+        "properties": connect_properties(SessionExpiryInterval=600),
+    }
     user = ("reader", USERS["reader"])
     with PahoClient(cluster["b"].port, "away") as reader:
         assert reader.connect(*user, **lasting)
