@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from penstock.broker.counters import count
 from penstock.broker.extensions import LocalClients
@@ -19,6 +19,7 @@ from penstock.plugins.cluster.forwarder import Forwarder
 from penstock.plugins.cluster.frames import LANE_5, FrameError, read_frames
 from penstock.plugins.cluster.node_sink import Shared
 from penstock.plugins.cluster.shared import Groups
+from penstock.plugins.redis.calls import heed
 from penstock.plugins.redis.errors import StorageError
 
 _RETRY_SECONDS: Final = 1.0
@@ -94,7 +95,7 @@ class Inheritance:
             done = partial(_finish, _future(waiting))
             await self._forwarder.send(packet, packet[0] >> 1 & 3, 1, done)
             await waiting[0]
-        self._engine.forget_will(node, epoch, client_id).add_done_callback(_heed)
+        self._engine.forget_will(node, epoch, client_id).add_done_callback(heed)
 
     async def _is_due(self, client_id: str, was: Absence, delay: float) -> bool:
         """Wait for a will's delay, or the session's end; return False where the client is back."""
@@ -116,12 +117,6 @@ class Inheritance:
     def close(self) -> None:
         """End what is under way."""
         self._forwarder.close()
-
-
-def _heed(call: asyncio.Future[Any]) -> None:
-    """Take the error of a call that nobody waits for."""
-    if not call.cancelled():
-        call.exception()
 
 
 def _future(waiting: list[asyncio.Future[None]]) -> asyncio.Future[None]:

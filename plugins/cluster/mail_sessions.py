@@ -45,6 +45,7 @@ from penstock.plugins.cluster.mail_entries import (
 )
 from penstock.plugins.cluster.mail_routes import MARK, MailRoutes
 from penstock.plugins.cluster.members import order
+from penstock.plugins.redis.calls import heed
 from penstock.plugins.redis.errors import StorageError
 
 if TYPE_CHECKING:
@@ -235,7 +236,7 @@ class KeptSessions(SessionStore):
             origin: of the session.
             read: the newest message that the broker had.
         """
-        self._engine.finish(client_id, owner, origin, read).add_done_callback(_heed)
+        self._engine.finish(client_id, owner, origin, read).add_done_callback(heed)
         self.gone(client_id, origin)
 
     def gone(self, client_id: str, origin: str) -> None:
@@ -378,7 +379,7 @@ class KeptSessions(SessionStore):
     def _erase(self, kept: Kept, done: Sequence[_Entry]) -> None:
         if done:
             ids, n_bytes = [one[0] for one in done], sum([one[1] for one in done])
-            self._engine.erase(kept.client_id, kept.owner, ids, n_bytes).add_done_callback(_heed)
+            self._engine.erase(kept.client_id, kept.owner, ids, n_bytes).add_done_callback(heed)
 
     async def _give(self, kept: Kept) -> None:
         """Give the broker what was fetched, as far as it takes it."""
@@ -608,9 +609,3 @@ def _delivery(
         sent.is_released,
         share,
     )
-
-
-def _heed(call: asyncio.Future[Any]) -> None:
-    """Take the error of a call that nobody waits for."""
-    if not call.cancelled():
-        call.exception()

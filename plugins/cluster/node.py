@@ -45,6 +45,7 @@ from penstock.plugins.cluster.retained import RetainedSink
 from penstock.plugins.cluster.routes import OtherRoutes, OwnRoutes, is_routed
 from penstock.plugins.cluster.shared import Groups, MemberSink
 from penstock.plugins.cluster.told_figures import ToldFigures
+from penstock.plugins.redis.calls import heed
 from penstock.plugins.redis.errors import EngineAwayError, StorageError, StorageFullError
 from penstock.plugins.redis.server import redis_server
 
@@ -511,7 +512,7 @@ class Node:
 
     def _delete(self, entry_ids: Sequence[bytes], n_bytes: int) -> None:
         try:
-            self.engine.delete(entry_ids, n_bytes).add_done_callback(_heed)
+            self.engine.delete(entry_ids, n_bytes).add_done_callback(heed)
         except StorageError:  # the engine is closed
             return
 
@@ -526,9 +527,3 @@ class Node:
         if self.members.is_certain:
             return ""
         return self.engine.failure or "no beat of this node was answered in time"
-
-
-def _heed(call: asyncio.Future[Any]) -> None:
-    """Take the error of a call that nobody waits for."""
-    if not call.cancelled():
-        call.exception()

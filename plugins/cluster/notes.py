@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from penstock.broker.plugin_guard import is_logged
 from penstock.plugins.cluster.engine import ClusterEngine
+from penstock.plugins.redis.calls import heed
 from penstock.plugins.redis.errors import StorageError
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class Notes:
             call = self._engine.tell(node, there.epoch, json.dumps(note).encode())
         except StorageError:  # the engine is closed
             return
-        call.add_done_callback(_heed)
+        call.add_done_callback(heed)
 
     def start(self) -> None:
         """Read what comes for this epoch of the node."""
@@ -86,7 +87,7 @@ class Notes:
                     if len(fields[1]) > _LARGE_BYTES:
                         large.append(identifier)
                 if large:
-                    self._engine.forget_notes(large).add_done_callback(_heed)
+                    self._engine.forget_notes(large).add_done_callback(heed)
                 await asyncio.sleep(0)
         finally:
             await reader.close()
@@ -101,9 +102,3 @@ class Notes:
                 self._logger.warning(
                     "a note of node %s is not understood, or fails: %.80r: %r", node, data, error
                 )
-
-
-def _heed(call: asyncio.Future[Any]) -> None:
-    """Take the error of a call that nobody waits for."""
-    if not call.cancelled():
-        call.exception()

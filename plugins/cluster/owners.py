@@ -18,6 +18,7 @@ from penstock.broker.extensions import SessionOwner
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.session_rows import Stored
 from penstock.plugins.cluster.engine import ClusterEngine, FencedError, Row
+from penstock.plugins.redis.calls import heed
 from penstock.plugins.redis.errors import StorageError
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ class Owners(SessionOwner):
         if claim is None:
             claim = self._claims[client_id] = _Claim(self._next_row(), clean_start=clean_start)
             claim.task = asyncio.create_task(self._run(client_id, claim))
-            claim.task.add_done_callback(_heed)  # its client may have gone
+            claim.task.add_done_callback(heed)  # its client may have gone
         assert claim.task is not None  # noqa: S101 (it is made with the claim)
         return self._wait(client_id, claim.task)
 
@@ -353,7 +354,7 @@ class Owners(SessionOwner):
 
     def _has_let_go(self, client_id: str, call: asyncio.Future[Any]) -> None:
         """Answer who has asked for a kept session; where the engine is away, it asks again."""
-        _heed(call)
+        heed(call)
         answers = self._letting_go.pop(client_id, {})
         self.n_given += bool(answers)
         for (node, claimant), row in answers.items():
@@ -408,9 +409,3 @@ class Owners(SessionOwner):
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _heed(future: asyncio.Future[Any]) -> None:
-    """Take the error of what nobody may wait for."""
-    if not future.cancelled():
-        future.exception()

@@ -108,6 +108,12 @@ async def plain(call: asyncio.Future[Any]) -> Any:
         raise refusal(error) from error
 
 
+def heed(call: asyncio.Future[Any]) -> None:
+    """Take the error of a call that is done and that nobody waits for."""
+    if not call.cancelled():
+        call.exception()
+
+
 def refusal(error: ResponseError) -> StorageError:
     """Return what an error of a server means."""
     if isinstance(error, OutOfMemoryError):
