@@ -117,7 +117,7 @@ def _segments(
             segments.append((n_messages, position, n_bytes, topic_end, stop - payload_at, names))
             n_left -= n_messages
             position = next_at
-    except PeerError:
+    except (PeerError, UnicodeDecodeError):
         pass  # it is met again, and told
     return segments, position
 

@@ -40,6 +40,9 @@ time before, up to the second."""
 STEADY_SECONDS: Final = 60.0
 """After a worker has served for so long, the first time applies again."""
 
+RELOAD_SECONDS: Final = 120.0
+"""After this time the account of a reload goes without a worker that has not answered."""
+
 LOOKS: Final = 4
 """In each interval of the watchdog; a worker that has been silent in so many is killed."""
 
@@ -85,7 +88,9 @@ class _Worker:
 
     def reloaded(self, done: Reloaded) -> None:
         """Take its account of a reload."""
-        self._reloads.pop(0).set_result(done)
+        waiting = self._reloads.pop(0)
+        if not waiting.done():
+            waiting.set_result(done)
 
     def ended(self) -> None:
         """Take its end."""
@@ -271,7 +276,10 @@ class Supervisor:
             for worker in self._workers.values():
                 worker.must_reload = not worker.serves
             asked = {w.name: w.reload() for w in self._workers.values() if w.serves}
-            return _merged({name: await done for name, done in asked.items()})
+            if asked:
+                await asyncio.wait(asked.values(), timeout=RELOAD_SECONDS)
+            silent = Reloaded(failed={"reload": f"no answer in {RELOAD_SECONDS:g} s"})
+            return _merged({n: one.result() if one.done() else silent for n, one in asked.items()})
 
     async def _reload_for(self, worker: _Worker) -> None:
         """Have all workers reload, as one of them has been asked to."""

@@ -91,7 +91,7 @@ class ToldFigures:
             self._is_refused = False
             self._logger.info("the engine stores again")
         found.pop(self._engine.node, None)  # it is not there where this node was just evicted
-        self._others = {node: json.loads(told)["sys"] for node, told in found.items()}
+        self._others = {node: json.loads(told).get("sys", {}) for node, told in found.items()}
 
     async def close(self) -> None:
         """Tell nothing more."""

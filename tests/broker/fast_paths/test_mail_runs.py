@@ -111,6 +111,7 @@ def test_the_first_message_that_must_be_looked_at_ends_a_run() -> None:
         ({"no_local": True}, run_of(b"1")),
         ({}, run_of(b"1", version=4)),
         ({}, run_of(b"1")._replace(packets=b"\x36\0")),
+        ({}, run_of(b"1")._replace(packets=run_of(b"1").packets.replace(b"t", b"\xff", 1))),
         ({"topic_filter": "u"}, run_of(b"1")),
     ],
 )

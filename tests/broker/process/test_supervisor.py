@@ -191,6 +191,15 @@ async def test_a_worker_that_dies_in_a_reload_is_named() -> None:
     assert done.changed == ["limits"]
 
 
+async def test_a_worker_that_does_not_answer_a_reload_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The account of the others is not kept back by it."""
+    monkeypatch.setattr(supervisor, "RELOAD_SECONDS", 0.5)
+    async with supervised(SERVES.replace("link.send(b'X_RELOADED=%s')", "pass")) as made:
+        assert (await made.reload()).failed == {"reload": "no answer in 0.5 s"}
+
+
 async def test_a_worker_that_starts_in_a_reload_reloads_once_it_serves(tmp_path: Path) -> None:
     """It may have read its files before they were changed."""
     made = Supervisor(
