@@ -265,7 +265,7 @@ class Pipeline:
         self._has_held = asyncio.Event()
         self._has_sent = asyncio.Event()
         self._is_writing = False
-        self._is_lacking = False
+        self._is_lacking = self._lacks_replicas = False
         self._task: asyncio.Task[None] | None = None
         self._expiry: asyncio.TimerHandle | None = None
 
@@ -320,8 +320,7 @@ class Pipeline:
 
     def under_way(self) -> set[int]:
         """Return the slots of which answers of the server are still to come."""
-        calls = [*self._sent, *(call for call, _ in self._unsafe)]
-        return {call.slot for call in calls if isinstance(call, Call)}
+        return {call.slot for call in self._sent if isinstance(call, Call)}
 
     def hold(self, slots: Collection[int]) -> None:
         """Send no more calls of slots until there are routes again, which are then asked for."""
@@ -599,6 +598,7 @@ class Pipeline:
         calls, self._unsafe = self._unsafe, []
         n_replicas = answer if isinstance(answer, int) else 0
         least = self._patience.min_replicas
+        self._lacks_replicas = n_replicas < least
         for call, one in calls:
             if call.future.done():
                 continue
@@ -648,7 +648,8 @@ class Pipeline:
     async def _follow(self) -> None:
         """Look for routes while slots wait for them.
 
-        Also while the server is silent: it may be long until it is given up.
+        Also while the server is silent: it may be long until it is given up. And while it lacks
+        replicas: they may be another one's, which has taken its place.
         """
         seconds = _FIRST_RETRY_SECONDS
         while True:
@@ -661,7 +662,9 @@ class Pipeline:
                 seconds = min(2 * seconds, _FOLLOW_SECONDS)
             else:
                 seconds = _FIRST_RETRY_SECONDS
-                if not self._silence.is_silent:
+                if self._lacks_replicas and not self._silence.is_silent:
+                    await asyncio.sleep(_LAST_RETRY_SECONDS)
+                elif not self._silence.is_silent:
                     continue
             await self._on_trouble()
             self._try_held()

@@ -14,10 +14,10 @@ from redis.exceptions import ResponseError
 from penstock.netem.runs.broker_process import reserved_port
 from penstock.plugins.queue.engines.contract import StorageError
 from penstock.plugins.redis.pipeline import Call, Patience, Silence
-from penstock.plugins.redis.routes import Routes
+from penstock.plugins.redis.routes import Range, Routes
 from penstock.plugins.redis.server import RedisServer
 from tests.helpers.redis_server import running_redis, shared_redis
-from tests.plugins.queue.engines.contract.harness import until
+from tests.plugins.queue.engines.contract.harness import UNTIL_SECONDS, until
 
 LOGGER = logging.getLogger("penstock.queue")
 
@@ -180,6 +180,40 @@ async def test_what_is_stored_waits_for_replicas(tmp_path: Path) -> None:
         stored = calls.call("k", "SET", "k", "2", is_stored=True)
         with running_redis(tmp_path / "replica", f"replicaof 127.0.0.1 {master.port}"):
             assert await stored == b"OK"
+        await calls.close()
+
+
+class _Found:
+    """A finder that a test tells where the master is."""
+
+    is_cluster = False
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+
+    async def find(self) -> list[Range]:
+        """Return the only server."""
+        return [(0, 0, ("127.0.0.1", self.port))]
+
+
+async def test_master_that_others_have_replaced_is_left_while_it_answers(tmp_path: Path) -> None:
+    """It has no replicas any more: what is kept goes to the one that has them."""
+    with (
+        running_redis(tmp_path / "old") as old,
+        running_redis(tmp_path / "new") as new,
+        running_redis(tmp_path / "replica", f"replicaof 127.0.0.1 {new.port}"),
+    ):
+        finder = _Found(old.port)
+        server = RedisServer(patience=Patience(min_replicas=1, replication_seconds=0.1))
+        calls = Routes(
+            finder, lambda address: server.connect(LOGGER, address), server.patience, LOGGER
+        )
+        await calls.open()
+        finder.port = new.port
+        kept = calls.call("k", "SET", "k", "1", is_stored=True, is_kept=True)
+        async with asyncio.timeout(UNTIL_SECONDS):
+            assert await kept == b"OK"
+        assert calls.addresses == [("127.0.0.1", new.port)]
         await calls.close()
 
 
