@@ -44,6 +44,7 @@ CANNOT_HOLD: Final[Mapping[str, str]] = {
     "02-shared-qos0-v5.py": "a member at the publisher's broker comes first; no one order",
     "02-subpub-qos1-message-expiry-retain.py": _NO_SUBSCRIBERS,
     "03-publish-qos1-no-subscribers-v5.py": _NO_SUBSCRIBERS,
+    "11-pub-props.py": _NO_SUBSCRIBERS,
     "client_test5.py test_request_response": _BEFORE_SUBACK,
     "client_test5.py test_subscribe_options": _BEFORE_SUBACK,
 }
