@@ -149,7 +149,7 @@ def test_offline_message_queueing(cases: Service, version: MQTTProtocolVersion) 
             came: list[tuple[str, bytes, int]] = []
             while sum(qos > 0 for _, _, qos in came) < len((1, 2)):
                 message = client.message()
-                came.append((message.topic, message.payload, message.qos))
+                came.append((message.topic, bytes(message.payload), message.qos))
             assert len(set(came)) == len(came)
             assert set(came) <= waited
 
