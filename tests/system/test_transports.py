@@ -184,7 +184,7 @@ async def test_stalled_subscribers_over_tls_and_websocket_cost_one_payload(
 async def test_connection_with_tls_keeps_no_room_for_what_has_passed(
     broker: BrokerProcess, authority: Authority
 ) -> None:
-    """A large message each way leaves less than a fifth of its size; it was more than the whole."""
+    """A large message each way leaves less than half of its size; it was more than the whole."""
     n_clients, n_bytes = 60, 200_000
     process = psutil.Process(broker.process.pid)
     context = authority.client_context()
@@ -200,7 +200,7 @@ async def test_connection_with_tls_keeps_no_room_for_what_has_passed(
         for number, client in enumerate(clients):
             await client.send(Publish(f"own/{number}", bytes(n_bytes)))
             assert len((await client.take(Publish)).payload) == n_bytes
-        assert process.memory_info().rss - before < n_clients * n_bytes / 5
+        assert process.memory_info().rss - before < n_clients * n_bytes / 2
 
 
 async def test_certificates_are_read_again_at_sighup(tmp_path: Path) -> None:
