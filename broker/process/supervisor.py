@@ -128,6 +128,7 @@ class Supervisor:
         self._starting: dict[int, asyncio.Future[None]] = {}
         self._keeping: set[asyncio.Task[None]] = set()
         self._background: set[asyncio.Task[None]] = set()
+        self._n_stopped = 0  # by themselves
         self._stopping = asyncio.Event()
         self._reloading = asyncio.Lock()
 
@@ -205,7 +206,8 @@ class Supervisor:
                 return
             wait = min(2 * wait, LONGEST_WAIT_SECONDS)
         self._logger.warning("%s has stopped by itself, as after a drain", name)
-        if len(self._keeping) == 1:
+        self._n_stopped += 1
+        if self._n_stopped == self._n_workers:
             os.kill(os.getpid(), signal.SIGTERM)
 
     async def _run_once(self, number: int, name: str) -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from penstock.netem.runs.broker_process import reserved_port
 from tests.helpers.cluster import Cluster, running_brokers, until
 from tests.helpers.commands import penstock
 from tests.helpers.process import BrokerProcess
@@ -76,12 +77,15 @@ def test_an_engine_that_takes_nothing(
     tmp_path: Path, settings: list[str], kind: str, told: str
 ) -> None:
     """Named with what was read and what is allowed."""
-    with running_redis(tmp_path / "redis", *settings) as redis:
-        address = f"127.0.0.1:{redis.port}"
-        section = {kind: address if kind == "server" else [address]}
-        log = refused(Cluster(tmp_path, section), "a", tmp_path / "a")
-        assert address in log
-        assert told in log
+    with reserved_port() as bus_port:
+        if settings == ["cluster-enabled yes"]:
+            settings = [*settings, f"cluster-port {bus_port}"]
+        with running_redis(tmp_path / "redis", *settings) as redis:
+            address = f"127.0.0.1:{redis.port}"
+            section = {kind: address if kind == "server" else [address]}
+            log = refused(Cluster(tmp_path, section), "a", tmp_path / "a")
+    assert address in log
+    assert told in log
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a/b", "{a}", "x" * 300])
