@@ -41,7 +41,8 @@ class ProbingConfig:
             and 2 deliveries take until their acknowledgement. ``probe``: the same for messages that
             are sent only to be timed.
         probe_period: seconds between two looks at each connected subscriber (T_Q of paper 002);
-            `withholding` decides by it, too.
+            `withholding` decides by it, too. The kernel is asked in one period of five where
+            nothing is on its way and no large message has come.
         probe_topic: Topic Name of probes. Clients that subscribe to it by this exact name, at QoS 1
             or 2, get them.
         probe_bytes: payload bytes of a probe.
