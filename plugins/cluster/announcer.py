@@ -115,13 +115,8 @@ class Announcer:
         while self._is_open and self._n_calls < MOST_CALLS and (ops := self._own.take(MOST_OPS)):
             self.number += 1
             self._n_calls += 1
-            epoch = self._engine.epoch
-            try:
-                call = self._engine.change(ops, self.number)
-            except StorageError:  # the engine is closed
-                self._n_calls -= 1
-                return
-            call.add_done_callback(partial(self._sent, ops, self.number, epoch))
+            sent = partial(self._sent, ops, self.number, self._engine.epoch)
+            self._engine.change(ops, self.number).add_done_callback(sent)
 
     def _sent(self, ops: Sequence[Op], number: int, epoch: int, call: asyncio.Future[Any]) -> None:
         self._n_calls -= 1

@@ -12,7 +12,6 @@ from redis.exceptions import ResponseError
 from penstock.plugins.cluster.engine import ClusterEngine, FencedError, Row, fenced
 from penstock.plugins.cluster.mail_entries import Entry
 from penstock.plugins.redis.calls import plain, refusal
-from penstock.plugins.redis.errors import StorageError
 
 FROM_START: Final = b"0-0"
 """Stands before all entries."""
@@ -191,12 +190,8 @@ class MailEngine:
             some = asked[at : at + _MOST_FETCHES]
             words = [word for *words, _ in some for word in words]
             futures = [one[3] for one in some]
-            try:
-                call = self.engine.call("fetch", bucket, most, most_bytes, *words)
-            except StorageError as error:
-                _fail(futures, error)
-            else:
-                call.add_done_callback(partial(_fetched, futures))
+            call = self.engine.call("fetch", bucket, most, most_bytes, *words)
+            call.add_done_callback(partial(_fetched, futures))
 
     async def commit(self, commits: Sequence[Commit]) -> list[list[bytes] | None]:
         """Change sessions, once; return the entries that each has got; None if another has it.

@@ -20,7 +20,6 @@ from itertools import islice
 from typing import Any, Final
 
 from penstock.broker.counters import count
-from penstock.broker.errors import PenstockError
 from penstock.broker.extensions import MessageSink, Receipt, SinkCounts, SinkRun
 from penstock.broker.message import Message
 from penstock.broker.mqtt.reason_codes import ReasonCode
@@ -338,33 +337,18 @@ class MailSink(MessageSink):
         if not letters:
             return
         bucket.n_posts += 1
-        try:
-            call = self._engine.post(name, words)
-        except PenstockError:
-            self._answered(name, letters, None)
-        else:
-            call.add_done_callback(partial(self._posted, name, letters))
+        self._engine.post(name, words).add_done_callback(partial(self._posted, name, letters))
 
     def _posted(self, name: str, letters: Sequence[_Letter], call: asyncio.Future[Any]) -> None:
-        error = None if call.cancelled() else call.exception()
-        has_failed = call.cancelled() or error is not None
-        self._answered(name, letters, None if has_failed else call.result(), error)
-
-    def _answered(
-        self,
-        name: str,
-        letters: Sequence[_Letter],
-        found: Sequence[Any] | None,
-        error: BaseException | None = None,
-    ) -> None:
         bucket = self._buckets[name]
         bucket.n_posts -= 1
-        if found is None:
+        error = None if call.cancelled() else call.exception()
+        if call.cancelled() or error is not None:
             for letter in letters:
                 self._done(letter, outcome(error), "not_stored")
         else:
             self.n_posts += 1
-            refused, *rows = found
+            refused, *rows = call.result()
             for one in rows:
                 self._take(Posted.read(one))
             gone = {int(number) for number in refused.split(b",")} if refused else ()
@@ -428,12 +412,7 @@ class MailSink(MessageSink):
         if not buckets:
             done(True)
             return
-        try:
-            calls = [self._engine.unsee(bucket, deduplication_id) for bucket in buckets]
-        except PenstockError:
-            self._note_seen(deduplication_id, buckets)
-            done(False)
-            return
+        calls = [self._engine.unsee(bucket, deduplication_id) for bucket in buckets]
         waiting = asyncio.gather(*calls, return_exceptions=True)
         waiting.add_done_callback(partial(self._forgot, deduplication_id, buckets, done))
 

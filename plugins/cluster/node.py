@@ -511,10 +511,7 @@ class Node:
         await self.inheritance.take(node, epoch)
 
     def _delete(self, entry_ids: Sequence[bytes], n_bytes: int) -> None:
-        try:
-            self.engine.delete(entry_ids, n_bytes).add_done_callback(heed)
-        except StorageError:  # the engine is closed
-            return
+        self.engine.delete(entry_ids, n_bytes).add_done_callback(heed)
 
     # -- reports -----------------------------------------------------------------------------------
 

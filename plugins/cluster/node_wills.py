@@ -12,7 +12,6 @@ from logging import Logger
 from struct import Struct
 from typing import Final
 
-from penstock.broker.errors import PenstockError
 from penstock.broker.events import ClientConnected, ClientDisconnected
 from penstock.broker.mqtt.enums import PUBLISH
 from penstock.broker.mqtt.packets import Will
@@ -78,10 +77,7 @@ class NodeWills:
             self._call(client_id, will)
 
     def _call(self, client_id: str, will: bytes) -> None:
-        try:
-            self._keep(client_id, will).add_done_callback(self._answered)
-        except PenstockError as error:
-            self.failure = str(error)
+        self._keep(client_id, will).add_done_callback(self._answered)
 
     def _answered(self, call: asyncio.Future[object]) -> None:
         error = None if call.cancelled() else call.exception()

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from penstock.broker.plugin_guard import is_logged
 from penstock.plugins.cluster.engine import ClusterEngine
 from penstock.plugins.redis.calls import heed
-from penstock.plugins.redis.errors import StorageError
 
 if TYPE_CHECKING:
     from penstock.plugins.cluster.routes import Member
@@ -57,13 +56,9 @@ class Notes:
     def tell(self, node: str, *note: Any) -> None:
         """Send a note to a member; it goes nowhere where that has ended or is not known."""
         there = self._members.get(node)
-        if there is None:
-            return
-        try:
+        if there is not None:
             call = self._engine.tell(node, there.epoch, json.dumps(note).encode())
-        except StorageError:  # the engine is closed
-            return
-        call.add_done_callback(heed)
+            call.add_done_callback(heed)
 
     def start(self) -> None:
         """Read what comes for this epoch of the node."""

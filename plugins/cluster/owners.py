@@ -346,10 +346,7 @@ class Owners(SessionOwner):
             self._let_go(client_id, Row(self._engine.node, self._engine.epoch, number))
 
     def _let_go(self, client_id: str, row: Row) -> None:
-        try:
-            call = self._engine.release(client_id, row)
-        except StorageError:  # the engine is closed
-            return
+        call = self._engine.release(client_id, row)
         call.add_done_callback(partial(self._has_let_go, client_id))
 
     def _has_let_go(self, client_id: str, call: asyncio.Future[Any]) -> None:

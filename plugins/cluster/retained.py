@@ -104,10 +104,11 @@ class RetainedSink(MessageSink):
         self.counts.matched += 1
         self.counts.queued += 1
         try:
-            future = self._retain(topic, self._value(message))
-        except (PenstockError, OSError) as error:
+            value = self._value(message)
+        except OSError as error:
             self._answered(message, receipt, error)
             return
+        future = self._retain(topic, value)
         self._unseen[topic] = self._unseen.get(topic, 0) + 1
         self._unanswered[topic] = self._unanswered.get(topic, 0) + 1
         future.add_done_callback(partial(self._done, message, receipt))

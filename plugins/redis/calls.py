@@ -78,7 +78,8 @@ class FunctionCalls:
         """Call a function.
 
         The future fails with a `StorageError` where no server has answered in time, or without the
-        replicas that are wanted; with a `ResponseError` where the server refuses, see `refusal`.
+        replicas that are wanted, or where the calls are closed; with a `ResponseError` where the
+        server refuses, see `refusal`.
 
         Args:
             function: its name without the library's.
@@ -86,9 +87,6 @@ class FunctionCalls:
             args: what it gets behind the keys.
             is_stored: whether replicas are waited for.
             is_kept: whether it waits for a server, and for replicas, however long that takes.
-
-        Raises:
-            StorageError: the calls are closed.
         """
         name = self._library.prefix + function
         return self.routes.call(

@@ -19,7 +19,6 @@ from redis.crc import key_slot
 from redis.exceptions import RedisError
 
 from penstock.broker.errors import PenstockError
-from penstock.plugins.redis.errors import StorageError
 from penstock.plugins.redis.login import Address, named
 from penstock.plugins.redis.pipeline import Call, Patience, Pipeline
 
@@ -130,20 +129,18 @@ class Routes:
     ) -> asyncio.Future[Any]:
         """Send a command to the server of a key; the future has its answer.
 
-        The future fails with a `StorageError` where no server has answered in time, and with a
-        `ResponseError` where the server refuses the command.
-
-        Raises:
-            StorageError: the engine is closed.
+        The future fails with a `StorageError` where no server has answered in time, or where these
+        routes are closed, and with a `ResponseError` where the server refuses the command.
         """
-        if not self._is_open:
-            raise StorageError("the connection to Redis is closed")
         slot = self.slot(key) if self._finder.is_cluster else 0
         self._n_calls += 1
         loop = asyncio.get_running_loop()
         call = Call(command, slot, self._n_calls, loop, is_stored=is_stored)
         call.is_kept = is_kept
-        self._by_slot[slot].submit(call)
+        if self._is_open:
+            self._by_slot[slot].submit(call)
+        else:
+            call.fail("the connection to Redis is closed")
         return call.future
 
     def address_of(self, key: str) -> Address:

@@ -81,14 +81,14 @@ async def test_a_close_waits_for_answers_and_takes_no_more_calls() -> None:
     """It may be called again."""
     calls = routes(shared_redis())
     with pytest.raises(StorageError, match="closed"):
-        calls.call("k", "PING")
+        await calls.call("k", "PING")
     await calls.open()
     future = calls.call("k", "ECHO", "last")
     await calls.close()
     assert await future == b"last"
     await calls.close()
     with pytest.raises(StorageError, match="closed"):
-        calls.call("k", "PING")
+        await calls.call("k", "PING")
 
 
 async def test_a_connection_that_ends_has_its_calls_repeated_in_their_order() -> None:
