@@ -21,7 +21,7 @@ from penstock.broker.config.command_line import CommandLine, Yes, confirm, exit_
 from penstock.broker.config.policy import load_policy
 from penstock.broker.errors import ConfigError, ConfigProblem, PenstockError
 from penstock.plugins.cluster.config import ClusterConfig
-from penstock.plugins.cluster.engine import ClusterEngine
+from penstock.plugins.cluster.engine import ALIVE_SECONDS, ClusterEngine
 from penstock.plugins.cluster.notes import DRAIN
 from penstock.plugins.cluster.plugin import KEY
 from penstock.plugins.redis.server import redis_server
@@ -69,7 +69,7 @@ def drain(
     *,
     config: ConfigFile,
     seconds: Annotated[
-        int, typer.Option(min=0, metavar="SECONDS", help="Until all its clients are gone.")
+        int, typer.Option(min=0, metavar="SECONDS", help="Until all its clients are gone, at most.")
     ] = 30,
     yes: Yes = False,
 ) -> None:
@@ -171,12 +171,25 @@ async def _drain(node: str, seconds: int, engine: ClusterEngine) -> str:
     if not meant:
         names = ", ".join(alive) or "none"
         raise ClusterError(f"node: read {node!r}; allowed: one that lives: {names}")
-    for name in meant:
-        epoch, _ = members[name]
-        await engine.tell(name, epoch, json.dumps([DRAIN, seconds]).encode())
-    for name in meant:
-        while await engine.is_member(name, members[name][0]):  # noqa: ASYNC110 (of other processes)
-            await asyncio.sleep(_LOOK_SECONDS)
+    note = json.dumps([DRAIN, seconds]).encode()
+    told: dict[str, int] = {}
+    loop = asyncio.get_running_loop()
+    seen_at = loop.time()
+    while left := [name for name in meant if name in members]:
+        for name in left:
+            epoch, _ = members[name]
+            if told.get(name) != epoch:  # it may have died meanwhile, and have been started again
+                await engine.tell(name, epoch, note)
+                told[name] = epoch
+        if any([await engine.is_alive(name) for name in members]):
+            seen_at = loop.time()
+        elif loop.time() - seen_at > ALIVE_SECONDS:
+            raise ClusterError(
+                f"node {printable(left[0])}: it has died before it had left, and no node is there "
+                "to evict it; penstock cluster forget does so"
+            )
+        await asyncio.sleep(_LOOK_SECONDS)
+        members = await engine.members()
     return f"{printable(node)} has left the cluster"
 
 

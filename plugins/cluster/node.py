@@ -62,6 +62,7 @@ _OF_THE_BROKER: Final = f"{LOCAL_CLIENT_PREFIX}$"
 
 
 _WAIT_SECONDS: Final = 2.0
+_LOOK_SECONDS: Final = 0.1
 _FINISH_SECONDS: Final = 2.0
 """For so long a node that ends waits for the engine to have what is for other nodes."""
 
@@ -341,7 +342,10 @@ class Node:
         self._logger.info("this node is drained within %g s, and stops", seconds)
         self._context.operations.drain(seconds)
         await self.told.tell()
-        await asyncio.sleep(seconds)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while self.owners.owned:  # noqa: ASYNC110 (time is a part of it)
+                    await asyncio.sleep(_LOOK_SECONDS)
         signal.raise_signal(signal.SIGTERM)
 
     def _in_background(self, name: str, do: Callable[..., Awaitable[None]], *args: Any) -> None:

@@ -105,6 +105,16 @@ async def test_clients_of_a_drained_broker_go_on_elsewhere_and_nothing_is_lost(
         assert (await reader.take(Publish)).payload == b"1"
 
 
+async def test_a_broker_whose_clients_are_gone_stops_at_once(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """However long they might have taken."""
+    async with await cluster.connected("a", "leaves") as client:
+        draining = asyncio.create_task(drained(cluster, tmp_path, "a", 3600))
+        assert ending(await client.rest()) == ReasonCode.USE_ANOTHER_SERVER
+        assert not (await draining).status
+
+
 async def test_mqtt_5_clients_are_told_where_to_go(cluster: Cluster, tmp_path: Path) -> None:
     """By the Server Reference of the policy file; those of MQTT 3.1.1 are disconnected."""
     async with (

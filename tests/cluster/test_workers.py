@@ -392,6 +392,27 @@ async def test_a_machine_is_drained(workers: Workers, tmp_path: Path) -> None:
     assert await asyncio.to_thread(workers.broker.wait) == 0
 
 
+async def test_a_worker_that_dies_while_it_drains_is_drained_once_it_is_back(
+    workers: Workers, tmp_path: Path
+) -> None:
+    """The machine would else not stop."""
+    async with contextlib.AsyncExitStack() as stack:
+        first, *others = [
+            await stack.enter_async_context(await workers.at(n)) for n in (2, 2, 1, 1)
+        ]
+        policy = str(tmp_path / "policy.yaml")
+        words = ["cluster", "drain", "box", "-c", policy, "--seconds", "3600", "-y"]
+        draining = asyncio.create_task(asyncio.to_thread(penstock, *words))
+        await first.take(Disconnect)
+        psutil.Process(workers.pids()[2]).kill()
+        await asyncio.to_thread(workers.broker.wait_for_log, "worker 2 has stopped by itself")
+        for client in others:
+            client.close()
+        done = await draining
+    assert done.status == 0, done.err
+    assert await asyncio.to_thread(workers.broker.wait) == 0
+
+
 def refused(policy: Mapping[str, Any], folder: Path) -> str:
     """Return the log of a broker that does not start: status 2, no traceback, nothing left."""
     broker = BrokerProcess(policy, folder)

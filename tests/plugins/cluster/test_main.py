@@ -98,6 +98,15 @@ def test_drain_is_for_nodes_that_live(
         assert f"read '{name}'; allowed: one that lives: a\n" in capsys.readouterr().err
 
 
+def test_drain_of_a_node_that_dies_meanwhile_ends(
+    policy: str, prefix: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Though nobody is there to evict it."""
+    joined(prefix, "a")  # and never beats
+    assert main(["drain", "a", "-c", policy, "-y"]) == 2
+    assert "node a: it has died before it had left" in capsys.readouterr().err
+
+
 def test_a_file_without_a_cluster_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
