@@ -8,15 +8,12 @@ from typing import TYPE_CHECKING
 from penstock.broker.counters import Metric, Sample, count
 
 if TYPE_CHECKING:
-    from penstock.plugins.cluster.inbox import Inbox
-    from penstock.plugins.cluster.inheritance import Inheritance
     from penstock.plugins.cluster.mail import MailRoom
     from penstock.plugins.cluster.node import Node
-    from penstock.plugins.cluster.shared import Groups
 
 
 def figures(node: Node) -> Iterator[Metric]:
-    """Yield figures of members, owners and routes, and of messages where the node has started."""
+    """Yield figures of members, owners and routes, and of messages."""
     members = node.others.members
     nodes = _one("nodes", "Members of the cluster, this one included.", len(members) + 1)
     yield nodes._replace(across="max")
@@ -40,8 +37,7 @@ def figures(node: Node) -> Iterator[Metric]:
     told = "Retained messages of other nodes that are not kept, for want of room."
     yield _one("retained_lacking_total", told, retained.n_lacking)
     yield from _mail(node.mail)
-    if node.inbox is not None and node.groups is not None and node.inheritance is not None:
-        yield from _messages(node, node.inbox, node.groups, node.inheritance)
+    yield from _messages(node)
 
 
 def _mail(mail: MailRoom) -> Iterator[Metric]:
@@ -64,10 +60,8 @@ def _mail(mail: MailRoom) -> Iterator[Metric]:
     yield _one("sessions_expired_total", told, mail.expiry.n_expired)
 
 
-def _messages(
-    node: Node, inbox: Inbox, groups: Groups, inheritance: Inheritance
-) -> Iterator[Metric]:
-    sinks = node.sinks.items()
+def _messages(node: Node) -> Iterator[Metric]:
+    inbox, sinks = node.inbox, node.sinks.items()
     told = "Entries that were put into the inboxes of nodes."
     yield _by("entries_total", told, "node", {n: one.n_entries for n, one in sinks})
     told = "Bytes of messages for nodes that the engine has not stored yet."
@@ -83,15 +77,15 @@ def _messages(
     told = "Messages of other nodes that this broker has refused."
     yield _by("refused_messages_total", told, "reason", inbox.refused)
     told = "Messages of shared subscriptions that went to another node again."
-    yield _one("returned_messages_total", told, groups.n_returned)
+    yield _one("returned_messages_total", told, node.groups.n_returned)
     told = "Messages and entries of nodes that were dropped on their way."
     dropped: dict[str, int] = {}
-    for one in (inbox.dropped, groups.dropped, inheritance.dropped):
+    for one in (inbox.dropped, node.groups.dropped, node.inheritance.dropped):
         for reason, n in one.items():
             count(dropped, reason, n)
     yield _by("dropped_total", told, "reason", dropped)
     told = "Wills of dead nodes' clients that this node has published."
-    yield _one("wills_published_total", told, inheritance.n_wills)
+    yield _one("wills_published_total", told, node.inheritance.n_wills)
 
 
 def _one(name: str, told: str, value: float) -> Metric:

@@ -20,16 +20,13 @@ from penstock.plugins.cluster.mail_expiry import MailExpiry
 from penstock.plugins.cluster.mail_routes import MARK, Mailbox, MailRoutes
 from penstock.plugins.cluster.mail_sessions import KeptSessions
 from penstock.plugins.cluster.mail_sink import MailSink
-from penstock.plugins.cluster.node_sink import Give, Shared
+from penstock.plugins.cluster.node_sink import Shared
 from penstock.plugins.cluster.notes import Notes
 from penstock.plugins.cluster.routes import is_routed
-from penstock.plugins.cluster.shared import AWAY, MemberSink
+from penstock.plugins.cluster.shared import AWAY, Groups
 
 MAIL: Final = "mail"
 """A note: something waits for clients; their Client Identifiers."""
-
-ChangeGroup = Callable[[str, str, int], None]
-"""Takes how many members a shared subscription has at one that `MemberSink` stands for."""
 
 
 class _Member:
@@ -58,8 +55,7 @@ class MailRoom:
         sinks: the broker's.
         clients: the broker's sessions.
         is_first: whether this node is the first of all.
-        change_group: takes members of shared subscriptions.
-        give: takes messages of those whose member has gone.
+        groups: the shared subscriptions.
         clock: returns monotonic seconds.
         logger: gets faults.
 
@@ -68,7 +64,6 @@ class MailRoom:
         routes: whose mailboxes get what.
         sessions: those that this node has.
         expiry: ends those that wait for too long.
-        members: mailboxes by their names as members of shared subscriptions.
     """
 
     def __init__(
@@ -79,23 +74,25 @@ class MailRoom:
         sinks: SinkRoutes,
         clients: LocalClients,
         is_first: Callable[[], bool],
-        change_group: ChangeGroup,
-        give: Give,
+        groups: Groups,
         clock: Callable[[], float],
         logger: Logger,
     ) -> None:
         calls = MailEngine(engine, lambda: clients.queue_limits[:3])
-        self.sink = MailSink(calls, self._tell, give, clock, lambda: clients.queue_limits[3])
+        self.sink = MailSink(
+            calls, self._tell, groups.give_back, clock, lambda: clients.queue_limits[3]
+        )
         self.routes = MailRoutes(engine.bucket, self._filter_changed, self._share_changed)
         self.sink.routes = self.routes
         self.sessions = KeptSessions(calls, self.routes, announcer, clients, clock, logger)
         self.sink.prefixes = self.sessions.prefixes
-        self.expiry = MailExpiry(calls, self.sessions, announcer, give, is_first, logger)
-        self.members: dict[str, MemberSink] = {}
+        self.expiry = MailExpiry(
+            calls, self.sessions, announcer, groups.give_back, is_first, logger
+        )
         self._engine = engine
         self._sinks = sinks
         self._notes = notes
-        self._change_group = change_group
+        self._groups = groups
         self._untold: dict[str, list[str]] = {}
         notes.heard[MAIL] = self._heard
 
@@ -120,10 +117,10 @@ class MailRoom:
     def _share_changed(self, share: str, box: Mailbox, is_there: bool) -> None:  # noqa: FBT001
         name = f"{MARK}{box.client_id}{MARK}{share}"
         if is_there:
-            self.members[name] = _Member(self.sink, box)
-        self._change_group(share, name, int(is_there))
+            self._groups.mailboxes[name] = _Member(self.sink, box)
+        self._groups.change(share, name, int(is_there))
         if not is_there:
-            del self.members[name]
+            del self._groups.mailboxes[name]
 
     def _tell(self, posted: Posted) -> None:
         """Tell the owner of a mailbox that something has come."""

@@ -9,11 +9,10 @@ import os
 import signal
 import socket
 import time
-from collections import ChainMap
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.broker.errors import PenstockError
 from penstock.broker.events import (
@@ -36,14 +35,14 @@ from penstock.plugins.cluster.inbox import Inbox
 from penstock.plugins.cluster.inheritance import Inheritance
 from penstock.plugins.cluster.mail import MailRoom
 from penstock.plugins.cluster.members import Listener, Members
-from penstock.plugins.cluster.node_sink import NodeSink, Shared
+from penstock.plugins.cluster.node_sink import NodeSink
 from penstock.plugins.cluster.node_wills import NodeWills
 from penstock.plugins.cluster.notes import DRAIN, Notes
 from penstock.plugins.cluster.owners import Owners
 from penstock.plugins.cluster.policy_digests import differences, policy_digests
 from penstock.plugins.cluster.retained import RetainedSink
 from penstock.plugins.cluster.routes import OtherRoutes, OwnRoutes, is_routed
-from penstock.plugins.cluster.shared import Groups, MemberSink
+from penstock.plugins.cluster.shared import Groups
 from penstock.plugins.cluster.told_figures import ToldFigures
 from penstock.plugins.redis.calls import heed
 from penstock.plugins.redis.errors import EngineAwayError, StorageError, StorageFullError
@@ -94,7 +93,7 @@ class Node:
         told: what nodes tell of themselves from time to time.
         mail: sessions that outlive their connection, and what waits for them.
         inbox: what they have sent.
-        groups: the shared subscriptions; None before the start, as the two around it.
+        groups: the shared subscriptions.
         inheritance: does what dead nodes cannot do any more.
     """
 
@@ -125,15 +124,21 @@ class Node:
         self._is_draining = False
         self._is_founder = False
         self._tasks: set[asyncio.Task[None]] = set()
-        self.groups: Groups | None = None
         self._inbox_reading: asyncio.Task[None] | None = None
         self.name = name
-        self.inbox: Inbox | None = None
-        self.inheritance: Inheritance | None = None
         self.sinks: dict[str, NodeSink] = {}
+        self.groups = Groups(name, self.sinks, routes, context.clock)
         self.engine = ClusterEngine(redis_server(config.redis), config.name, name, self._logger)
         self.own = OwnRoutes()
         self.others = OtherRoutes(self._routed)
+        self.inbox = Inbox(
+            clients,
+            self._delete,
+            self.groups.give_back,
+            lambda: self.members.is_certain,
+            self._logger,
+        )
+        self.inheritance = Inheritance(self.engine, self.groups, clients)
         self.announcer = Announcer(self.engine, self.own)
         self._notes = Notes(self.engine, self.others.members, self._logger)
         self._notes.heard[APPLIED] = self._confirmed
@@ -147,8 +152,7 @@ class Node:
             routes,
             clients,
             self._is_first,
-            self._change_group,
-            self._give_back,
+            self.groups,
             context.clock,
             self._logger,
         )
@@ -165,10 +169,10 @@ class Node:
             lambda: self.members.is_certain,
             self._notes,
             self.mail.sessions,
-            self._release,
+            clients.release,
             self.wills.gone,
         )
-        self.retained = RetainedSink(self._retain, clients, context.clock, self._logger)
+        self.retained = RetainedSink(self.engine.retain, clients, context.clock, self._logger)
         listener = Listener(
             beaten=self.announcer.beaten,
             joined=self._joined,
@@ -179,7 +183,7 @@ class Node:
             all_kept=self.mail.take_all,
             retained=self._retained,
             all_retained=self._all_retained,
-            duty=self._do_duty,
+            duty=self.inheritance.take,
             fenced=self._fenced,
             joined_anew=self._begin_epoch,
         )
@@ -227,21 +231,8 @@ class Node:
             EngineStartError: the servers cannot be used, or another broker has this node's name.
             StorageError: they refuse.
         """
-        loop = asyncio.get_running_loop()
         while not await self._has_joined():  # noqa: ASYNC110 (time is a part of it)
             await asyncio.sleep(_WAIT_SECONDS)
-        sinks = ChainMap[str, MemberSink](
-            cast("dict[str, MemberSink]", self.sinks), self.mail.members
-        )
-        self.groups = Groups(self.name, sinks, self._routes, loop)
-        self.inbox = Inbox(
-            self._clients,
-            self._delete,
-            self.groups.give_back,
-            lambda: self.members.is_certain,
-            self._logger,
-        )
-        self.inheritance = Inheritance(self.engine, self.groups, self._clients)
         self.members.start()
         self.mail.start()
 
@@ -266,7 +257,7 @@ class Node:
         """
         self._is_counting = True
         for client_id, topic_filter in self._clients.all_subscriptions():  # of local clients
-            self._count(client_id, topic_filter, self.own.subscribed)
+            self._count(client_id, topic_filter, self.announcer.subscribed)
         self._begin_epoch()
         await self.members.announce()
         self.told.start()
@@ -283,7 +274,6 @@ class Node:
         self.sinks[self.name] = self._sink(self.name, self.engine.epoch)
         if old is not None:
             old.close()
-        assert self.inbox is not None  # noqa: S101 (made at the start)
         reading = self.inbox.follow(self.engine.inbox_reader())
         self._inbox_reading = asyncio.create_task(reading, name="penstock-cluster inbox")
 
@@ -320,12 +310,9 @@ class Node:
                 await asyncio.gather(*finish, self.mail.close())
                 has_finished = True
         await self.owners.close(gives_up=has_finished)
-        if self.inbox is not None:
-            await self.inbox.close()
-        if self.inheritance is not None:
-            self.inheritance.close()
-        if self.groups is not None:
-            self.groups.close()
+        await self.inbox.close()
+        self.inheritance.close()
+        self.groups.close()
         # Delayed wills are another node's, or this one's when it is back. So are clients who may
         # send again elsewhere what is on its way to the engine.
         is_over = has_finished and not self.wills.n_kept
@@ -391,32 +378,17 @@ class Node:
         if client_id.startswith(_OF_THE_BROKER) or not is_routed(topic_filter):
             return
         note(topic_filter)
-        if topic_filter.startswith(SHARE_PREFIX) and self.groups is not None:
+        if topic_filter.startswith(SHARE_PREFIX):
             n_members = self.own.counts.get(topic_filter, 0)
             self.groups.change(topic_filter, self.name, n_members)
 
     def _is_first(self) -> bool:
         return all(self.name < other for other in self.others.members)
 
-    def _change_group(self, share: str, member: str, n_members: int) -> None:
-        if self.groups is not None:
-            self.groups.change(share, member, n_members)
-
-    def _give_back(self, shared: Shared) -> None:
-        assert self.groups is not None  # noqa: S101 (made at the start)
-        self.groups.give_back(shared)
-
-    def _release(self, client_id: str, reason_code: int, *, ends: bool = False) -> None:
-        self._clients.release(client_id, reason_code, ends=ends)
-
-    def _retain(self, topic: str, data: bytes) -> asyncio.Future[Any]:
-        return self.engine.retain(topic, data)
-
     # -- what other nodes do -----------------------------------------------------------------------
 
     def _sink(self, node: str, epoch: int) -> NodeSink:
         """Return what puts messages into a node's inbox."""
-        assert self.groups is not None  # noqa: S101 (made at the start)
         put = partial(self.engine.put, node, epoch)
         loop = asyncio.get_running_loop()
         return NodeSink(node, put, self.groups.give_back, loop, self._context.clock)
@@ -461,17 +433,14 @@ class Node:
         if sink is not None:
             self._routes.remove(sink)
             sink.close()
-        if self.groups is not None:
-            self.groups.left(node)
-        if self.inbox is not None:
-            self._in_background(node, self.inbox.forget, node)
+        self.groups.left(node)
+        self._in_background(node, self.inbox.forget, node)
         self._in_background(node, self.engine.fence, node, epoch)
 
     def _routed(self, node: str, topic_filter: str, n_members: int) -> None:
         """Take a change of another node's routes."""
         if topic_filter.startswith(SHARE_PREFIX):
-            if self.groups is not None:
-                self.groups.change(topic_filter, node, n_members)
+            self.groups.change(topic_filter, node, n_members)
             return
         sink = self.sinks.get(node)
         if sink is None:
@@ -508,11 +477,6 @@ class Node:
                 self.retained.accept(message, None)
             return
         await self.retained.keep_only(topics)
-
-    async def _do_duty(self, node: str, epoch: int) -> None:
-        """Do what a node that has died cannot do any more."""
-        assert self.inheritance is not None  # noqa: S101 (made at the start)
-        await self.inheritance.take(node, epoch)
 
     def _delete(self, entry_ids: Sequence[bytes], n_bytes: int) -> None:
         self.engine.delete(entry_ids, n_bytes).add_done_callback(heed)

@@ -10,20 +10,18 @@ the own one among them.
 
 from __future__ import annotations
 
-from collections import deque
+import asyncio
+from collections import ChainMap, deque
 from collections.abc import Callable, Mapping
 from functools import partial
 from heapq import heapify, heappop, heappush, heapreplace
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol, cast
 
 from penstock.broker.counters import count
 from penstock.broker.extensions import MessageSink, Receipt, SinkCounts, SinkRoutes, SinkRun
 from penstock.broker.message import Message
 from penstock.plugins.cluster.frames import Lane, packet
 from penstock.plugins.cluster.node_sink import Shared
-
-if TYPE_CHECKING:
-    import asyncio
 
 RETRY_SECONDS: Final = 0.2
 """The interval at which messages that were returned are sent on."""
@@ -174,12 +172,12 @@ class Groups:
 
     Args:
         own: name of the own node.
-        sinks: sinks of all nodes by their names, of which that of the own one is no route target;
-            and of mailboxes.
+        sinks: sinks of all nodes by their names, of which that of the own one is no route target.
         routes: adds and removes sinks.
-        loop: the event loop.
+        clock: returns monotonic seconds.
 
     Attributes:
+        mailboxes: further members by their names.
         n_returned: messages that were returned.
         dropped: of those, what was dropped, by reason.
     """
@@ -189,14 +187,15 @@ class Groups:
         own: str,
         sinks: Mapping[str, MemberSink],
         routes: SinkRoutes,
-        loop: asyncio.AbstractEventLoop,
+        clock: Callable[[], float],
     ) -> None:
+        self.mailboxes: dict[str, MemberSink] = {}
         self.n_returned = 0
         self.dropped: dict[str, int] = {}
         self._own = own
-        self._sinks = sinks
+        self._sinks = ChainMap(cast("dict[str, MemberSink]", sinks), self.mailboxes)
         self._routes = routes
-        self._loop = loop
+        self._clock = clock
         self._groups: dict[str, GroupSink] = {}
         self._is_routed: set[str] = set()
         self._returned: deque[Shared] = deque()
@@ -206,7 +205,7 @@ class Groups:
         """Take note of how many members a shared subscription has on a node."""
         group = self._groups.get(share)
         if group is None:
-            group = self._groups[share] = GroupSink(share, self._sinks, self._loop.time)
+            group = self._groups[share] = GroupSink(share, self._sinks, self._clock)
         if n_members:
             group.join(node, n_members)
         else:
@@ -235,7 +234,8 @@ class Groups:
             return
         self._returned.append(shared)
         if self._timer is None:
-            self._timer = self._loop.call_later(RETRY_SECONDS, self._pass_on)
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(RETRY_SECONDS, self._pass_on)
 
     def _pass_on(self) -> None:
         self._timer = None

@@ -60,7 +60,7 @@ class Cluster:
             for node, engine in self.engines.items()
         }
         self.sinks = Sinks()
-        self.groups = Groups("a", self.nodes, self.sinks, loop)
+        self.groups = Groups("a", self.nodes, self.sinks, loop.time)
 
     async def got(self) -> Counter[str]:
         """Return how many messages each node has got since the last time."""
