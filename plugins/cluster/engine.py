@@ -161,6 +161,10 @@ class ClusterEngine:
         """Return the common beginning of the keys of a node's epoch."""
         return f"{self._root}:{node}}}:{epoch}"
 
+    @property
+    def _own_key(self) -> str:
+        return self.node_key(self.node, self.epoch)
+
     def next_number(self, name: str) -> int:
         """Return the number of this epoch's next call of a kind."""
         number = self._numbers[name] = self._numbers.get(name, 0) + 1
@@ -180,7 +184,7 @@ class ClusterEngine:
         Raises:
             StorageError: the engine cannot be asked, or has not as many replicas as it should.
         """
-        await plain(self._of_cluster("done", self.node, 0, is_stored=True))
+        await plain(self.call("done", self.base, self.node, 0, is_stored=True))
 
     async def close(self) -> None:
         """Wait for answers, and disconnect; may be called again."""
@@ -207,8 +211,8 @@ class ClusterEngine:
         Raises:
             StorageError: the engine cannot be asked, or refuses.
         """
-        call = self._of_cluster(
-            "join", self.node, token, _milliseconds(), least_epoch, is_stored=True
+        call = self.call(
+            "join", self.base, self.node, token, _milliseconds(), least_epoch, is_stored=True
         )
         state, epoch, *info = await plain(call)
         joined = Joined(state.decode(), int(epoch), info[0].decode() if info else "")
@@ -217,12 +221,12 @@ class ClusterEngine:
             self.incarnation = joined.info
             self.is_founder = joined.info == token
             self._numbers.clear()
-            await plain(self.call("open", self.node_key(self.node, self.epoch), is_stored=True))
+            await plain(self.call("open", self._own_key, is_stored=True))
         return joined
 
     async def announce(self, info: str) -> bytes:
         """Show this member to the others; return the identifier of the change."""
-        call = self._of_cluster("announce", self.node, self.epoch, info, is_stored=True)
+        call = self.call("announce", self.base, self.node, self.epoch, info, is_stored=True)
         identifier: bytes = await fenced(call)
         return identifier
 
@@ -234,7 +238,7 @@ class ClusterEngine:
             StorageError: the engine cannot be asked, or refuses, or is a master without the
                 replicas that it should have: it may be one that others have left.
         """
-        call = self._of_cluster("beat", self.node, self.epoch, _milliseconds(), is_stored=True)
+        call = self.call("beat", self.base, self.node, self.epoch, _milliseconds(), is_stored=True)
         last_change, number, silent = await fenced(call)
         names = (one.decode() for one in silent[::2])
         return Beat(last_change, int(number), list(zip(names, map(int, silent[1::2]), strict=True)))
@@ -242,7 +246,7 @@ class ClusterEngine:
     async def leave(self, heir: str = "") -> None:
         """End the membership, and what is kept of the epoch, unless a node is to have it."""
         epoch, self.epoch = self.epoch, 0
-        await plain(self._of_cluster("leave", self.node, epoch, heir))
+        await plain(self.call("leave", self.base, self.node, epoch, heir))
         if not heir:
             await self.drop(self.node, epoch)
 
@@ -251,7 +255,7 @@ class ClusterEngine:
 
         This node has then to do what the other cannot: see `duties`.
         """
-        call = self._of_cluster("evict", node, epoch, self.node, is_stored=True)
+        call = self.call("evict", self.base, node, epoch, self.node, is_stored=True)
         return bool(await plain(call))
 
     async def duties(self) -> list[tuple[str, int]]:
@@ -261,13 +265,13 @@ class ClusterEngine:
 
     async def all_duties(self) -> list[tuple[str, int, str]]:
         """Return ended members, with their epochs, and for each who has something to do."""
-        found = _pairs(await plain(self.read(self.base, "HGETALL", ":duties")))
+        found = _pairs(await plain(self.command(self.base, "HGETALL", ":duties")))
         named = ((*one.split(" "), by) for one, by in found.items())
         return [(node, int(epoch), by) for node, epoch, by in named]
 
     async def done(self, node: str, epoch: int) -> None:
         """Note that what was to do for an ended member is done."""
-        await plain(self._of_cluster("done", node, epoch))
+        await plain(self.call("done", self.base, node, epoch))
 
     async def seal(self, node: str, epoch: int) -> None:
         """Let nothing more into the inbox of an ended member, so that it can be read."""
@@ -279,17 +283,17 @@ class ClusterEngine:
 
     async def fence(self, node: str, epoch: int) -> None:
         """Refuse what an ended member still puts into the own inbox."""
-        await plain(self.call("fence", self.node_key(self.node, self.epoch), node, epoch))
+        await plain(self.call("fence", self._own_key, node, epoch))
 
     async def has_forgotten(self) -> bool:
         """Return whether the engine has lost its data, all of it or back to an earlier time."""
-        call = self.read(self.base, "HMGET", ":m", "epoch", "incarnation")
+        call = self.command(self.base, "HMGET", ":m", "epoch", "incarnation")
         newest, incarnation = await plain(call)
         return incarnation != self.incarnation.encode() or int(newest) < self.epoch
 
     async def is_member(self, node: str, epoch: int) -> bool:
         """Return whether an epoch of a node has not ended."""
-        found = await plain(self.read(self.base, "HGET", ":epochs", node))
+        found = await plain(self.command(self.base, "HGET", ":epochs", node))
         return found is not None and int(found) == epoch
 
     async def is_over(self, node: str, epoch: int) -> bool:
@@ -300,19 +304,19 @@ class ClusterEngine:
 
     async def is_alive(self, node: str) -> bool:
         """Return whether a node beats."""
-        return bool(await plain(self.read(self.base, "EXISTS", f":alive:{node}")))
+        return bool(await plain(self.command(self.base, "EXISTS", f":alive:{node}")))
 
     async def sizes_of(self, node: str, epoch: int) -> tuple[int, int]:
         """Return how many routes a member has, and the bytes in its inbox."""
-        n_routes = await plain(self.read(self.base, "HLEN", f":routes:{node}"))
+        n_routes = await plain(self.command(self.base, "HLEN", f":routes:{node}"))
         key = self.node_key(node, epoch)
-        n_bytes = await plain(self.read(key, "HGET", ":s", "bytes"))
+        n_bytes = await plain(self.command(key, "HGET", ":s", "bytes"))
         return n_routes, int(n_bytes or 0)
 
     async def members(self) -> dict[str, tuple[int, str]]:
         """Return the epoch of each member, and what it tells of itself, as JSON."""
-        epochs = _pairs(await plain(self.read(self.base, "HGETALL", ":epochs")))
-        infos = _pairs(await plain(self.read(self.base, "HGETALL", ":nodes")))
+        epochs = _pairs(await plain(self.command(self.base, "HGETALL", ":epochs")))
+        infos = _pairs(await plain(self.command(self.base, "HGETALL", ":nodes")))
         return {node: (int(epoch), infos.get(node, "")) for node, epoch in epochs.items()}
 
     async def tell_figures(self, figures: str) -> dict[str, str]:
@@ -321,14 +325,13 @@ class ClusterEngine:
         Raises:
             StorageError: the engine cannot be asked, or refuses.
         """
-        key = f"{self.base}:figures"
-        call = self.calls.routes.call(key, "HSET", key, self.node, figures)
+        call = self.command(self.base, "HSET", ":figures", self.node, figures)
         _, found = await asyncio.gather(plain(call), self.figures())
         return found
 
     async def figures(self) -> dict[str, str]:
         """Return what nodes have told of themselves last, also of some that have left."""
-        return _pairs(await plain(self.read(self.base, "HGETALL", ":figures")))
+        return _pairs(await plain(self.command(self.base, "HGETALL", ":figures")))
 
     # -- changes -----------------------------------------------------------------------------------
 
@@ -341,7 +344,7 @@ class ClusterEngine:
             number: of the change; that of the next one is higher.
         """
         words = [word for op in ops for word in op]
-        return self._of_cluster("change", self.node, self.epoch, number, *words, is_stored=True)
+        return self.call("change", self.base, self.node, self.epoch, number, *words, is_stored=True)
 
     def retain(self, topic: str, data: bytes) -> asyncio.Future[Any]:
         """Set what is retained in a topic; b"" clears it. The future is done once that is safe.
@@ -350,14 +353,14 @@ class ClusterEngine:
         """
         words = (self.node, self.epoch, self.next_number("retained"), topic, data)
         name = "retain" if data else "clear"
-        return self.calls.call(name, (self.base,), *words, is_stored=True, is_kept=True)
+        return self.call(name, self.base, *words, is_stored=True, is_kept=True)
 
     async def last_change(self) -> tuple[bytes, dict[str, int]]:
         """Return the identifier of the newest change, and each member's number of its newest one.
 
         The state that is read after that has these changes, and maybe later ones.
         """
-        found = _pairs(await plain(self.read(self.base, "HGETALL", ":m")))
+        found = _pairs(await plain(self.command(self.base, "HGETALL", ":m")))
         numbers = {name[2:]: int(n) for name, n in found.items() if name.startswith("c ")}
         return found.get("last", "0-0").encode(), numbers
 
@@ -378,13 +381,13 @@ class ClusterEngine:
 
     async def retained_of(self, topic: str) -> bytes:
         """Return what is retained in a topic; b"" for nothing."""
-        data: bytes | None = await plain(self.read(self.base, "HGET", ":retained", topic))
+        data: bytes | None = await plain(self.command(self.base, "HGET", ":retained", topic))
         return data or b""
 
     async def _scan(self, base: str, key: str) -> AsyncIterator[list[tuple[bytes, bytes]]]:
         cursor = b"0"
         while True:
-            call = self.read(base, "HSCAN", key, cursor, "COUNT", _SCAN_COUNT)
+            call = self.command(base, "HSCAN", key, cursor, "COUNT", _SCAN_COUNT)
             cursor, found = await plain(call)
             yield list(zip(found[::2], found[1::2], strict=True))
             if cursor == b"0":
@@ -400,36 +403,34 @@ class ClusterEngine:
         key = self.node_key(node, epoch)
         number = self.next_number(key) if data else 0
         words = (self.node, self.epoch, number, data)
-        return self.calls.call("put", (key,), *words, is_stored=bool(data), is_kept=bool(data))
+        return self.call("put", key, *words, is_stored=bool(data), is_kept=bool(data))
 
     def delete(self, entry_ids: Sequence[bytes], n_bytes: int) -> asyncio.Future[int]:
         """Delete entries of the own inbox, which had so many bytes; the answer is what is left."""
-        return self.call("delete", self.node_key(self.node, self.epoch), n_bytes, *entry_ids)
+        return self.call("delete", self._own_key, n_bytes, *entry_ids)
 
     def tell(self, node: str, epoch: int, note: bytes) -> asyncio.Future[Any]:
         """Tell a member something, maybe twice; a member that has ended is told nothing."""
-        key = f"{self.node_key(node, epoch)}:notes"
         words = "NOMKSTREAM", "MAXLEN", "~", MOST_NOTES, "*", self.node, note
-        return self.calls.routes.call(key, "XADD", key, *words)
+        return self.command(self.node_key(node, epoch), "XADD", ":notes", *words)
 
     def forget_notes(self, identifiers: Sequence[bytes]) -> asyncio.Future[Any]:
         """Remove notes that this member has heard."""
-        key = f"{self.node_key(self.node, self.epoch)}:notes"
-        return self.calls.routes.call(key, "XDEL", key, *identifiers)
+        return self.command(self._own_key, "XDEL", ":notes", *identifiers)
 
     def notes_reader(self) -> StreamReader:
         """Return a reader of what this member is told: the only field is called as the teller."""
-        return self.reader(f"{self.node_key(self.node, self.epoch)}:notes")
+        return self.reader(f"{self._own_key}:notes")
 
     def inbox_reader(self) -> StreamReader:
         """Return a reader of the own inbox, for this epoch; see `origin_of`."""
-        return self.reader(f"{self.node_key(self.node, self.epoch)}:inbox")
+        return self.reader(f"{self._own_key}:inbox")
 
     async def inbox_of(self, node: str, epoch: int) -> AsyncIterator[tuple[Row, bytes]]:
         """Yield origin and data of each entry in the inbox of an ended member, after `seal`."""
         key, after = self.node_key(node, epoch), b"-"
         while True:
-            call = self.read(key, "XRANGE", ":inbox", after, "+", "COUNT", 100)
+            call = self.command(key, "XRANGE", ":inbox", after, "+", "COUNT", 100)
             entries = await plain(call)
             if not entries:
                 return
@@ -439,8 +440,7 @@ class ClusterEngine:
 
     def keep_will(self, client_id: str, will: bytes) -> asyncio.Future[Any]:
         """Keep the will of a client of this node; b"" for none."""
-        key = self.node_key(self.node, self.epoch)
-        return self.call("will", key, client_id, will, is_stored=True)
+        return self.call("will", self._own_key, client_id, will, is_stored=True)
 
     def forget_will(self, node: str, epoch: int, client_id: str) -> asyncio.Future[Any]:
         """Remove the will of a client of an ended member: it is published, or is not to be."""
@@ -448,7 +448,7 @@ class ClusterEngine:
 
     async def wills_of(self, node: str, epoch: int) -> dict[bytes, bytes]:
         """Return the wills of an ended member by client."""
-        found = await plain(self.read(self.node_key(node, epoch), "HGETALL", ":wills"))
+        found = await plain(self.command(self.node_key(node, epoch), "HGETALL", ":wills"))
         return dict(zip(found[::2], found[1::2], strict=True))
 
     # -- owners ------------------------------------------------------------------------------------
@@ -456,7 +456,7 @@ class ClusterEngine:
     async def absence(self, client_id: str) -> Absence:
         """Return since when a kept session has no connection."""
         words = f":s:{client_id}", "origin", "away", "expiry"
-        return Absence(*await plain(self.read(self.bucket(client_id), "HMGET", *words)))
+        return Absence(*await plain(self.command(self.bucket(client_id), "HMGET", *words)))
 
     async def find(self, client_id: str) -> tuple[Row | None, Mailbox | None]:
         """Return who owns a client, and its mailbox; None for nobody, and for none.
@@ -467,8 +467,8 @@ class ClusterEngine:
         key = self.bucket(client_id)
         names = "messages", "bytes", "away", "expiry", "origin"
         row, found, (seconds, _) = await asyncio.gather(
-            plain(self.read(key, "HGET", ":o", client_id)),
-            plain(self.read(key, "HMGET", f":s:{client_id}", *names)),
+            plain(self.command(key, "HGET", ":o", client_id)),
+            plain(self.command(key, "HMGET", f":s:{client_id}", *names)),
             plain(self.calls.routes.call(key, "TIME")),
         )
         owner = None if row is None else Row.read(row.decode())
@@ -505,8 +505,7 @@ class ClusterEngine:
     def release(self, client_id: str, own: Row) -> asyncio.Future[Any]:
         """Let go of a client; it waits for a server however long that takes."""
         words = (client_id, *own)
-        bucket = self.bucket(client_id)
-        return self.calls.call("release", (bucket,), *words, is_stored=True, is_kept=True)
+        return self.call("release", self.bucket(client_id), *words, is_stored=True, is_kept=True)
 
     async def sweep_owners(self, node: str, epoch: int) -> None:
         """End that an ended member is the owner of clients; kept sessions wait for theirs.
@@ -532,18 +531,13 @@ class ClusterEngine:
     # -- calls -------------------------------------------------------------------------------------
 
     def call(
-        self, function: str, key: str, *args: Any, is_stored: bool = False
+        self, function: str, key: str, *args: Any, is_stored: bool = False, is_kept: bool = False
     ) -> asyncio.Future[Any]:
         """Call a function about what the common beginning of keys stands for."""
-        return self.calls.call(function, (key,), *args, is_stored=is_stored)
+        return self.calls.call(function, (key,), *args, is_stored=is_stored, is_kept=is_kept)
 
-    def _of_cluster(
-        self, function: str, *args: Any, is_stored: bool = False
-    ) -> asyncio.Future[Any]:
-        return self.calls.call(function, (self.base,), *args, is_stored=is_stored)
-
-    def read(self, base: str, command: str, key: str, *args: Any) -> asyncio.Future[Any]:
-        """Call a command that reads a key, given by its common beginning and the rest."""
+    def command(self, base: str, command: str, key: str, *args: Any) -> asyncio.Future[Any]:
+        """Call a command about a key, given by its common beginning and the rest."""
         return self.calls.routes.call(base, command, base + key, *args)
 
 

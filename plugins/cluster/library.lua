@@ -234,6 +234,24 @@ end
 -- The same without data.
 functions.clear = functions.retain
 
+-- Returns whether a node puts something for the first time, by what was noted of it last; nil where
+-- its epoch has ended.
+local function is_new(last, epoch, number)
+  if not last then return true end
+  local last_epoch, last_number = string.match(last, '(%d+) (%d+)')
+  last_epoch, epoch = tonumber(last_epoch), tonumber(epoch)
+  if last_epoch > epoch then return nil end
+  return last_epoch < epoch or tonumber(last_number) < tonumber(number)
+end
+
+-- Refuses what a node of an epoch that has ended still puts.
+local function refuse_ended(key, field, ended)
+  local last = call('HGET', key, field)
+  if not last or tonumber(string.match(last, '%d+')) <= ended then
+    call('HSET', key, field, string.format('%d 0', ended + 1))
+  end
+end
+
 -- Opens the inbox of a node for its epoch.
 function functions.open(keys)
   if call('HSETNX', keys[1] .. ':s', 'bytes', '0') == 1 then
@@ -250,14 +268,9 @@ function functions.put(keys, args)
   if not told[1] or told[3] then return refuse(GONE) end
   local bytes = tonumber(told[1])
   if data == '' then return bytes end
-  if told[2] then
-    local last_epoch, last_number = string.match(told[2], '(%d+) (%d+)')
-    last_epoch = tonumber(last_epoch)
-    if last_epoch > tonumber(epoch) then return refuse(FENCED) end
-    if last_epoch == tonumber(epoch) and tonumber(last_number) >= tonumber(number) then
-      return bytes
-    end
-  end
+  local is_first = is_new(told[2], epoch, number)
+  if is_first == nil then return refuse(FENCED) end
+  if not is_first then return bytes end
   bytes = bytes + #data
   local origin = epoch .. ' ' .. number
   call('XADD', base .. ':inbox', '*', node .. ' ' .. origin, data)
@@ -279,12 +292,8 @@ end
 
 -- Refuses what a node of an epoch that has ended still puts into an inbox.
 function functions.fence(keys, args)
-  local node, ended = args[1], tonumber(args[2])
-  local key, own = keys[1] .. ':s', 'o ' .. node
-  local told = call('HMGET', key, 'bytes', own)
-  if not told[1] then return 0 end
-  local last = told[2] and tonumber(string.match(told[2], '%d+')) or 0
-  if last <= ended then call('HSET', key, own, string.format('%d 0', ended + 1)) end
+  local key = keys[1] .. ':s'
+  if call('EXISTS', key) == 1 then refuse_ended(key, 'o ' .. args[1], tonumber(args[2])) end
   return 1
 end
 
@@ -482,11 +491,7 @@ end
 -- Refuses what a node of an epoch that has ended still posts. Its publishers come to other nodes once
 -- that is so for all mailboxes, and send it again there.
 function functions.bar(keys, args)
-  local key, node, ended = keys[1] .. ':last', args[1], tonumber(args[2])
-  local last = call('HGET', key, node)
-  if not last or tonumber(string.match(last, '%d+')) <= ended then
-    call('HSET', key, node, string.format('%d 0', ended + 1))
-  end
+  refuse_ended(keys[1] .. ':last', args[1], tonumber(args[2]))
   return '0'
 end
 
@@ -519,15 +524,16 @@ end
 
 -- Forgets messages that their publisher cannot send again; a node that was evicted does not know.
 function functions.unsee(keys, args)
-  local last = call('HGET', keys[1] .. ':last', args[1])
-  if last and tonumber(string.match(last, '%d+')) > tonumber(args[2]) then return refuse(FENCED) end
+  if is_new(call('HGET', keys[1] .. ':last', args[1]), args[2], 0) == nil then
+    return refuse(FENCED)
+  end
   return call('ZREM', keys[1] .. ':d', unpack(args, 3))
 end
 
 -- Returns what of a post was refused; of one that is repeated, what was refused the first time.
-local function refusals(base, node, post, is_new, refused)
+local function refusals(base, node, post, is_first, refused)
   local key, name = base .. ':last', 'x ' .. node
-  if not is_new then
+  if not is_first then
     return string.match(call('HGET', key, name) or '', post .. ':(%S*)') or ''
   end
   if refused ~= '' then
@@ -596,16 +602,10 @@ end
 function functions.post(keys, args)
   local base, node, epoch, number = keys[1], unpack(args, 1, 3)
   local limits = {messages = tonumber(args[4]), bytes = tonumber(args[5]), mode = args[6]}
-  local is_new = #args > 6
-  local last = call('HGET', base .. ':last', node)
-  if last then
-    local last_epoch, last_number = string.match(last, '(%d+) (%d+)')
-    last_epoch = tonumber(last_epoch)
-    if last_epoch > tonumber(epoch) then return refuse(FENCED) end
-    is_new = last_epoch < tonumber(epoch) or tonumber(last_number) < tonumber(number)
-  end
+  local is_first = is_new(call('HGET', base .. ':last', node), epoch, number)
+  if is_first == nil then return refuse(FENCED) end
   local origin, n_shared = epoch .. ' ' .. number, 0
-  if is_new then call('HSET', base .. ':last', node, origin) end
+  if is_first then call('HSET', base .. ':last', node, origin) end
   local boxes, asked, refused = {}, {}, {}
   local at, run = 7, 0
   while at <= #args do
@@ -620,7 +620,7 @@ function functions.post(keys, args)
       end
     end
     local box = boxes[args[first]]
-    if not is_new or data == '' then  -- it is here, or a question
+    if not is_first or data == '' then  -- it is here, or a question
     elseif has_others and (not box.origin or token == '!' and box.away) then
       refused[#refused + 1] = run
     elseif has_others or not is_here(base, token) then
@@ -648,7 +648,7 @@ function functions.post(keys, args)
     end
     at = stop + 1
   end
-  local told = {refusals(base, node, epoch .. '/' .. number, is_new, table.concat(refused, ','))}
+  local told = {refusals(base, node, epoch .. '/' .. number, is_first, table.concat(refused, ','))}
   for i = 1, #asked do
     local box = asked[i]
     if box.origin then
@@ -838,25 +838,22 @@ function functions.forget(keys, args)
   return n_gone
 end
 
-local NAMES = {
-  'join', 'announce', 'beat', 'leave', 'evict', 'done', 'change', 'retain', 'clear', 'open', 'put',
-  'delete', 'fence', 'seal', 'drop', 'will', 'claim', 'release', 'bar', 'abandon', 'unsee', 'post',
-  'load', 'fetch', 'commit', 'erase', 'finish', 'expire', 'forget'
-}
-
 -- What frees memory, or ends something, is done where the server's memory is full, too. So is all
 -- by which a mailbox is emptied: what a commit adds is little, and what it removes may wait for it.
 local FREEING = {
-  claim = true, load = true, fetch = true, commit = true,
-  beat = true, leave = true, evict = true, done = true, clear = true, delete = true, fence = true,
-  seal = true, drop = true, release = true, bar = true, abandon = true, erase = true, finish = true,
-  expire = true, forget = true
+  'beat', 'leave', 'evict', 'done', 'clear', 'delete', 'fence', 'seal', 'drop', 'claim', 'release',
+  'bar', 'abandon', 'load', 'fetch', 'commit', 'erase', 'finish', 'expire', 'forget'
 }
+local STORING = {'join', 'announce', 'change', 'retain', 'open', 'put', 'will', 'unsee', 'post'}
 
-for i = 1, #NAMES do
-  local name = NAMES[i]
-  local flags = FREEING[name] and {'allow-oom'} or {}
-  redis.register_function{
-    function_name = PREFIX .. name, callback = functions[name], flags = flags
-  }
+local function register(names, flags)
+  for i = 1, #names do
+    local name = names[i]
+    redis.register_function{
+      function_name = PREFIX .. name, callback = functions[name], flags = flags
+    }
+  end
 end
+
+register(FREEING, {'allow-oom'})
+register(STORING, {})

@@ -145,7 +145,7 @@ class MailEngine:
         engine = self.engine
         number = engine.next_number(f"post {bucket}")
         words = (engine.node, engine.epoch, number, *self.limits(), *words)
-        return engine.calls.call("post", (bucket,), *words, is_stored=True, is_kept=True)
+        return engine.call("post", bucket, *words, is_stored=True, is_kept=True)
 
     def unsee(self, bucket: str, deduplication_id: bytes) -> asyncio.Future[Any]:
         """Forget a message that its publisher cannot send again."""
@@ -238,7 +238,7 @@ class MailEngine:
         """
         words = (client_id, str(owner), origin, read)
         bucket = self.engine.bucket(client_id)
-        return self.engine.calls.call("finish", (bucket,), *words, is_stored=True, is_kept=True)
+        return self.engine.call("finish", bucket, *words, is_stored=True, is_kept=True)
 
     async def expire(self, bucket: str) -> list[tuple[str, str]]:
         """End sessions whose time has come; return origin and client of those that have ended."""
@@ -251,7 +251,7 @@ class MailEngine:
         found: list[Entry] = []
         key, after = f":e:{origin}:{client_id}", b"-"
         while some := await plain(
-            self.engine.read(bucket, "XRANGE", key, after, "+", "COUNT", _READ_AT_ONCE)
+            self.engine.command(bucket, "XRANGE", key, after, "+", "COUNT", _READ_AT_ONCE)
         ):
             found += _entries(some)
             after = b"(" + some[-1][0]

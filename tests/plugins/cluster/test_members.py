@@ -219,7 +219,7 @@ async def test_what_a_dead_node_has_left_is_done_once_whatever_fails(
 
         async def duty(node: str, epoch: int) -> None:
             a.duties.append((node, epoch))
-            there = a.engine.read(a.engine.bucket("client"), "HEXISTS", ":o", "client")
+            there = a.engine.command(a.engine.bucket("client"), "HEXISTS", ":o", "client")
             swept.append(not await plain(there))
 
         async def fails_once(node: str, epoch: int) -> None:

@@ -59,7 +59,7 @@ async def test_session_that_could_not_be_read_waits_and_expires_still() -> None:
         assert claim is not None
         with pytest.raises(NotOwnedError, match="away"):
             await claim
-        await plain(a.engine.read(bucket(a), "EXISTS", ":o"))  # what was called before is done
+        await plain(a.engine.command(bucket(a), "EXISTS", ":o"))  # what was called before is done
         with Redis(port=shared_redis()) as redis:
             assert not redis.hexists(f"{bucket(a)}:o", X)
             assert redis.hexists(f"{bucket(a)}:s:{X}", "away")
