@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from functools import partial
 from pathlib import Path
@@ -10,8 +11,9 @@ from typing import Annotated, Final
 
 import typer
 
+from penstock.broker.config.checked_yaml import read_text
 from penstock.broker.config.command_line import CommandLine, exit_status
-from penstock.broker.config.policy import load_policy
+from penstock.broker.config.policy import load_policy, parse_policy
 from penstock.broker.errors import ConfigError
 from penstock.broker.extensions import Worker
 from penstock.broker.plugin_loader import processes_per_machine
@@ -64,11 +66,12 @@ def broker(
     ] = False,
 ) -> None:
     """Run the MQTT broker with a policy file."""
-    me = _worker(worker)
+    me, copy = _worker(worker)
     set_up_log(log_level, debug=debug, worker=0 if me is None else me.number)
     logging.getLogger("transitions").setLevel(logging.WARNING)
     try:
-        policy = load_policy(config)
+        text = read_text(config, form="YAML") if copy is None else copy
+        policy = parse_policy(text, config)
     except ConfigError as error:
         from penstock.broker.import_mosquitto.directives import (  # noqa: PLC0415 - of no other use
             mosquitto_conf_error,
@@ -87,9 +90,10 @@ def broker(
         program = [*_program(), "broker", "-c", config, *levels]
         supervisor = Supervisor(
             n_workers,
-            lambda number: [*program, "--worker", f"{number}/{n_workers}"],
+            lambda number, copy: [*program, "--worker", f"{number}/{n_workers}/{copy}"],
             partial(server().check, is_start=True),
             config,
+            text,
             logging.getLogger("penstock"),
         )
         run_until_stopped(supervisor)
@@ -103,14 +107,20 @@ def _program() -> list[str]:
     return [sys.executable, *([] if looks_here else ["-P"]), "-m", "penstock"]
 
 
-def _worker(text: str) -> Worker | None:
-    """Return which worker this process is, by the option that its supervisor has given it."""
+def _worker(text: str) -> tuple[Worker | None, str | None]:
+    """Return which worker this process is, and its copy of the policy file.
+
+    Args:
+        text: the option that its supervisor has given it; "" for none.
+    """
     if not text:
-        return None
-    number, _, count = text.partition("/")
-    if not (number.isdecimal() and count.isdecimal()):
-        raise typer.BadParameter(_OF_SUPERVISOR, param_hint="--worker")
-    return Worker(int(number), int(count))
+        return None, None
+    try:
+        number, count, copy = map(int, text.split("/"))
+        with os.fdopen(copy, encoding="utf-8") as file:
+            return Worker(number, count), file.read()
+    except (ValueError, OSError) as error:
+        raise typer.BadParameter(_OF_SUPERVISOR, param_hint="--worker") from error
 
 
 def _supervised() -> Supervised:

@@ -1,11 +1,12 @@
 """Starts the broker's processes on this machine, its workers, and keeps them running.
 
-Theory of operation. A worker is the same program with ``--worker NUMBER/COUNT``, and serves by
-itself. Its standard input is its end of a pair of sockets, by which the two talk (see
-`penstock.broker.process.supervised`). The pair ends with either of them, however that ends, so that
-no worker is left behind. The first worker is started alone: what keeps all of them from serving is
-told once. Workers lead sessions of their own, so that Ctrl-C in a terminal reaches the supervisor
-alone, which passes it on.
+Theory of operation. A worker is the same program with ``--worker NUMBER/COUNT/FILE``, and serves by
+itself. FILE is the descriptor of a copy of the policy file as it was loaded last: a worker that is
+started again has what the others have, though somebody edits the file. Its standard input is its
+end of a pair of sockets, by which the two talk (see `penstock.broker.process.supervised`). The pair
+ends with either of them, however that ends, so that no worker is left behind. The first worker is
+started alone: what keeps all of them from serving is told once. Workers lead sessions of their own,
+so that Ctrl-C in a terminal reaches the supervisor alone, which passes it on.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ import contextlib
 import os
 import signal
 import socket
+import tempfile
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from logging import Logger
 from typing import Any, Final
 
-from penstock.broker.errors import PenstockError
+from penstock.broker.config.checked_yaml import read_text
+from penstock.broker.errors import ConfigError, PenstockError
 from penstock.broker.operations_contract import Reloaded
 from penstock.broker.process.service_manager import MICROSECONDS
 from penstock.broker.process.start_check import StartCheck
@@ -104,24 +107,28 @@ class Supervisor:
     def __init__(
         self,
         n_workers: int,
-        command: Callable[[int], Sequence[str]],
+        command: Callable[[int, int], Sequence[str]],
         check: Callable[[], Awaitable[StartCheck]],
         file: str,
+        text: str,
         logger: Logger,
     ) -> None:
         """Prepare; `start` starts them.
 
         Args:
             n_workers: how many.
-            command: returns the program and the arguments of a worker, by its number from 1 on.
+            command: returns the program and the arguments of a worker, by its number from 1 on, and
+                by the descriptor of its copy of the policy file.
             check: finds what keeps all of them from serving.
-            file: name of the policy file, for errors.
+            file: name of the policy file.
+            text: of the policy file.
             logger: gets the ends of workers.
         """
         self._n_workers = n_workers
         self._command = command
         self._check = check
         self._file = file
+        self._text = text  # as it was loaded last
         self._logger = logger
         self._watchdog = os.environ.get("WATCHDOG_USEC", "")  # which `ServiceManager` takes out
         self._workers: dict[int, _Worker] = {}
@@ -219,10 +226,13 @@ class Supervisor:
         link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         link.setblocking(False)
         with link:
-            with theirs:
+            with theirs, tempfile.TemporaryFile() as copy:
+                copy.write(self._text.encode())
+                copy.seek(0)
                 process = await asyncio.create_subprocess_exec(
-                    *self._command(number),
+                    *self._command(number, copy.fileno()),
                     stdin=theirs.fileno(),
+                    pass_fds=[copy.fileno()],
                     env=os.environ | ({"WATCHDOG_USEC": self._watchdog} if self._watchdog else {}),
                     start_new_session=True,
                 )
@@ -275,13 +285,19 @@ class Supervisor:
     async def reload(self) -> Reloaded:
         """Have all workers reload; return one account of those that serve."""
         async with self._reloading:
+            text = self._text
+            with contextlib.suppress(ConfigError):  # which the workers tell
+                text = read_text(self._file)
             for worker in self._workers.values():
                 worker.must_reload = not worker.serves
             asked = {w.name: w.reload() for w in self._workers.values() if w.serves}
             if asked:
                 await asyncio.wait(asked.values(), timeout=RELOAD_SECONDS)
             silent = Reloaded(failed={"reload": f"no answer in {RELOAD_SECONDS:g} s"})
-            return _merged({n: one.result() if one.done() else silent for n, one in asked.items()})
+            done = {n: one.result() if one.done() else silent for n, one in asked.items()}
+            if not all(one.failed for one in done.values()):
+                self._text = text
+            return _merged(done)
 
     async def _reload_for(self, worker: _Worker) -> None:
         """Have all workers reload, as one of them has been asked to."""

@@ -11,6 +11,7 @@ import socket
 import sys
 import uuid
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -196,6 +197,29 @@ async def test_a_reload_reaches_each_worker(workers: Workers, tmp_path: Path) ->
     told = "changed: limits.maximum_packet_size"
     assert len(await asyncio.to_thread(workers.broker.lines_with, told, 2)) == 2
     assert await limits(workers) == [12_345] * 2
+
+
+async def test_a_worker_that_is_started_again_has_what_the_others_have(
+    workers: Workers, tmp_path: Path
+) -> None:
+    """Though somebody edits the policy file, and has not come to an end."""
+    before = await limits(workers)
+    change(tmp_path, 12_345)
+    await started_again(workers, 2)
+    assert await limits(workers) == before
+    workers.broker.process.send_signal(signal.SIGHUP)
+    await asyncio.to_thread(workers.broker.lines_with, "reloaded: ", 2)
+    (tmp_path / "policy.yaml").write_text("limits: {max")
+    await started_again(workers, 2)
+    assert await limits(workers) == [12_345] * 2
+
+
+async def started_again(workers: Workers, number: int) -> None:
+    """Kill a worker; return when it serves again."""
+    psutil.Process(workers.pids()[number]).kill()
+    for numbers, what in (({1, 2} - {number}, "its end"), ({1, 2}, "its start")):
+        is_so = partial(lambda wanted: ports_of(workers)[workers.port] == wanted, numbers)
+        await asyncio.to_thread(until, is_so, what)
 
 
 async def test_a_reload_by_the_command_has_one_account(tmp_path: Path) -> None:

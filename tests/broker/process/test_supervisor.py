@@ -62,9 +62,10 @@ async def supervised(*programs: str) -> AsyncIterator[Supervisor]:
     """Run a worker for each program for a block."""
     made = Supervisor(
         len(programs),
-        lambda number: [sys.executable, "-c", programs[number - 1]],
+        lambda number, _: [sys.executable, "-c", programs[number - 1]],
         nothing_wrong,
         "policy.yaml",
+        "",
         LOGGER,
     )
     async with AsyncExitStack() as stack:
@@ -86,7 +87,7 @@ async def test_what_is_wrong_is_told_before_any_worker_starts() -> None:
     async def check() -> StartCheck:
         return StartCheck(problems={"limits.a": "read 1; allowed: 2", "b": "no"})
 
-    made = Supervisor(1, lambda _: ["/no/such/program"], check, "policy.yaml", LOGGER)
+    made = Supervisor(1, lambda *_: ["/no/such/program"], check, "policy.yaml", "", LOGGER)
     with pytest.raises(WorkersError) as caught:
         await made.start()
     lines = str(caught.value).splitlines()
@@ -110,7 +111,7 @@ async def test_a_worker_that_does_not_serve(program: str, told: str) -> None:
 
 async def test_a_program_that_is_not_there() -> None:
     """Is told as the system has it."""
-    made = Supervisor(1, lambda _: ["/no/such/program"], nothing_wrong, "f", LOGGER)
+    made = Supervisor(1, lambda *_: ["/no/such/program"], nothing_wrong, "f", "", LOGGER)
     with pytest.raises(WorkersError, match=r"it cannot be started: .*No such file"):
         await made.start()
 
@@ -146,11 +147,11 @@ async def test_a_worker_that_waits_for_its_next_start_is_not_started_to_be_stopp
     monkeypatch.setattr(supervisor, "FIRST_WAIT_SECONDS", 600.0)
     program, numbers = "import socket; socket.socket(fileno=0).send(b'READY=1'); exit(3)", []
 
-    def command(number: int) -> list[str]:
+    def command(number: int, _copy: int) -> list[str]:
         numbers.append(number)
         return [sys.executable, "-c", program]
 
-    made = Supervisor(1, command, nothing_wrong, "policy.yaml", LOGGER)
+    made = Supervisor(1, command, nothing_wrong, "policy.yaml", "", LOGGER)
     await made.start()
     await reached(lambda: "again in 600 s" in caplog.text, "the wait")
     await made.stop()
@@ -204,9 +205,10 @@ async def test_a_worker_that_starts_in_a_reload_reloads_once_it_serves(tmp_path:
     """It may have read its files before they were changed."""
     made = Supervisor(
         1,
-        lambda _: [sys.executable, "-c", LATE % tmp_path],
+        lambda *_: [sys.executable, "-c", LATE % tmp_path],
         nothing_wrong,
         "policy.yaml",
+        "",
         LOGGER,
     )
     starting = asyncio.create_task(made.start())
