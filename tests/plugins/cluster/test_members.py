@@ -360,13 +360,13 @@ RIGHTS = (
     " +rename +function|list +function|load +info +exists +unlink +wait +select +cluster|slots"
     " +config|get"
 )
-"""What a user needs at least, as docs/how-to/cluster.md says."""
+"""What a user needs at least, as docs/how-to/queue-on-redis.md says."""
 
 
 @pytest.mark.usefixtures("hasty")
 async def test_the_rights_that_the_page_gives_are_enough(tmp_path: Path) -> None:
     """For all that nodes do with the engine."""
-    page = Path(__file__).parents[3] / "docs" / "how-to" / "cluster.md"
+    page = Path(__file__).parents[3] / "docs" / "how-to" / "queue-on-redis.md"
     assert RIGHTS in " ".join(page.read_text().split())
     (tmp_path / "password").write_text("secret\n")
     with running_redis(tmp_path / "redis", f"user penstock on >secret {RIGHTS}") as process:
