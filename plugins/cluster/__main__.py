@@ -24,6 +24,8 @@ from penstock.plugins.cluster.config import ClusterConfig
 from penstock.plugins.cluster.engine import ALIVE_SECONDS, ClusterEngine
 from penstock.plugins.cluster.notes import DRAIN
 from penstock.plugins.cluster.plugin import KEY
+from penstock.plugins.redis.calls import plain
+from penstock.plugins.redis.errors import StorageError
 from penstock.plugins.redis.server import redis_server
 from penstock.plugins.web.terminal_escape import printable
 
@@ -133,6 +135,11 @@ async def _status(engine: ClusterEngine) -> list[dict[str, Any]]:
         if not await engine.is_alive(node):
             state = "silent"
         n_routes, n_bytes = await engine.sizes_of(node, epoch)
+        try:
+            await plain(engine.put(node, epoch, b""))
+            await engine.look()
+        except StorageError as error:
+            told["failure"] = str(error)
         told |= {"node": node, "state": state, "epoch": epoch}
         rows.append(told | {"filters": n_routes, "inbox_bytes": n_bytes})
     return rows
@@ -159,6 +166,11 @@ def _table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     for line in cells:
         padded = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
         yield printable("  ".join(padded).rstrip())
+    for row in rows:
+        if row.get("failure"):
+            yield printable(
+                f"What is of node {row['node']}, or for it, is not stored: {row['failure']}"
+            )
     policies = {json.dumps(row.get("policy"), sort_keys=True) for row in rows}
     if len(policies) > 1:
         yield "The policy files of the nodes differ; their logs say in what."

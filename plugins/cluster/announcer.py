@@ -210,7 +210,7 @@ class Announcer:
             names = ", ".join(node for node, one in self.confirmed.items() if one < number)
             raise NotConfirmedError(
                 f"subscriptions were not confirmed within {ROUTED_SECONDS:g} s by "
-                f"{names or 'the engine'}"
+                f"{names or self.failure or 'the engine'}"
             ) from error
 
 

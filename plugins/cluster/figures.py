@@ -23,6 +23,9 @@ def figures(node: Node) -> Iterator[Metric]:
     steady = float(node.members.is_steady)
     reached = _one("engine_reached", "1 while beats are answered in time.", steady)
     yield reached._replace(across="each")
+    told = "1 while the engine stores what this node tells, its subscriptions and its wills."
+    stores = _one("engine_stores", told, not (node.told.failure or node.failure))
+    yield stores._replace(across="each")
     routes = {name: len(one.routes) for name, one in members.items()}
     yield _by("routes", "Topic filters of other nodes.", "node", routes)._replace(across="max")
     taken, given = owners.n_taken, owners.n_given

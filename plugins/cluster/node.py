@@ -216,8 +216,12 @@ class Node:
         console = self.asks.url
         for any_address in ("//0.0.0.0:", "//[::]:"):  # nobody can open them
             console = console.replace(any_address, f"//{socket.gethostname()}:")
-        clients = len(self.owners.owned)
-        return {"clients": clients, "console": console, "is_draining": is_draining}
+        return {
+            "clients": len(self.owners.owned),
+            "console": console,
+            "is_draining": is_draining,
+            "failure": self.failure,
+        }
 
     # -- start and end -----------------------------------------------------------------------------
 
@@ -482,6 +486,11 @@ class Node:
         self.engine.delete(entry_ids, n_bytes).add_done_callback(heed)
 
     # -- reports -----------------------------------------------------------------------------------
+
+    @property
+    def failure(self) -> str:
+        """Why subscriptions or wills of this node are not stored; "" where they are."""
+        return self.announcer.failure or self.wills.failure
 
     def problem(self) -> str:
         """Return why this node lets in no client that is new to it; "" where it does.

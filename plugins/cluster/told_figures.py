@@ -33,6 +33,9 @@ class ToldFigures:
         members: the other nodes.
         own: returns what this node tells of itself beside what `$SYS` has.
         logger: gets faults.
+
+    Attributes:
+        failure: why the engine stores nothing; "" where it does, or cannot be reached.
     """
 
     def __init__(
@@ -49,7 +52,7 @@ class ToldFigures:
         self._sys: dict[str, str] = {}
         self._others: dict[str, Mapping[str, str]] = {}
         self._most_clients = 0
-        self._is_refused = False
+        self.failure = ""
         self._task: asyncio.Task[None] | None = None
 
     def sys_topics(self, own: Mapping[str, str]) -> dict[str, str]:
@@ -83,12 +86,13 @@ class ToldFigures:
         try:
             found = await self._engine.tell_figures(json.dumps(figures))
         except StorageError as error:
-            if not self._is_refused and self._engine.failure is None:
-                self._is_refused = True
-                self._logger.error("the engine stores nothing: %s", error)  # noqa: TRY400 (a state)
+            if self._engine.failure is None:
+                if not self.failure:
+                    self._logger.error("the engine stores nothing: %s", error)  # noqa: TRY400 (a state)
+                self.failure = str(error)
             return
-        if self._is_refused:
-            self._is_refused = False
+        if self.failure:
+            self.failure = ""
             self._logger.info("the engine stores again")
         found.pop(self._engine.node, None)  # it is not there where this node was just evicted
         self._others = {node: json.loads(told).get("sys", {}) for node, told in found.items()}

@@ -17,6 +17,7 @@ from redis import Redis
 from penstock.broker.mqtt.packets import PubAck, Publish
 from penstock.netem.runs.broker_process import reserved_port
 from tests.helpers.cluster import Cluster, Reading, Stream, reached, running_brokers
+from tests.helpers.commands import penstock
 from tests.helpers.process import Program
 from tests.helpers.redis_server import (
     running_redis,
@@ -213,7 +214,11 @@ async def test_the_engine_is_full(tmp_path: Path) -> None:
             for name in "ab":
                 told = "the engine stores nothing: the Redis server's memory is full"
                 await asyncio.to_thread(cluster[name].wait_for_log, told)
+            status = ["cluster", "status", "-c", str(tmp_path / "a" / "policy.yaml")]
+            told = "What is of node a, or for it, is not stored: the Redis server's memory is full"
+            assert told in (await asyncio.to_thread(penstock, *status)).out
             redis.config_set("maxmemory", 0)
             await writer.publish("far/3", b"after")
             assert (await reader.take(Publish)).payload == b"after"
             await asyncio.to_thread(cluster["a"].wait_for_log, "the engine stores again")
+            assert "not stored" not in (await asyncio.to_thread(penstock, *status)).out

@@ -33,4 +33,8 @@ async def test_figures_are_there_before_the_node_has_started_and_after(tmp_path:
         assert after["inbox_held_bytes"].type == "gauge"
         assert after["inbox_messages_total"].type == "counter"
         assert after["nodes"].samples[0].value == 1
+        assert after["engine_stores"].samples[0].value == 1
+        node.announcer.failure = "the server's memory is full"
+        (stores,) = (one for one in figures(node) if one.name == "engine_stores")
+        assert stores.samples[0].value == 0
         await node.close()
