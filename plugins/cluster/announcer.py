@@ -37,9 +37,10 @@ class Announcer:
 
     Args:
         engine: of this node.
-        own: its subscriptions.
+        own: see below.
 
     Attributes:
+        own: the subscriptions of this node.
         number: of the newest change.
         answered: that of the newest one that the engine has.
         confirmed: the other members, to the number up to which each has taken the changes.
@@ -55,7 +56,7 @@ class Announcer:
         self.failure = ""
         self.catch_up: Callable[[], Awaitable[None]] = _nothing
         self._engine = engine
-        self._own = own
+        self.own = own
         self.answered = self._answered_at_beat = 0
         self._n_calls = 0
         self._is_open = False
@@ -67,28 +68,24 @@ class Announcer:
 
     def subscribed(self, topic_filter: str) -> None:
         """Take note of a session's new subscription."""
-        if self._own.subscribed(topic_filter):
+        if self.own.subscribed(topic_filter):
             self._soon()
 
     def unsubscribed(self, topic_filter: str) -> None:
         """Take note of the end of a session's subscription."""
-        if self._own.unsubscribed(topic_filter):
+        if self.own.unsubscribed(topic_filter):
             self._soon()
 
     def change_kept(self, name: str, value: str) -> None:
         """Take note of a change of a kept session; see `OwnRoutes`."""
-        self._own.change_kept(name, value)
+        self.own.change_kept(name, value)
         self._soon()
-
-    def forget_kept(self, name: str) -> None:
-        """Take note that another node may change a kept session from now on."""
-        self._own.kept.pop(name, None)
 
     def start(self) -> None:
         """Tell the others of everything, in an epoch for which they know nothing."""
         self.number = self.answered = self._answered_at_beat = 0
         self.confirmed = dict.fromkeys(self.confirmed, 0)
-        self._own.tell_all()
+        self.own.tell_all()
         self._is_open = True
         self._wake(everybody=True)
         self._soon()
@@ -112,7 +109,7 @@ class Announcer:
 
     def _flush(self) -> None:
         self._is_scheduled = False
-        while self._is_open and self._n_calls < MOST_CALLS and (ops := self._own.take(MOST_OPS)):
+        while self._is_open and self._n_calls < MOST_CALLS and (ops := self.own.take(MOST_OPS)):
             self.number += 1
             self._n_calls += 1
             sent = partial(self._sent, ops, self.number, self._engine.epoch)
@@ -129,14 +126,14 @@ class Announcer:
             self._soon()
             return
         self.failure = str(error)
-        self._own.tell_again(ops)
+        self.own.tell_again(ops)
         last = self.last_number()
         self._waiters = [(max(at, last), waiter) for at, waiter in self._waiters]
         self._soon(_RETRY_SECONDS)
 
     def last_number(self) -> int:
         """Return the number that the last change has which is not sent yet, or was."""
-        return self.number + -(-self._own.n_untold // MOST_OPS)
+        return self.number + -(-self.own.n_untold // MOST_OPS)
 
     def beaten(self, number: int) -> None:
         """Compare what the engine has with what it has answered before the beat: all is there.
@@ -155,8 +152,8 @@ class Announcer:
         except StorageError:
             self._answered_at_beat = self.answered = self.number  # the next beat tries again
             return
-        self._own.tell([one for one in found if one not in self._own.counts])
-        self._own.tell_all()
+        self.own.tell([one for one in found if one not in self.own.counts])
+        self.own.tell_all()
         self.answered = self._answered_at_beat = 0
         self._soon()
 

@@ -96,11 +96,6 @@ class MailRoom:
         self._untold: dict[str, list[str]] = {}
         notes.heard[MAIL] = self._heard
 
-    def start(self) -> None:
-        """Begin to look for what waits, and for what has expired."""
-        self.sessions.start()
-        self.expiry.start()
-
     async def take_all(self, found: Iterable[tuple[str, str]]) -> None:
         """Take all subscriptions as the engine has them; see `MailRoutes.replaced`."""
         for _ in self.routes.replaced(found):
@@ -143,8 +138,7 @@ class MailRoom:
             self.sessions.told(client_id)
 
     async def close(self) -> None:
-        """Fetch and end nothing more; wait until what was accepted is in the engine."""
+        """Fetch nothing more; wait until what was accepted is in the engine."""
         await self.sessions.close()
-        await self.expiry.close()
         await self.sink.finish()
         self.sink.close()

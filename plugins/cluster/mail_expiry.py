@@ -63,13 +63,9 @@ class MailExpiry:
         self._is_first = is_first
         self._logger = logger
         self._told: dict[tuple[str, str], int] = {}
-        self._task: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
-        """Begin."""
-        self._task = asyncio.create_task(self._run(), name="penstock-cluster expiry")
-
-    async def _run(self) -> None:
+    async def run(self) -> None:
+        """Look until cancelled."""
         buckets = self._engine.engine.buckets
         n = -(-len(buckets) // _STEPS)
         while True:
@@ -119,13 +115,6 @@ class MailExpiry:
                 waiting.append(future)
         await asyncio.gather(*waiting)
         return len(waiting)
-
-    async def close(self) -> None:
-        """Look no more; may be called again."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-            self._task = None
 
 
 def _finish(future: asyncio.Future[None], _reason_code: int) -> None:

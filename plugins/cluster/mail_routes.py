@@ -10,7 +10,7 @@ next one. The node that has a session knows best, and takes what others have tol
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from penstock.broker.mqtt.topics import SHARE_PREFIX, matching_nodes
@@ -73,7 +73,7 @@ class MailRoutes:
         on_share: Callable[[str, Mailbox, bool], None],
     ) -> None:
         self.boxes: dict[str, Mailbox] = {}
-        self.own: set[str] = set()
+        self.own: Collection[str] = ()
         self._bucket = bucket
         self._on_filter = on_filter
         self._on_share = on_share

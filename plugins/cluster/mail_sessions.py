@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from logging import Logger
 from struct import error as StructError  # noqa: N812 (it is a class)
 from typing import TYPE_CHECKING, Any, Final
@@ -151,17 +151,14 @@ class KeptSessions(SessionStore):
         self._clock = clock
         self._logger = logger
         self._rows: dict[int, Kept] = {}  # of sessions and messages
-        self._looking: asyncio.Task[None] | None = None
+        routes.own = self.sessions
+        announcer.own.kept = self.subscriptions
 
     # -- sessions that come and go -----------------------------------------------------------------
 
     def begin(self, client_id: str, owner: Row) -> None:
         """Keep a new session."""
-        self._have(Kept(client_id, secrets.token_hex(8), owner))
-
-    def _have(self, kept: Kept) -> None:
-        self.sessions[kept.client_id] = kept
-        self._routes.own.add(kept.client_id)
+        self.sessions[client_id] = Kept(client_id, secrets.token_hex(8), owner)
 
     async def load(self, client_id: str, owner: Row) -> Stored:
         """Return a session that this node has claimed, for the broker.
@@ -203,11 +200,17 @@ class KeptSessions(SessionStore):
         stored.deliveries.sort(key=lambda row: not row.packet_id)  # what waits is behind the others
         if client_id in self.sessions:
             self._forget(self.sessions[client_id])
-        self._have(kept)
+        self.sessions[client_id] = kept
         self.prefixes.add(kept.prefix)
         self._rows.update(dict.fromkeys((kept.row, *kept.entries), kept))
         self._tell_filters(kept)
         return stored
+
+    def subscriptions(self) -> Iterator[tuple[str, str]]:
+        """Yield what other nodes are told of all subscriptions."""
+        for kept in self.sessions.values():
+            for topic_filter in kept.filters:
+                yield _name(kept.client_id, topic_filter), kept.origin
 
     def _tell_filters(self, kept: Kept) -> None:
         """See that all nodes know the filters that a session has: the last change may be lost.
@@ -261,11 +264,8 @@ class KeptSessions(SessionStore):
 
     def _forget(self, kept: Kept) -> None:
         del self.sessions[kept.client_id]
-        self._routes.own.discard(kept.client_id)
         for row in (kept.row, *kept.entries):
             self._rows.pop(row, None)
-        for topic_filter in kept.filters:
-            self._announcer.forget_kept(_name(kept.client_id, topic_filter))
         self.prefixes.discard(kept.prefix)
         if kept.fetching is not None:
             kept.fetching.cancel()
@@ -298,11 +298,8 @@ class KeptSessions(SessionStore):
 
     # -- what waits --------------------------------------------------------------------------------
 
-    def start(self) -> None:
+    async def look(self) -> None:
         """Look from time to time whether anything waits."""
-        self._looking = asyncio.create_task(self._look(), name="penstock-cluster look")
-
-    async def _look(self) -> None:
         while True:
             clients = list(self.sessions)
             n = 1 + len(clients) // _LOOKS
@@ -577,8 +574,7 @@ class KeptSessions(SessionStore):
 
     async def close(self) -> None:
         """Fetch nothing more."""
-        tasks = [] if self._looking is None else [self._looking]
-        tasks += [one.fetching for one in self.sessions.values() if one.fetching is not None]
+        tasks = [one.fetching for one in self.sessions.values() if one.fetching is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -238,7 +238,8 @@ class Node:
         while not await self._has_joined():  # noqa: ASYNC110 (time is a part of it)
             await asyncio.sleep(_WAIT_SECONDS)
         self.members.start()
-        self.mail.start()
+        self._in_background("look", self.mail.sessions.look)
+        self._in_background("expiry", self.mail.expiry.run)
 
     async def _has_joined(self) -> bool:
         try:
@@ -264,7 +265,7 @@ class Node:
             self._count(client_id, topic_filter, self.announcer.subscribed)
         self._begin_epoch()
         await self.members.announce()
-        self.told.start()
+        self._in_background("figures", self.told.run)
 
     def _begin_epoch(self) -> None:
         """Begin what is for the epoch that the node has got."""
@@ -305,7 +306,6 @@ class Node:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.asks.close()
-        await self.told.close()
         self._stop_reading()
         has_finished = False
         with suppress(TimeoutError):

@@ -35,13 +35,13 @@ class OwnRoutes:
 
     Attributes:
         counts: sessions that have each topic filter, without those that are kept.
-        kept: the subscriptions of kept sessions that this node has, by names as in `mail_routes`,
-            with origins.
+        kept: returns the subscriptions of kept sessions that this node has, by names as in
+            `mail_routes`, with origins.
     """
 
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}
-        self.kept: dict[str, str] = {}
+        self.kept: Callable[[], Iterable[Op]] = tuple
         self._changed: dict[str, None] = {}
         self._values: dict[str, str] = {}  # of changes of kept sessions
 
@@ -89,10 +89,6 @@ class OwnRoutes:
 
     def change_kept(self, name: str, value: str) -> None:
         """Take note of a change of a kept session."""
-        if not value.startswith("-"):
-            self.kept[name] = value
-        else:
-            self.kept.pop(name, None)
         self._values[name] = value
         self._changed[name] = None
 
@@ -106,7 +102,7 @@ class OwnRoutes:
     def tell_all(self) -> None:
         """Have everything told once more: the others have forgotten this node."""
         self.tell(self.counts)
-        self.tell_again(self.kept.items())
+        self.tell_again(self.kept())
 
 
 class Member:

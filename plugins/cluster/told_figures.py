@@ -53,7 +53,6 @@ class ToldFigures:
         self._others: dict[str, Mapping[str, str]] = {}
         self._most_clients = 0
         self.failure = ""
-        self._task: asyncio.Task[None] | None = None
 
     def sys_topics(self, own: Mapping[str, str]) -> dict[str, str]:
         """Return what `$SYS` shows of all nodes, by what it has of this one."""
@@ -71,11 +70,8 @@ class ToldFigures:
         found["clients/maximum"] = str(self._most_clients)
         return found
 
-    def start(self) -> None:
-        """Begin to tell."""
-        self._task = asyncio.create_task(self._run(), name="penstock-cluster figures")
-
-    async def _run(self) -> None:
+    async def run(self) -> None:
+        """Tell again and again."""
         while True:
             await self.tell()
             await asyncio.sleep(TELL_SECONDS)
@@ -96,9 +92,3 @@ class ToldFigures:
             self._logger.info("the engine stores again")
         found.pop(self._engine.node, None)  # it is not there where this node was just evicted
         self._others = {node: json.loads(told).get("sys", {}) for node, told in found.items()}
-
-    async def close(self) -> None:
-        """Tell nothing more."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)

@@ -32,14 +32,14 @@ async def test_sessions_that_another_node_forgets_leave_nothing_here(
     expiry = MailExpiry(
         engine, mail, announcer, lambda _: None, lambda: is_first, logging.getLogger("test")
     )
-    expiry.start()
+    running = asyncio.create_task(expiry.run())
     await until(lambda: bool(told))
     assert expiry._told
     is_first = False
     await until(lambda: not expiry._told)
     assert set(told) == {("x", "o")}
     assert expiry.n_expired == 1
-    await expiry.close()
+    running.cancel()
     await asyncio.sleep(0)
 
 
@@ -71,10 +71,10 @@ async def test_a_message_that_cannot_be_read_keeps_no_session_from_being_forgott
     announcer: Any = SimpleNamespace(last_number=lambda: 1, answered=1)
     log = logging.getLogger("test")
     expiry = MailExpiry(engine, mail, announcer, give, lambda: True, log)
-    expiry.start()
+    running = asyncio.create_task(expiry.run())
     await until(lambda: bool(forgotten))
     await until(lambda: not expiry._told)
     assert forgotten == [("o", "x")]
     assert given == [good[1]]
     assert expiry.n_dropped == 1
-    await expiry.close()
+    running.cancel()

@@ -61,7 +61,7 @@ def test_end_of_an_earlier_session_leaves_the_next_one_alone() -> None:
 def test_node_knows_best_about_sessions_that_it_has() -> None:
     """What others have told of them comes late."""
     told = Told()
-    told.routes.own.add("x")
+    told.routes.own = ["x"]
     told.routes.set("x", "a", "o")
     told.routes.changed("\0x\0a", "-o")
     told.routes.changed("\0y\0b/c", "o")

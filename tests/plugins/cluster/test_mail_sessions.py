@@ -20,6 +20,7 @@ from penstock.plugins.cluster.mail_engine import Commit, Fetched, State
 from penstock.plugins.cluster.mail_entries import Entry, Sent, head_of, written
 from penstock.plugins.cluster.mail_routes import MailRoutes
 from penstock.plugins.cluster.mail_sessions import KeptSessions
+from penstock.plugins.cluster.routes import OwnRoutes
 from penstock.plugins.redis.errors import StorageError
 from tests.plugins.queue.engines.contract.harness import until
 
@@ -136,6 +137,9 @@ class Clients:
 
 class Announcer:
     """Tells nobody."""
+
+    def __init__(self) -> None:
+        self.own = OwnRoutes()
 
     def change_kept(self, name: str, value: str) -> None:
         """Take a change."""
