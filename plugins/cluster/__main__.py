@@ -28,6 +28,7 @@ from penstock.plugins.redis.calls import plain
 from penstock.plugins.redis.errors import StorageError
 from penstock.plugins.redis.server import redis_server
 from penstock.plugins.web.terminal_escape import printable
+from penstock.plugins.web.text_table import UNKNOWN, Column, count, lines, size
 
 T = TypeVar("T")
 
@@ -36,8 +37,18 @@ app = CommandLine()
 ConfigFile: TypeAlias = Annotated[
     str, typer.Option("-c", "--config", metavar="FILE", help="Policy file of one of the nodes.")
 ]
+
+
+def _time(seconds: float | None) -> str:
+    when = time.localtime(seconds)
+    return UNKNOWN if seconds is None else time.strftime("%Y-%m-%d %H:%M:%S", when)
+
+
 _COLUMNS: Final = (
-    *("node", "state", "version", "since", "host", "clients", "filters", "inbox", "console"),
+    *(Column("node", "node"), Column("state", "state"), Column("version", "version")),
+    *(Column("since", "since", _time), Column("host", "host"), Column("clients", "clients", count)),
+    *(Column("filters", "filters", count), Column("inbox", "inbox_bytes", size)),
+    Column("console", "console"),
 )
 
 
@@ -146,26 +157,8 @@ async def _status(engine: ClusterEngine) -> list[dict[str, Any]]:
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    cells = [_COLUMNS]
-    for row in rows:
-        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row.get("since", 0)))
-        cells.append(
-            (
-                row["node"],
-                row["state"],
-                str(row.get("version", "-")),
-                since if "since" in row else "-",
-                str(row.get("host", "-")),
-                f"{row['clients']:,}" if "clients" in row else "-",
-                f"{row['filters']:,}",
-                f"{row['inbox_bytes']:,} B",
-                row.get("console") or "-",
-            )
-        )
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    for line in cells:
-        padded = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
-        yield printable("  ".join(padded).rstrip())
+    unknown: dict[str, Any] = dict.fromkeys(column.key for column in _COLUMNS)
+    yield from lines(_COLUMNS, [unknown | row for row in rows])
     for row in rows:
         if row.get("failure"):
             yield printable(
