@@ -20,8 +20,9 @@ import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from logging import Logger
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from penstock.plugins.cluster.engine import ALIVE_SECONDS, Beat, ClusterEngine, FencedError
 from penstock.plugins.cluster.mail_routes import MARK
@@ -30,6 +31,8 @@ from penstock.plugins.redis.errors import EngineStartError, StorageError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+
+T = TypeVar("T")
 
 BEAT_SECONDS: Final = 1.0
 STEADY_SECONDS: Final = ALIVE_SECONDS + 2.0
@@ -42,13 +45,17 @@ _RETRY_SECONDS: Final = 0.25
 _MOST_ENTRIES: Final = 500
 
 
+async def _nothing(*_: object) -> None:
+    """Nobody listens."""
+
+
 @dataclass(slots=True)
 class Listener:
     """What is called with the news of other nodes; as it is, nothing happens.
 
     Attributes:
         beaten: the number of this node's newest change that the engine has.
-        joined: node, epoch, and what it tells of itself, as JSON.
+        joined: node and epoch.
         told: a node tells something else of itself.
         left: node and epoch; its routes are over.
         applied: node, its epoch and number: its changes up to there are taken.
@@ -63,16 +70,16 @@ class Listener:
     """
 
     beaten: Callable[[int], None] = lambda _: None
-    joined: Callable[[str, int, str], None] = lambda *_: None
+    joined: Callable[[str, int], None] = lambda *_: None
     told: Callable[[str], None] = lambda _: None
     left: Callable[[str, int], None] = lambda *_: None
     applied: Callable[[str, int, int], None] = lambda *_: None
     kept: Callable[[str, str], None] = lambda *_: None
-    all_kept: Callable[[Sequence[tuple[str, str]]], Awaitable[None]] | None = None
+    all_kept: Callable[[Sequence[tuple[str, str]]], Awaitable[None]] = _nothing
     retained: Callable[[str, bytes, bool], None] = lambda *_: None
-    all_retained: Callable[[AsyncIterator[list[tuple[str, bytes]]]], Awaitable[None]] | None = None
-    duty: Callable[[str, int], Awaitable[None]] | None = None
-    fenced: Callable[[bool], Awaitable[None]] | None = None
+    all_retained: Callable[[AsyncIterator[list[tuple[str, bytes]]]], Awaitable[None]] = _nothing
+    duty: Callable[[str, int], Awaitable[None]] = _nothing
+    fenced: Callable[[bool], Awaitable[None]] = _nothing
     joined_anew: Callable[[], None] = lambda: None
 
 
@@ -177,16 +184,25 @@ class Members:
             FencedError: this node is no member any more.
         """
         self._may_follow.set()
-        while not self._announced:
+        announce = partial(self._engine.announce, self._info)
+        self._announced = await self._insist("this node waits for its engine", announce)
+        self._look_whether_caught_up()
+        await self._has_caught_up.wait()
+
+    async def _insist(self, what: str, ask: Callable[[], Awaitable[T]]) -> T:
+        """Ask the engine until it answers.
+
+        Raises:
+            FencedError: this node is no member any more.
+        """
+        while True:
             try:
-                self._announced = await self._engine.announce(self._info)
+                return await ask()
             except FencedError:
                 raise
             except StorageError as error:
-                self._logger.warning("this node waits for its engine: %s", error)
+                self._logger.warning("%s: %s", what, error)
                 await asyncio.sleep(BEAT_SECONDS)
-        self._look_whether_caught_up()
-        await self._has_caught_up.wait()
 
     async def tell(self, info: str) -> None:
         """Tell something else of this node.
@@ -269,8 +285,7 @@ class Members:
             )
             for duty in self._duties.values():
                 duty.cancel()  # they are another node's by now
-        if self._listener.fenced is not None:
-            await self._listener.fenced(has_forgotten)
+        await self._listener.fenced(has_forgotten)
         while True:
             try:
                 await self.join()
@@ -333,7 +348,7 @@ class Members:
         try:
             while True:
                 if self._is_behind:
-                    await self._take_snapshot()
+                    await self._insist("the state cannot be read", self._read_state)
                 entries = await reader.read(self._after, _MOST_ENTRIES)
                 applied: dict[tuple[str, int], int] = {}
                 for identifier, fields in entries:
@@ -385,7 +400,7 @@ class Members:
         if self._routes.joined(node, epoch):
             self._logger.info("node %s has joined", node)
             self.infos[node] = info
-            self._listener.joined(node, epoch, info)
+            self._listener.joined(node, epoch)
         elif self.infos.get(node) != info:
             self.infos[node] = info
             self._listener.told(node)
@@ -408,24 +423,13 @@ class Members:
             self.infos.pop(node, None)
             self._listener.left(node, epoch)
 
-    async def _take_snapshot(self) -> None:
+    async def _read_state(self) -> None:
         """Read the state of the engine; changes go on from there.
 
         Raises:
             FencedError: this node is no member any more.
+            StorageError: the engine cannot be asked.
         """
-        while True:
-            try:
-                await self._read_state()
-            except FencedError:
-                raise
-            except StorageError as error:
-                self._logger.warning("the state of the cluster cannot be read: %s", error)
-                await asyncio.sleep(BEAT_SECONDS)
-            else:
-                return
-
-    async def _read_state(self) -> None:
         engine, own = self._engine, self._engine.node
         self._is_behind = False
         self.n_snapshots += 1
@@ -444,11 +448,9 @@ class Members:
                     routes.update(some)
                 self._joined(node, epoch, info)
                 self._routes.replaced(node, epoch, routes)
-        if self._listener.all_kept is not None:
-            kept = [one async for some in engine.sessions() for one in some]
-            await self._listener.all_kept(kept)
-        if self._listener.all_retained is not None:
-            await self._listener.all_retained(engine.retained())
+        kept = [one async for some in engine.sessions() for one in some]
+        await self._listener.all_kept(kept)
+        await self._listener.all_retained(engine.retained())
         self.own_number = numbers.get(own, 0)
         self._after = after
         for node, there in self._routes.members.items():
@@ -467,16 +469,10 @@ class Members:
 
     async def _do(self, node: str, epoch: int) -> None:
         engine, duty = self._engine, self._listener.duty
-        steps = [engine.seal, engine.sweep_owners, *filter(None, [duty]), engine.drop, engine.done]
+        what = f"what node {node} has left is not done yet"
         try:
-            while steps:
-                try:
-                    await steps[0](node, epoch)
-                except StorageError as error:
-                    self._logger.warning("what node %s has left is not done yet: %s", node, error)
-                    await asyncio.sleep(BEAT_SECONDS)
-                else:
-                    del steps[0]
+            for step in (engine.seal, engine.sweep_owners, duty, engine.drop, engine.done):
+                await self._insist(what, partial(step, node, epoch))
         finally:
             del self._duties[node, epoch]
 

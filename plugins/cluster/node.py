@@ -397,7 +397,7 @@ class Node:
         loop = asyncio.get_running_loop()
         return NodeSink(node, put, self.groups.give_back, loop, self._context.clock)
 
-    def _joined(self, node: str, epoch: int, _info: str) -> None:
+    def _joined(self, node: str, epoch: int) -> None:
         sink = self.sinks[node] = self._sink(node, epoch)
         self._routes.add(sink)
         self.announcer.joined(node, self.members.own_number)

@@ -64,7 +64,7 @@ class Node:
     def _route(self, node: str, topic_filter: str, n: int) -> None:
         self.routed.setdefault(node, {})[topic_filter] = n
 
-    def _joined(self, node: str, epoch: int, info: str) -> None:  # noqa: ARG002 (Listener's form)
+    def _joined(self, node: str, epoch: int) -> None:  # noqa: ARG002 (Listener's form)
         self.heard.append(f"+{node}")
         self.announcer.joined(node, self.members.own_number)
 
