@@ -7,7 +7,7 @@ broker has other reason codes (0x8F, 0x90).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from penstock.broker.errors import MalformedPacketError
@@ -15,7 +15,7 @@ from penstock.broker.mqtt.enums import MAX_STRING_BYTES
 
 SHARE_PREFIX = "$share/"
 
-Level = TypeVar("Level", bound=dict[str, Any])
+Level = TypeVar("Level", bound=dict[Any, Any])
 """A node of a trie of topic filters: a table of the next levels."""
 
 
@@ -202,6 +202,30 @@ def matching_nodes(root: Level, topic: str) -> Iterator[Level]:
         child = node.get(levels[depth])
         if child is not None:
             stack.append((child, depth + 1))
+
+
+def node_of(root: Level, topic_filter: str) -> Level:
+    """Return the node of a filter, made where there is none."""
+    node = root
+    for level in topic_filter.split("/"):
+        child = node.get(level)
+        if child is None:
+            child = node[level] = type(root)()
+        node = child
+    return node
+
+
+def drop_levels(root: Level, topic_filter: str, is_used: Callable[[Level], object] = bool) -> None:
+    """Remove the levels that lead to a filter alone, which nothing uses any more."""
+    node = root
+    path: list[tuple[Level, str]] = []
+    for level in topic_filter.split("/"):
+        path.append((node, level))
+        node = node[level]
+    for parent, level in reversed(path):
+        if is_used(parent[level]):
+            break
+        del parent[level]
 
 
 def _validate_text(kind: str, text: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from penstock.broker.mqtt.topics import matching_nodes
+from penstock.broker.mqtt.topics import drop_levels, matching_nodes, node_of
 
 if TYPE_CHECKING:
     from penstock.broker.extensions import MessageSink
@@ -88,12 +88,7 @@ class SinkFilters:
         if topic_filter in filters:
             return False
         filters.add(topic_filter)
-        node = self._root
-        for level in topic_filter.split("/"):
-            child = node.get(level)
-            if child is None:
-                child = node[level] = _Node()
-            node = child
+        node = node_of(self._root, topic_filter)
         node.sinks = (*node.sinks, sink)
         return True
 
@@ -121,17 +116,9 @@ class SinkFilters:
 
     def _take_off(self, sink: MessageSink, topic_filter: str) -> None:
         """Take a filter of a sink off the trie, with the levels that lead to it alone."""
-        node = self._root
-        path: list[tuple[_Node, str]] = []
-        for level in topic_filter.split("/"):
-            path.append((node, level))
-            node = node[level]
+        node = node_of(self._root, topic_filter)
         node.sinks = tuple(each for each in node.sinks if each is not sink)
-        for parent, level in reversed(path):
-            child = parent[level]
-            if child or child.sinks:
-                break
-            del parent[level]
+        drop_levels(self._root, topic_filter, lambda node: node or node.sinks)
 
     def _sweep_some(self) -> None:
         if self._gone:

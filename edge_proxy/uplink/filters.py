@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final, TypeAlias
 
+from penstock.broker.mqtt.topics import drop_levels, node_of
+
 _Levels: TypeAlias = "dict[str | None, Any]"
 """A node of the tree: level to the node behind it, and None to the filter that ends here."""
 
@@ -79,10 +81,7 @@ class FilterTree:
 
     def add(self, topic_filter: str) -> None:
         """Add a filter; nothing happens where the set has it."""
-        node = self._root
-        for level in topic_filter.split("/"):
-            node = node.setdefault(level, {})
-        node[None] = topic_filter
+        node_of(self._root, topic_filter)[None] = topic_filter
         self._filters.add(topic_filter)
 
     def discard(self, topic_filter: str) -> None:
@@ -90,16 +89,8 @@ class FilterTree:
         if topic_filter not in self._filters:
             return
         self._filters.discard(topic_filter)
-        node = self._root
-        path = []
-        for level in topic_filter.split("/"):
-            path.append((node, level))
-            node = node[level]
-        del node[None]
-        for parent, level in reversed(path):
-            if parent[level]:
-                break
-            del parent[level]
+        del node_of(self._root, topic_filter)[None]
+        drop_levels(self._root, topic_filter)
 
     def covering(self, topic_filter: str) -> Iterator[str]:
         """Yield the filters that cover a filter, including itself where the set has it."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
-from penstock.broker.mqtt.topics import SHARE_PREFIX, matching_nodes
+from penstock.broker.mqtt.topics import SHARE_PREFIX, drop_levels, matching_nodes, node_of
 
 MARK: Final = "\0"
 """Names of changes that are about sessions begin so."""
@@ -135,12 +135,7 @@ class MailRoutes:
             self._on_share(topic_filter, box, True)
             return
         self._found.clear()
-        node = self._root
-        for level in topic_filter.split("/"):
-            child = node.get(level)
-            if child is None:
-                child = node[level] = _Node()
-            node = child
+        node = node_of(self._root, topic_filter)
         node.boxes[box] = None
         if len(node.boxes) == 1:
             self._on_filter(topic_filter, True)
@@ -150,20 +145,11 @@ class MailRoutes:
             self._on_share(topic_filter, box, False)
             return
         self._found.clear()
-        node = self._root
-        path: list[tuple[_Node, str]] = []
-        for level in topic_filter.split("/"):
-            path.append((node, level))
-            node = node[level]
-        del node.boxes[box]
-        if node.boxes:
-            return
-        for parent, level in reversed(path):
-            child = parent[level]
-            if child or child.boxes:
-                break
-            del parent[level]
-        self._on_filter(topic_filter, False)
+        boxes = node_of(self._root, topic_filter).boxes
+        del boxes[box]
+        if not boxes:
+            drop_levels(self._root, topic_filter, lambda node: node or node.boxes)
+            self._on_filter(topic_filter, False)
 
     def of(self, topic: str) -> Mapping[str, Sequence[str]]:
         """Return the clients whose mailboxes get the messages of a topic, by their buckets."""
