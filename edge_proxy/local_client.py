@@ -9,7 +9,6 @@ from penstock.broker.errors import PenstockError
 from penstock.broker.extensions import LocalClients
 from penstock.broker.mqtt.enums import MAX_PACKET_ID, MAX_REMAINING_LENGTH, MQTT_5, PacketType
 from penstock.broker.mqtt.packets import PingReq
-from penstock.broker.mqtt.reader import read_packet
 from penstock.broker.mqtt.writer import publish_header, write_packet
 from penstock.broker.network.local_protocol import LocalProtocol
 from penstock.edge_proxy.uplink.connecting import connect_local
@@ -82,14 +81,10 @@ class LocalClient(LocalProtocol):
 
     def packet(self, first_byte: int, frame: bytes, body_at: int) -> None:
         """Handle a packet other than PUBLISH."""
-        if first_byte in (PUBACK, PUBREC, PUBCOMP):
-            packet_id = int.from_bytes(frame[body_at : body_at + 2])
-            code = frame[body_at + 2] if len(frame) > body_at + 2 else 0
-            self.answered(first_byte, packet_id, code)
-        elif first_byte == PUBREL:
+        if first_byte == PUBREL:
             self.released(int.from_bytes(frame[body_at : body_at + 2]))
         else:
-            self.take(first_byte, read_packet(first_byte, frame[body_at:], MQTT_5))
+            self.take(first_byte, frame[body_at:])
 
     def released(self, packet_id: int) -> None:
         """Handle a PUBREL."""

@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-from typing import ClassVar, cast
+from collections.abc import Callable
+from typing import Any, ClassVar, Final, cast
 
 from penstock.broker.errors import PenstockError
 from penstock.broker.mqtt.enums import MQTT_5, PacketType
 from penstock.broker.mqtt.packets import ConnAck, Disconnect, Packet
+from penstock.broker.mqtt.reader import read_packet
 from penstock.broker.mqtt.reason_codes import describe_reason_code
+from penstock.broker.mqtt.receive_buffer import read_remaining_length
 from penstock.broker.mqtt.writer import write_packet
+
+_ACKNOWLEDGEMENTS: Final = frozenset({0x40, 0x50, 0x70})
+"""First bytes of PUBACK, PUBREC and PUBCOMP."""
 
 
 class LocalProtocol(asyncio.Protocol):
-    """One connection, in MQTT 5; a subclass reads the packets.
+    """One connection; who has subscriptions reads the packets in another way.
 
     Attributes:
         lost_error: the error with which every expected answer fails when the connection ends.
+        version: the protocol version.
+        take_run: takes packets that came together, by their first byte, all that came, and where
+            they begin; it returns how many bytes it has taken.
     """
 
     lost_error: ClassVar[type[PenstockError]]
+    version: int = MQTT_5
 
     def __init__(self) -> None:
         self.transport: asyncio.Transport
@@ -29,6 +39,8 @@ class LocalProtocol(asyncio.Protocol):
         self._can_write = asyncio.Event()
         self._can_write.set()
         self._told = "the connection has ended"
+        self._unread = b""
+        self.take_run: Callable[[int, bytes, int], int] = lambda *_: 0
 
     def expect(self, first_byte: int, packet_id: int) -> asyncio.Future[int]:
         """Return what is done with the reason code of an answer.
@@ -52,8 +64,15 @@ class LocalProtocol(asyncio.Protocol):
         if answer is not None and not answer.done():
             answer.set_result(code)
 
-    def take(self, first_byte: int, packet: Packet) -> None:
-        """Take a packet that is neither a PUBLISH nor an acknowledgement."""
+    def take(self, first_byte: int, body: bytes) -> None:
+        """Take a packet that is no PUBLISH."""
+        if first_byte in _ACKNOWLEDGEMENTS:
+            code = body[2] if len(body) > 2 else 0
+            self.answered(first_byte, int.from_bytes(body[:2]), code)
+        else:
+            self._take(first_byte, read_packet(first_byte, body, self.version))
+
+    def _take(self, first_byte: int, packet: Packet) -> None:
         if isinstance(packet, ConnAck | Disconnect) and packet.reason_code:
             self._told = describe_reason_code(packet.reason_code)
             self.transport.close()
@@ -83,6 +102,25 @@ class LocalProtocol(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin."""
         self.transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: Any) -> None:
+        """Take packets, which are whole before they are taken; what is no MQTT ends all."""
+        data = self._unread + data if self._unread else bytes(data)
+        position, end = 0, len(data)
+        try:
+            while end - position >= 2:
+                n_bytes = self.take_run(data[position], data, position)
+                if not n_bytes:
+                    start, length = read_remaining_length(data, position)
+                    if not start or start + length > end:
+                        break
+                    self.take(data[position], data[start : start + length])
+                    n_bytes = start + length - position
+                position += n_bytes
+        except PenstockError as error:
+            self._told = str(error)
+            self.transport.abort()
+        self._unread = data[position:]
 
     def pause_writing(self) -> None:
         """Let `drain` wait."""

@@ -12,16 +12,14 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import Final
 
 from penstock.broker.counters import count
 from penstock.broker.errors import PenstockError
 from penstock.broker.extensions import LOCAL_CLIENT_PREFIX, LocalClients
 from penstock.broker.mqtt.enums import MAX_PACKET_ID, PacketType
 from penstock.broker.mqtt.packets import Connect
-from penstock.broker.mqtt.reader import read_packet
 from penstock.broker.mqtt.reason_codes import describe_reason_code
-from penstock.broker.mqtt.receive_buffer import read_remaining_length
 from penstock.broker.mqtt.short_packets import (
     ALL_PUBACK,
     ALL_PUBCOMP,
@@ -207,7 +205,7 @@ class Forwarder:
             The bytes of those that were taken.
         """
         due = self._unreleased if first_byte == _PUBCOMP else self._sent
-        if not due:
+        if not due or first_byte not in _EXPECTED:
             return 0
         sent = due[0]
         packet_id = sent.packet_id
@@ -305,7 +303,8 @@ class _Connection(LocalProtocol):
     def __init__(self, forwarder: Forwarder) -> None:
         super().__init__()
         self._forwarder = forwarder
-        self._unread = b""
+        self.version = forwarder.lane.version
+        self.take_run = forwarder.acknowledged
 
     @property
     def is_paused(self) -> bool:
@@ -322,42 +321,14 @@ class _Connection(LocalProtocol):
             share=forwarder.lane.share,
         )
         connect = Connect(
-            forwarder.client_id,
-            protocol_version=forwarder.lane.version,
-            clean_start=True,
-            keep_alive=0,
+            forwarder.client_id, protocol_version=self.version, clean_start=True, keep_alive=0
         )
-        self.transport.write(write_packet(connect, forwarder.lane.version))
+        self.transport.write(write_packet(connect, self.version))
 
-    def data_received(self, data: Any) -> None:
-        """Take acknowledgements."""
-        data = self._unread + data if self._unread else bytes(data)
-        forwarder = self._forwarder
-        position, end = 0, len(data)
-        try:
-            while end - position >= 2:
-                first_byte = data[position]
-                if first_byte in _EXPECTED:
-                    n_bytes = forwarder.acknowledged(first_byte, data, position)
-                    if n_bytes:
-                        position += n_bytes
-                        continue
-                start, length = read_remaining_length(data, position)
-                if not start or start + length > end:
-                    break
-                self._packet(first_byte, data[start : start + length])
-                position = start + length
-        except PenstockError as error:
-            self._told = str(error)
-            self.transport.abort()
-        self._unread = data[position:]
-
-    def _packet(self, first_byte: int, body: bytes) -> None:
+    def answered(self, first_byte: int, packet_id: int, code: int) -> None:
+        """Take an acknowledgement, which may refuse a message."""
         if first_byte in _EXPECTED:
-            code = body[2] if len(body) > 2 else 0
-            self._forwarder.answered(first_byte, int.from_bytes(body[:2]), code)
-        else:
-            self.take(first_byte, read_packet(first_byte, body, self._forwarder.lane.version))
+            self._forwarder.answered(first_byte, packet_id, code)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Let the forwarder connect again."""

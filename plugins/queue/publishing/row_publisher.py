@@ -10,8 +10,6 @@ from penstock.broker.errors import PenstockError
 from penstock.broker.extensions import RELAY_CLIENT_PREFIX, LocalClients
 from penstock.broker.mqtt.enums import MQTT_5, PacketType
 from penstock.broker.mqtt.packets import Connect
-from penstock.broker.mqtt.reader import read_packet
-from penstock.broker.mqtt.receive_buffer import read_remaining_length
 from penstock.broker.mqtt.writer import write_packet
 from penstock.broker.network.local_protocol import LocalProtocol
 
@@ -39,7 +37,6 @@ class RowPublisher(LocalProtocol):
     def __init__(self, owner: str) -> None:
         super().__init__()
         self._owner = owner
-        self._unread = b""
 
     async def connect(self, clients: LocalClients, *, clean_start: bool) -> None:
         """Connect.
@@ -84,22 +81,3 @@ class RowPublisher(LocalProtocol):
                 self.transport.write(bytes((_PUBREL, 2)) + packet_id.to_bytes(2))
         for answer in answers:
             await answer
-
-    def data_received(self, data: bytes) -> None:
-        """Take packets from the broker; a relay has no subscription, so they are short."""
-        data = self._unread + bytes(data)
-        at = 0
-        while at < len(data):
-            start, length = read_remaining_length(data, at)
-            if not start or start + length > len(data):
-                break
-            self._take(data[at], data[start : start + length])
-            at = start + length
-        self._unread = data[at:]
-
-    def _take(self, first_byte: int, body: bytes) -> None:
-        if first_byte in (_PUBREC, _PUBCOMP):
-            code = body[2] if len(body) > 2 else 0
-            self.answered(first_byte, int.from_bytes(body[:2]), code)
-        else:
-            self.take(first_byte, read_packet(first_byte, body, MQTT_5))

@@ -7,8 +7,6 @@ import pytest
 from penstock.broker.errors import PenstockError
 from penstock.broker.mqtt.enums import MQTT_5, PacketType
 from penstock.broker.mqtt.packets import Connect
-from penstock.broker.mqtt.reader import read_packet
-from penstock.broker.mqtt.receive_buffer import read_remaining_length
 from penstock.broker.mqtt.writer import write_packet
 from penstock.broker.network.local_protocol import LocalProtocol
 from tests.broker.network.test_in_process import local_clients
@@ -22,14 +20,9 @@ class GoneError(PenstockError):
 
 
 class Plain(LocalProtocol):
-    """Reads one packet at a time."""
+    """Takes what comes."""
 
     lost_error = GoneError
-
-    def data_received(self, data: bytes) -> None:
-        """Take it."""
-        start, _ = read_remaining_length(data, 0)
-        self.take(data[0], read_packet(data[0], bytes(data[start:]), MQTT_5))
 
 
 async def test_what_is_expected_fails_at_the_end_of_the_connection() -> None:
