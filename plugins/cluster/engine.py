@@ -553,12 +553,13 @@ async def fenced(call: asyncio.Future[Any]) -> Any:
         FencedError: it has ended.
         StorageError: the engine could not be asked, or refused.
     """
-    try:
-        return await asyncio.shield(call)
-    except ResponseError as error:
-        if is_fenced(error):
-            raise FencedError("this node was taken for dead, and is no member any more") from error
-        raise refusal(error) from error
+    return await plain(call, _meaning)
+
+
+def _meaning(error: ResponseError) -> StorageError:
+    if is_fenced(error):
+        return FencedError("this node was taken for dead, and is no member any more")
+    return refusal(error)
 
 
 def is_fenced(error: BaseException) -> bool:

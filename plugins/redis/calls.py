@@ -11,13 +11,14 @@ was lost: so a function must do nothing twice. See `penstock.plugins.redis.pipel
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from logging import Logger
 from typing import Any
 
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import OutOfMemoryError, ResponseError
 
+from penstock.broker.errors import PenstockError
 from penstock.plugins.redis.errors import EngineStartError, StorageError, StorageFullError
 from penstock.plugins.redis.library import Library
 from penstock.plugins.redis.login import Address
@@ -85,17 +86,24 @@ class FunctionCalls:
             function: its name without the library's.
             keys: one at least; all are in one slot.
             args: what it gets behind the keys.
-            is_stored: whether replicas are waited for.
+            is_stored: whether replicas are waited for, as they are for the library's `stored`.
             is_kept: whether it waits for a server, and for replicas, however long that takes.
         """
         name = self._library.prefix + function
+        is_stored = is_stored or function in self._library.stored
         return self.routes.call(
             keys[0], "FCALL", name, len(keys), *keys, *args, is_stored=is_stored, is_kept=is_kept
         )
 
 
-async def plain(call: asyncio.Future[Any]) -> Any:
+async def plain(
+    call: asyncio.Future[Any], meaning: Callable[[ResponseError], PenstockError] | None = None
+) -> Any:
     """Return the answer of a call, which goes on where its caller is cancelled.
+
+    Args:
+        call: the call.
+        meaning: returns what an error of the server means; None for `refusal`.
 
     Raises:
         StorageError: the server could not be asked, or refused.
@@ -103,7 +111,7 @@ async def plain(call: asyncio.Future[Any]) -> Any:
     try:
         return await asyncio.shield(call)
     except ResponseError as error:
-        raise refusal(error) from error
+        raise (meaning or refusal)(error) from error
 
 
 def heed(call: asyncio.Future[Any]) -> None:

@@ -21,11 +21,13 @@ class Library:
         family: the beginning of the library's name, whatever its version; it ends with ``_``.
         version: the version of the functions and of the keys; a release that changes either has
             another one.
+        stored: functions whose effects replicas must have, whoever calls them.
     """
 
     family: str
     version: int
     package: str
+    stored: frozenset[str] = frozenset()
 
     @property
     def name(self) -> str:

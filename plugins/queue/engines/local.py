@@ -31,26 +31,25 @@ from penstock.plugins.queue.engines.contract import (
     Health,
     NewMessage,
     Position,
-    QueueOutline,
-    QueueSnapshot,
     Sent,
     Start,
     StorageError,
 )
 from penstock.plugins.queue.engines.engine_context import EngineContext
-from penstock.plugins.queue.engines.leases import LocalGroup
 from penstock.plugins.queue.engines.maintenance import Maintenance
 from penstock.plugins.queue.engines.planning import plan_end
+from penstock.plugins.queue.engines.queues import LocalQueue
 from penstock.plugins.queue.engines.reading import SegmentReader
 from penstock.plugins.queue.engines.receiving import Receiving
 from penstock.plugins.queue.engines.requests import Append, Change, Forget, Move, Seek, Trim
 from penstock.plugins.queue.engines.store import Store
+from penstock.plugins.queue.engines.waiting import StoredQueues
 
 PROBE_SECONDS: Final = 5.0
 """How long a probe waits for the storage, which may first finish a long commit."""
 
 
-class LocalEngine:
+class LocalEngine(StoredQueues[LocalQueue]):
     """See `contract` for the contract of its methods.
 
     Args:
@@ -72,7 +71,9 @@ class LocalEngine:
         logger: Logger,
         read_ahead_bytes: int = 64 * 1024 * 1024,
     ) -> None:
-        self._state = EngineContext(store, clocks or Clocks(clock), read_ahead_bytes, logger)
+        state = EngineContext(store, clocks or Clocks(clock), read_ahead_bytes, logger)
+        super().__init__(state.queues, state.now, state.arrivals)
+        self._state = state
         self._reader = SegmentReader(self._state)
         self._catalogue = Catalogue(self._state, self._reader)
         self._receiving = Receiving(self._state, self._reader)
@@ -124,29 +125,6 @@ class LocalEngine:
             await commits.close()
         await asyncio.to_thread(self._reader.close)
         await asyncio.to_thread(state.store.close)
-
-    def queues(self) -> Sequence[str]:
-        """Return the names of all queues."""
-        return list(self._state.queues)
-
-    def snapshot(self, queue: str) -> QueueSnapshot:
-        """Return what a queue holds."""
-        return self._state.find(queue).snapshot(self._state.now())
-
-    def outline(self, queue: str) -> QueueOutline:
-        """Return a part of the snapshot."""
-        return self._state.find(queue).outline(self._state.now())
-
-    def reserve(self, queue: str, n_messages: int, n_bytes: int) -> bool:
-        """Hold room for messages."""
-        found = self._state.queues.get(queue) or self._state.find(queue)
-        return found.reserve(n_messages, n_bytes)
-
-    def release(self, queue: str, n_messages: int, n_bytes: int) -> None:
-        """Give back room."""
-        found = self._state.queues.get(queue)
-        if found is not None:
-            found.release(n_messages, n_bytes)
 
     def append(
         self,
@@ -258,18 +236,6 @@ class LocalEngine:
 
     def locality(self, queue: str) -> None:
         """Return None: all physical queues are in this process."""
-
-    async def wait_for_arrival(self, queue: str, group: str | None, seen: int, wait: float) -> int:
-        """Wait until something may have become visible."""
-        found = self._state.find(queue)
-        waiter = found if group is None else found.group(group)
-        if isinstance(waiter, LocalGroup):
-            waiter.used_at = self._state.now()
-        arrivals = await self._state.arrivals.wait(waiter, seen, wait)
-        self._state.find(queue)
-        if group is not None:
-            found.group(group)
-        return arrivals
 
     async def backup(self, path: str) -> int:
         """Write a copy of the storage."""

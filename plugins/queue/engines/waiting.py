@@ -1,15 +1,20 @@
-"""Requests wait here for messages to become visible: an event for each group, a timer for all."""
+"""What every engine answers alike; requests wait here for messages to become visible."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Generic, TypeVar
 
-from penstock.plugins.queue.engines.logical import Waitable
+from penstock.plugins.queue.engines.contract import QueueOutline, QueueSnapshot
+from penstock.plugins.queue.engines.logical import StoredQueue, Waitable, find_queue
+
+QueueT = TypeVar("QueueT", bound=StoredQueue[Any, Any])
 
 
 class Arrivals:
-    """Wakes those who wait."""
+    """Wakes those who wait: by an event for each group, and a timer for all."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -91,6 +96,64 @@ class Arrivals:
         for source in sources:
             if source in self._waiters:
                 self._set_timer(source)
+
+
+class StoredQueues(Generic[QueueT]):
+    """What every engine answers by its queues; see `contract` for the contract of its methods.
+
+    Args:
+        queues: by name.
+        now: returns the engine's time.
+        arrivals: wakes those who wait.
+
+    Attributes:
+        awaited: returns what is entered while somebody waits for a queue.
+    """
+
+    def __init__(
+        self, queues: Mapping[str, QueueT], now: Callable[[], float], arrivals: Arrivals
+    ) -> None:
+        self._queues = queues
+        self._now = now
+        self._arrivals = arrivals
+        self.awaited: Callable[[QueueT], AbstractContextManager[None]] = lambda _: nullcontext()
+
+    def queues(self) -> Sequence[str]:
+        """Return the names of all queues."""
+        return list(self._queues)
+
+    def snapshot(self, queue: str) -> QueueSnapshot:
+        """Return what a queue holds."""
+        return find_queue(self._queues, queue).snapshot(self._now())
+
+    def outline(self, queue: str) -> QueueOutline:
+        """Return a part of the snapshot."""
+        return find_queue(self._queues, queue).outline(self._now())
+
+    def reserve(self, queue: str, n_messages: int, n_bytes: int) -> bool:
+        """Hold room for messages."""
+        found = self._queues.get(queue) or find_queue(self._queues, queue)
+        return found.reserve(n_messages, n_bytes)
+
+    def release(self, queue: str, n_messages: int, n_bytes: int) -> None:
+        """Give back room."""
+        found = self._queues.get(queue)
+        if found is not None:
+            found.release(n_messages, n_bytes)
+
+    async def wait_for_arrival(self, queue: str, group: str | None, seen: int, wait: float) -> int:
+        """Wait until something may have become visible."""
+        found = find_queue(self._queues, queue)
+        waiter: Waitable = found if group is None else found.group(group)
+        if group is not None:
+            waiter.used_at = self._now()
+        is_waiting = wait > 0 and waiter.arrivals == seen
+        with self.awaited(found) if is_waiting else nullcontext():
+            arrivals = await self._arrivals.wait(waiter, seen, wait)
+        find_queue(self._queues, queue)
+        if group is not None:
+            found.group(group)
+        return arrivals
 
 
 def _complete(waiter: asyncio.Future[None]) -> None:

@@ -47,7 +47,7 @@ class Catalogue:
     """Creates, changes and deletes queues and groups."""
 
     def __init__(self, functions: Functions) -> None:
-        self.queues: dict[str, RedisQueue] = {}
+        self.queues = functions.queues
         self._functions = functions
         self._secret = b""
         self._lock = asyncio.Lock()

@@ -22,15 +22,11 @@ from dataclasses import replace
 from logging import Logger
 from typing import Any, Final
 
-from redis.asyncio.connection import AbstractConnection
-
 from penstock.broker.durable.storage_clock import Clocks
 from penstock.plugins.queue.config import QueueRedisConfig
 from penstock.plugins.queue.engines.contract import (
     EngineStartError,
     Position,
-    QueueOutline,
-    QueueSnapshot,
     Start,
     StorageError,
     UnknownGroupError,
@@ -39,17 +35,16 @@ from penstock.plugins.queue.engines.contract import (
 from penstock.plugins.queue.engines.logical import check_range
 from penstock.plugins.queue.engines.planning import shares_of
 from penstock.plugins.queue.engines.reading import RANGE_BYTES
-from penstock.plugins.queue.engines.redis.cached_state import RedisGroup, RedisQueue
+from penstock.plugins.queue.engines.redis.cached_state import RedisQueue
 from penstock.plugins.queue.engines.redis.catalogue import Catalogue
 from penstock.plugins.queue.engines.redis.dead_letters import DeadLetters
-from penstock.plugins.queue.engines.redis.functions import LIBRARY, Functions, plain
+from penstock.plugins.queue.engines.redis.functions import Functions, plain
 from penstock.plugins.queue.engines.redis.listening import Listening
 from penstock.plugins.queue.engines.redis.messages import Row, frames_of, rows_of
 from penstock.plugins.queue.engines.redis.probing import Prober
 from penstock.plugins.queue.engines.redis.receiving import Receiving
 from penstock.plugins.queue.engines.redis.storing import Storing
-from penstock.plugins.redis.login import Address
-from penstock.plugins.redis.routes import Routes
+from penstock.plugins.queue.engines.waiting import StoredQueues
 from penstock.plugins.redis.server import RedisServer, address_of, redis_server
 
 _UNKNOWN_SECONDS: Final = 60.0
@@ -59,7 +54,7 @@ _STEP_SECONDS: Final = 1.0
 """How much the server's clock may drift from this program's between two looks."""
 
 
-class RedisEngine:
+class RedisEngine(StoredQueues[RedisQueue]):
     """See `contract` for the contract of its methods."""
 
     def __init__(
@@ -73,20 +68,20 @@ class RedisEngine:
         self._server = server
         self._clocks = clocks or Clocks(time.monotonic)
         self._logger = logger
-        self._routes = Routes(server.finder(), self._connect, server.patience, logger)
-        self._functions = Functions(
-            self._routes, server.prefix, self._clocks.monotonic, server_clock
-        )
-        self._listening = Listening(server, self._routes, self._functions, logger)
+        self._functions = Functions(server, logger, self._clocks.monotonic, server_clock)
+        super().__init__(self._functions.queues, self._functions.now, self._functions.arrivals)
+        self._routes = self._functions.routes
+        self._listening = Listening(self._functions)
+        self.awaited = self._listening.listening
         self._catalogue = Catalogue(self._functions)
         self._attended = 0.0, 0.0
         self._was_away = False
-        self._storing = Storing(self._functions, self._catalogue, self._clocks, logger)
+        self._storing = Storing(self._functions, self._catalogue, self._clocks)
         self._dead_letters = DeadLetters(self._functions, self._catalogue, self._storing)
         self._routes.on_return = self._returned
-        self._receiving = Receiving(self._functions, self._catalogue, self._dead_letters, logger)
+        self._receiving = Receiving(self._functions, self._catalogue, self._dead_letters)
         self._routes.on_away = self._receiving.give_up_away
-        self._prober = Prober(server, self._routes, self._functions, self._catalogue, logger)
+        self._prober = Prober(self._functions)
         # These methods of the contract are done whole by a part of the engine.
         self.create_queue = self._catalogue.create_queue
         self.change_queue = self._catalogue.change_queue
@@ -101,21 +96,6 @@ class RedisEngine:
         self.settle = self._receiving.settle
         self.redrive = self._dead_letters.redrive
         self.probe = self._prober.probe
-
-    async def _connect(self, address: Address) -> AbstractConnection:
-        """Return a connection to a server, with the keys that were there before.
-
-        Raises:
-            EngineStartError: says why it cannot be used.
-        """
-        connection = await self._server.connect(self._logger, address, LIBRARY)
-        try:
-            await self._functions.check(connection)
-            await self._functions.return_on(connection, self._catalogue.queues.values())
-        except BaseException:
-            await connection.disconnect(nowait=True)
-            raise
-        return connection
 
     # -- queues ------------------------------------------------------------------------------------
 
@@ -195,30 +175,7 @@ class RedisEngine:
                     await self._functions.attend(is_back=False)
         await self._routes.close()
 
-    def queues(self) -> Sequence[str]:
-        """Return the names of all queues."""
-        return list(self._catalogue.queues)
-
-    def snapshot(self, queue: str) -> QueueSnapshot:
-        """Return what a queue holds."""
-        return self._catalogue.find(queue).snapshot(self._functions.now())
-
-    def outline(self, queue: str) -> QueueOutline:
-        """Return a part of the snapshot."""
-        return self._catalogue.find(queue).outline(self._functions.now())
-
     # -- storing -----------------------------------------------------------------------------------
-
-    def reserve(self, queue: str, n_messages: int, n_bytes: int) -> bool:
-        """Hold room for messages."""
-        found = self._catalogue.queues.get(queue) or self._catalogue.find(queue)
-        return found.reserve(n_messages, n_bytes)
-
-    def release(self, queue: str, n_messages: int, n_bytes: int) -> None:
-        """Give back room."""
-        found = self._catalogue.queues.get(queue)
-        if found is not None:
-            found.release(n_messages, n_bytes)
 
     def forget(self, queue: str, deduplication_ids: Sequence[bytes]) -> asyncio.Future[None]:
         """End the windows of deduplication identifiers."""
@@ -359,22 +316,6 @@ class RedisEngine:
             return routes.address_of(self._functions.part_key(incarnation, number)) in local
 
         return is_local
-
-    async def wait_for_arrival(self, queue: str, group: str | None, seen: int, wait: float) -> int:
-        """Wait until something may have become visible."""
-        found = self._catalogue.find(queue)
-        waiter = found if group is None else found.group(group)
-        if isinstance(waiter, RedisGroup):
-            waiter.used_at = self._functions.now()
-        if wait > 0 and waiter.arrivals == seen:
-            with self._listening.listening(found):
-                arrivals = await self._functions.arrivals.wait(waiter, seen, wait)
-        else:
-            arrivals = await self._functions.arrivals.wait(waiter, seen, wait)
-        self._catalogue.find(queue)
-        if group is not None:
-            found.group(group)
-        return arrivals
 
     # -- maintenance -------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
+from logging import Logger
 from typing import Any, Final
 from zlib import crc32
 
@@ -30,11 +31,9 @@ from penstock.plugins.queue.engines.redis.messages import arrived_at, part_key, 
 from penstock.plugins.queue.engines.waiting import Arrivals
 from penstock.plugins.redis import calls
 from penstock.plugins.redis.library import Library
-from penstock.plugins.redis.login import ask_directly
-from penstock.plugins.redis.routes import Routes
+from penstock.plugins.redis.login import Address, ask_directly
+from penstock.plugins.redis.server import RedisServer
 
-LIBRARY: Final = Library("penstock_queue_", 1, __package__)
-"""The functions of the engine."""
 _MANY: Final = 1 << 53
 _STORED: Final = frozenset(
     {
@@ -54,6 +53,8 @@ _STORED: Final = frozenset(
 )
 """Functions whose effects replicas must have. If a failover loses a lease or a settlement, the
 message is received once more."""
+LIBRARY: Final = Library("penstock_queue_", 1, __package__, _STORED)
+"""The functions of the engine."""
 _LOOK_SECONDS: Final = 0.1
 """The interval at which a waiting call checks whether its node is away."""
 _KEPT_SECONDS: Final = 1800.0
@@ -63,10 +64,11 @@ _NUMBERED: Final = frozenset({"append", "lease", "settle"})
 calls."""
 
 
-class Functions:
+class Functions(calls.FunctionCalls):
     """Calls the functions of the server.
 
     Attributes:
+        queues: those of the catalogue, by name.
         arrivals: wakes those who wait for messages.
         is_cluster: whether each physical queue may be on another server.
         lost: why nothing is stored any more: the server has lost its data; "" while it has it.
@@ -76,18 +78,19 @@ class Functions:
 
     def __init__(
         self,
-        routes: Routes,
-        prefix: str,
+        server: RedisServer,
+        logger: Logger,
         monotonic: Callable[[], float] = time.monotonic,
         server_clock: Callable[[], float] | None = None,
     ) -> None:
+        super().__init__(server, LIBRARY, logger)
+        self.queues: dict[str, RedisQueue] = {}
         self.arrivals = Arrivals(self.now)
-        self.is_cluster = routes.is_cluster
+        self.is_cluster = self.routes.is_cluster
         self.program = secrets.token_hex(8)
         self.lost = ""
         self.unknown: dict[tuple[str, int, str], float] = {}
-        self._routes = routes
-        self._prefix = prefix
+        self._prefix = server.prefix
         self._monotonic = monotonic
         self._server_clock = server_clock
         self._shift: float | None = None
@@ -145,18 +148,6 @@ class Functions:
                 group.place(number)
         return found
 
-    def call(self, function: str, keys: list[str], *args: Any) -> asyncio.Future[Any]:
-        """Call a function; its keys are all in one slot."""
-        return self._routes.call(
-            keys[0],
-            "FCALL",
-            LIBRARY.prefix + function,
-            len(keys),
-            *keys,
-            *args,
-            is_stored=function in _STORED,
-        )
-
     def submit(
         self,
         queue: RedisQueue,
@@ -179,18 +170,14 @@ class Functions:
         if not future.cancelled() and future.exception() is None:
             self._appended[part.base] = number, self._monotonic()
 
-    def keep(self, call: asyncio.Future[Any]) -> None:
-        """Have a call be carried out however late: what it has done must be known."""
-        self._routes.keep(call)
-
     def held_up(self, queue: RedisQueue, identifiers: Iterable[bytes]) -> Collection[int]:
         """Return places of deduplication identifiers whose node is away; b"" is none."""
-        if not self.is_cluster or not self._routes.has_away:
+        if not self.is_cluster or not self.routes.has_away:
             return ()
         return [
             at
             for at, one in enumerate(identifiers)
-            if one and self._routes.is_away(self.ids_key(queue, one))
+            if one and self.routes.is_away(self.ids_key(queue, one))
         ]
 
     def away(self, queue: RedisQueue) -> Collection[int]:
@@ -200,7 +187,7 @@ class Functions:
         does so, and its caller is told when that takes too long. The object is the same until the
         answer may be another one: it is asked for with each message.
         """
-        routes = self._routes
+        routes = self.routes
         if not self.is_cluster or not routes.has_away:
             return ()
         if routes.n_changes != self._away_change:
@@ -216,7 +203,7 @@ class Functions:
 
     def is_reached(self, key: str) -> bool:
         """Return whether the node of a key is there, or is the only server, which is waited for."""
-        return not (self.is_cluster and self._routes.is_away(key))
+        return not (self.is_cluster and self.routes.is_away(key))
 
     def reached(self, queue: RedisQueue) -> list[RedisPart]:
         """Return the physical queues whose maintenance need not wait for their node."""
@@ -297,7 +284,22 @@ class Functions:
         self._secret = secret
         return read
 
-    async def check(self, connection: AbstractConnection) -> None:
+    async def _connect(self, address: Address) -> AbstractConnection:
+        """Return a connection to a server, with the keys that were there before.
+
+        Raises:
+            EngineStartError: says why it cannot be used.
+        """
+        connection = await super()._connect(address)
+        try:
+            await self._check(connection)
+            await self._return_on(connection)
+        except BaseException:
+            await connection.disconnect(nowait=True)
+            raise
+        return connection
+
+    async def _check(self, connection: AbstractConnection) -> None:
         """See that a server to which the connection was lost has its keys still.
 
         Raises:
@@ -345,13 +347,13 @@ class Functions:
         answer = await plain(self.call("attend", [key], self.given(), int(is_back)))
         return max(0.0, float(answer))
 
-    async def return_on(self, connection: AbstractConnection, queues: Iterable[RedisQueue]) -> None:
+    async def _return_on(self, connection: AbstractConnection) -> None:
         """Look at a server on a new connection to it, before any call is repeated there.
 
         Windows leave out the time for which no program was there; see `attend_ids`. A queue of
         which the server has lost messages is noted.
         """
-        for queue in queues:
+        for queue in self.queues.values():
             for key in self.all_ids_keys(queue):
                 await _ask_there(connection, "attend", key, self.given(), "1")
             for part in queue.physical.values():
@@ -416,7 +418,7 @@ class Functions:
         for function, key in wanted:
             if self.is_reached(key):
                 call = self.call(function, [key])
-                call.add_done_callback(_note_failure)
+                call.add_done_callback(calls.heed)  # nobody may wait for it any more
                 keys[call] = key
         waiting = set(keys)
         while waiting:
@@ -498,12 +500,6 @@ async def _ask_there(connection: AbstractConnection, function: str, *args: Any) 
         return None
 
 
-def _note_failure(call: asyncio.Future[Any]) -> None:
-    """Take an exception for seen: nobody may wait for the call any more."""
-    if not call.cancelled():
-        call.exception()
-
-
 def _by_name(flat: Sequence[bytes]) -> dict[str, bytes]:
     return {name.decode(): raw for name, raw in zip(flat[::2], flat[1::2], strict=True)}
 
@@ -527,11 +523,7 @@ async def plain(call: asyncio.Future[Any], queue: RedisQueue | None = None) -> A
         UnknownGroupError: its group is gone.
         StorageError: the server could not be asked, or refused.
     """
-    try:
-        # The caller may be cancelled; the call is under way.
-        return await asyncio.shield(call)
-    except ResponseError as error:
-        raise refusal(error, queue) from error
+    return await calls.plain(call, partial(refusal, queue=queue))
 
 
 def refusal(error: ResponseError, queue: RedisQueue | None = None) -> PenstockError:

@@ -13,7 +13,6 @@ import asyncio
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from logging import Logger
 from typing import Any, Final
 
 from redis.asyncio.connection import AbstractConnection
@@ -23,8 +22,6 @@ from penstock.broker.errors import PenstockError
 from penstock.plugins.queue.engines.redis.cached_state import RedisPart, RedisQueue
 from penstock.plugins.queue.engines.redis.functions import Functions
 from penstock.plugins.redis.login import CONNECT_SECONDS, named
-from penstock.plugins.redis.routes import Routes
-from penstock.plugins.redis.server import RedisServer
 
 _SPARE_SECONDS: Final = 60.0
 """How long a program listens after the last request has stopped waiting, as others may follow
@@ -51,14 +48,9 @@ class Listening:
         n_heard: how often another program has told of something.
     """
 
-    def __init__(
-        self, server: RedisServer, routes: Routes, functions: Functions, logger: Logger
-    ) -> None:
+    def __init__(self, functions: Functions) -> None:
         self.n_heard = 0
-        self._server = server
-        self._routes = routes
         self._functions = functions
-        self._logger = logger
         self._wanted: dict[RedisQueue, _Waiters] = {}
         self._places: dict[bytes, tuple[RedisQueue, RedisPart]] = {}
         self._looks: dict[bytes, asyncio.Task[None]] = {}
@@ -115,10 +107,11 @@ class Listening:
         self._task = None
 
     async def _run(self) -> None:
+        functions = self._functions
         while not self._is_refused:
-            for address in self._routes.addresses:
+            for address in functions.routes.addresses:
                 try:
-                    connection = self._server.connection(address)
+                    connection = functions.server.connection(address)
                     async with asyncio.timeout(CONNECT_SECONDS):
                         await connection.connect()
                 except (RedisError, OSError, PenstockError):
@@ -127,12 +120,12 @@ class Listening:
                     await self._listen(connection)
                 except NoPermissionError as error:
                     self._is_refused = True
-                    self._logger.warning(
+                    functions.logger.warning(
                         "queue: server %s: %s; allowed: a user with the channels &%s:*. What other "
                         "programs store is received up to some seconds later",
                         named(address),
                         error,
-                        self._server.prefix,
+                        functions.server.prefix,
                     )
                     return
                 except (RedisError, OSError, ResponseError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from logging import Logger
 from typing import Final
 
 from redis.exceptions import ResponseError
@@ -11,12 +10,9 @@ from redis.exceptions import ResponseError
 from penstock.broker.errors import PenstockError
 from penstock.plugins.queue.engines.contract import Health, StorageError, UnknownQueueError
 from penstock.plugins.queue.engines.redis.cached_state import RedisPart, RedisQueue
-from penstock.plugins.queue.engines.redis.catalogue import Catalogue
 from penstock.plugins.queue.engines.redis.functions import Functions, plain
 from penstock.plugins.redis.checks import check_eviction, fields_of
 from penstock.plugins.redis.login import Address, named
-from penstock.plugins.redis.routes import Routes
-from penstock.plugins.redis.server import RedisServer
 
 PROBE_SECONDS: Final = 2.0
 """The timeout of an answer, in addition to the time for replicas."""
@@ -30,22 +26,15 @@ class Prober:
             where a connection is lost.
     """
 
-    def __init__(
-        self,
-        server: RedisServer,
-        routes: Routes,
-        functions: Functions,
-        catalogue: Catalogue,
-        logger: Logger,
-    ) -> None:
+    def __init__(self, functions: Functions) -> None:
         self.problem: str | None = None
         self._seconds = PROBE_SECONDS
-        if server.patience.min_replicas:
-            self._seconds += server.patience.replication_seconds
-        self._routes = routes
+        patience = functions.server.patience
+        if patience.min_replicas:
+            self._seconds += patience.replication_seconds
+        self._routes = functions.routes
         self._functions = functions
-        self._catalogue = catalogue
-        self._logger = logger
+        self._logger = functions.logger
         self._probing: asyncio.Task[Health] | None = None
 
     async def probe(self) -> Health:
@@ -57,7 +46,7 @@ class Prober:
     async def _probe(self) -> Health:
         by_address: dict[Address, tuple[RedisQueue, RedisPart]] = {}
         places: list[set[Address]] = []
-        for queue in self._catalogue.queues.values():
+        for queue in self._functions.queues.values():
             parts = {self._routes.address_of(part.base): part for part in queue.physical.values()}
             places.append(set(parts))
             for address, part in parts.items():

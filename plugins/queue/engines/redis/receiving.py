@@ -12,7 +12,6 @@ import asyncio
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import repeat
-from logging import Logger
 from typing import Any, Final, NamedTuple
 
 from penstock.plugins.queue.engines.contract import Action, StorageError
@@ -48,12 +47,12 @@ class Receiving:
     """Leases and settles messages."""
 
     def __init__(
-        self, functions: Functions, catalogue: Catalogue, dead_letters: DeadLetters, logger: Logger
+        self, functions: Functions, catalogue: Catalogue, dead_letters: DeadLetters
     ) -> None:
         self._functions = functions
         self._catalogue = catalogue
         self._dead_letters = dead_letters
-        self._logger = logger
+        self._logger = functions.logger
         self._under_way: dict[asyncio.Future[None], tuple[RedisQueue, RedisPart]] = {}
 
     async def lease(
@@ -199,7 +198,7 @@ class Receiving:
                     # Answers that come before this one's still tell of the lease.
                     settled.add_done_callback(lambda _: group.arrived())
 
-        self._functions.keep(call)
+        self._functions.routes.keep(call)
         call.add_done_callback(undo)
 
     def _received(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
-from logging import Logger
 from typing import Any, Final
 
 from redis.exceptions import ResponseError
@@ -36,13 +35,11 @@ of others are as of their last answers, and many answers are under way."""
 class Storing:
     """Stores messages, and removes what they leave no room for."""
 
-    def __init__(
-        self, functions: Functions, catalogue: Catalogue, clocks: Clocks, logger: Logger
-    ) -> None:
+    def __init__(self, functions: Functions, catalogue: Catalogue, clocks: Clocks) -> None:
         self._functions = functions
         self._catalogue = catalogue
         self._clocks = clocks
-        self._logger = logger
+        self._logger = functions.logger
         self._deduplication = ClusterDeduplication(functions, self._send)
         self._tasks: set[asyncio.Task[None]] = set()
         self._cutting: set[RedisPart] = set()
