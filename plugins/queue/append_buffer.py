@@ -1,4 +1,4 @@
-"""The append buffer gathers new messages of a queue into appends, and reports their outcomes."""
+"""The route target of a queue gathers its new messages into appends, and reports their outcomes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from logging import Logger
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from penstock.broker.errors import PenstockError
-from penstock.broker.extensions import NEVER_FITS, Receipt, SinkCounts
+from penstock.broker.extensions import NEVER_FITS, MessageSink, Receipt, SinkCounts
 from penstock.broker.message import Message
 from penstock.broker.mqtt.reason_codes import SUCCESS, ReasonCode
 from penstock.plugins.queue.engines.contract import DROP_REASONS as ENGINE_DROP_REASONS
@@ -122,7 +122,7 @@ class StoredEvents:
         self.callback: Callable[[str, Sequence[Message]], None] | None = None
 
 
-class AppendBuffer:
+class AppendBuffer(MessageSink):
     """Takes messages for one logical queue and passes them to the engine in groups.
 
     Room for a message is that of the budget and that of the queue. A queue with `drop_newest` looks
@@ -141,7 +141,11 @@ class AppendBuffer:
         stored: tells of what is stored; None to tell nobody.
 
     Attributes:
-        on_room: called when there may be room again after a message was refused.
+        name: unique among the broker's sinks.
+        topic_filters: of the topics that feed it.
+        sizes: the size class of their messages; None for both.
+        counts: what was published.
+        requested: what requests have brought.
         stored_bytes: payload bytes that were stored, since the program began.
         on_stored: called when they have grown.
         slow_appends: knows which physical queues are left out; None where none ever is.
@@ -161,9 +165,10 @@ class AppendBuffer:
         stored: StoredEvents | None = None,
     ) -> None:
         self._stored = stored or StoredEvents()
-        self.published = SinkCounts()
+        self.name = f"queue.{name}"
+        self.be_fed_by(spec)
+        self.counts = SinkCounts()
         self.requested = SinkCounts()
-        self.on_room: Callable[[], None] = lambda: None
         self.stored_bytes = 0
         self.on_stored: Callable[[], None] = lambda: None
         self._name = name
@@ -211,6 +216,14 @@ class AppendBuffer:
             self.slow_appends.note_away(self._engine.away(self._name))
         return self._controller.deal(entries, asyncio.get_running_loop().time())
 
+    def be_fed_by(self, spec: QueueSpec) -> None:
+        """Have the topics of these settings; to be called while the broker does not know it."""
+        self.topic_filters, self.sizes = spec.topics, spec.sizes
+
+    def is_fed_by(self, spec: QueueSpec) -> bool:
+        """Say whether these settings have the same topics."""
+        return (self.topic_filters, self.sizes) == (spec.topics, spec.sizes)
+
     def reserve(self, message: Message) -> str:
         """Hold room for a message until `accept` or `release`; see `MessageSink`."""
         n_bytes = len(message.payload)
@@ -238,10 +251,10 @@ class AppendBuffer:
         if not self._drops_newest:
             self._engine.release(self._name, 1, n_bytes)
 
-    def refuse(self, reason: str) -> None:
+    def refuse(self, message: Message, reason: str) -> None:  # noqa: ARG002 (MessageSink's form)
         """Count a published message that the queue does not get."""
-        self.published.matched += 1
-        self._drop(self.published, reason)
+        self.counts.matched += 1
+        self._drop(self.counts, reason)
 
     def accept(self, message: Message, receipt: Receipt | None) -> None:
         """Take a published message for which there is room, without waiting.
@@ -250,7 +263,7 @@ class AppendBuffer:
             message: the message to be stored.
             receipt: settled on the loop's thread after this call has returned; None for no report.
         """
-        counts = self.published
+        counts = self.counts
         counts.matched += 1
         if self._is_closing:
             self.release(message)
@@ -376,7 +389,7 @@ class AppendBuffer:
     def _call_later(self, call: Callable[[], None]) -> asyncio.Handle:
         loop = asyncio.get_running_loop()
         wait = self._commit_wait_seconds
-        if self.published.queued > GATHER_MESSAGES:
+        if self.counts.queued > GATHER_MESSAGES:
             wait = max(wait, GATHER_SECONDS)
         return loop.call_later(wait, call) if wait else loop.call_soon(call)
 
@@ -420,7 +433,7 @@ class AppendBuffer:
         group, self._group = self._group, []
         for number, dealt in self._deal(group).items() if group else ():
             for some in self._apart(dealt):
-                self._append(number, some, self.published, partial(self._settle_receipts, some))
+                self._append(number, some, self.counts, partial(self._settle_receipts, some))
 
     def _apart(self, dealt: Sequence[Entry]) -> list[Sequence[Entry]]:
         """Return entries that wait for a server which is away apart from the others."""

@@ -438,7 +438,7 @@ class LogicalQueue:
             "set_aside": snapshot.set_aside,
             "oldest_seconds": snapshot.oldest_seconds,
             "enqueued": {
-                "published": asdict(self.buffer.published),
+                "published": asdict(self.buffer.counts),
                 "requested": asdict(self.buffer.requested),
                 "excluded": slow.excluded if slow else [],
                 "exclusions": slow.counts.exclusions if slow else 0,

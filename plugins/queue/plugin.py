@@ -16,10 +16,11 @@ from penstock.broker.config.checked_yaml import NamedBy
 from penstock.broker.counters import Metric
 from penstock.broker.durable.storage_clock import Clocks
 from penstock.broker.errors import ConfigError, ConfigProblem
-from penstock.broker.extensions import Claim, MessageSink, Plugin, PluginContext, Receipt, Reload
+from penstock.broker.extensions import Claim, Plugin, PluginContext, Reload
 from penstock.broker.message import Message
 from penstock.broker.plugin_guard import note_fault
 from penstock.plugins.queue.access import QueueAccess, require_tokens
+from penstock.plugins.queue.append_buffer import AppendBuffer
 from penstock.plugins.queue.config import LogicalQueueConfig, QueueConfig, QueueRedisConfig
 from penstock.plugins.queue.consumers import QueueConsumers
 from penstock.plugins.queue.engines.contract import Engine, StorageError
@@ -45,53 +46,6 @@ KEY: Final = "plugins.queue"
 """The key of the plugin in the policy file."""
 
 
-class QueueSink(MessageSink):
-    """The route target of one logical queue.
-
-    Attributes:
-        name: unique among the broker's sinks.
-        sizes: the size class of its messages; None for both.
-    """
-
-    def __init__(self, queue: LogicalQueue) -> None:
-        self.name = f"queue.{queue.name}"
-        self.topic_filters = queue.spec.topics
-        self.sizes = queue.spec.sizes
-        self.counts = queue.buffer.published
-        self.queue = queue
-        self._buffer = queue.buffer
-        self._buffer.on_room = self._has_room
-
-    def is_for(self, queue: LogicalQueue | None) -> bool:
-        """Say whether it is the route target of a queue as it is."""
-        if queue is not self.queue:
-            return False
-        return (self.topic_filters, self.sizes) == (queue.spec.topics, queue.spec.sizes)
-
-    def _has_room(self) -> None:
-        self.on_room()  # the broker sets it after this object is made
-
-    def reserve(self, message: Message) -> str:
-        """Hold room for a message; see `MessageSink`."""
-        return self._buffer.reserve(message)
-
-    def release(self, message: Message) -> None:
-        """Give back the room of a message; see `MessageSink`."""
-        self._buffer.release(message)
-
-    def refuse(self, message: Message, reason: str) -> None:  # noqa: ARG002 (MessageSink's form)
-        """Count a message that the queue does not get; see `MessageSink`."""
-        self._buffer.refuse(reason)
-
-    def accept(self, message: Message, receipt: Receipt | None) -> None:
-        """Take a message without waiting; see `MessageSink`."""
-        self._buffer.accept(message, receipt)
-
-    def forget(self, deduplication_id: bytes, done: Callable[[bool], None]) -> None:
-        """Forget a deduplication identifier; see `MessageSink`."""
-        self._buffer.forget(deduplication_id, done)
-
-
 class QueuePlugin(Plugin):
     """Stores messages published to the queues' topics and serves them to back ends.
 
@@ -111,7 +65,7 @@ class QueuePlugin(Plugin):
         self.service = QueueService(config, self.engine, context.clock, context.logger)
         self.http_url: str | None = None
         self.sqs_url: str | None = None
-        self.sinks: Sequence[MessageSink] = self._wanted_sinks([])
+        self.sinks: Sequence[AppendBuffer] = [queue.buffer for queue in self._queues()]
         self._consumers = QueueConsumers(self.service, context.clock, context.logger)
         self.sources = [self._consumers]
         self._access, self._tls = _access_and_tls(config, context.policy_file)
@@ -289,28 +243,24 @@ class QueuePlugin(Plugin):
         if self.batches is not None:
             await self.batches.close()
 
-    def _wanted_sinks(self, existing: Sequence[MessageSink]) -> list[MessageSink]:
-        """Return a sink for each queue; those that fit are kept."""
-        kept = {sink.queue.name: sink for sink in existing if isinstance(sink, QueueSink)}
-        wanted: list[MessageSink] = []
-        for name in self.service.names():
-            queue = self.service.queue(name)
-            sink = kept.get(name)
-            wanted.append(sink if sink is not None and sink.is_for(queue) else QueueSink(queue))
-        return wanted
+    def _queues(self) -> list[LogicalQueue]:
+        return [self.service.queue(name) for name in self.service.names()]
 
     def _change_sinks(self) -> None:
-        """Have the broker feed the queues that there are."""
-        before, self.sinks = self.sinks, self._wanted_sinks(self.sinks)
+        """Have the broker feed the queues that there are, by the topics that they have."""
+        queues, before = self._queues(), self.sinks
+        self.sinks = [queue.buffer for queue in queues]
         routes = self.context.sink_routes
         if routes is None:
             return
+        kept = {queue.buffer for queue in queues if queue.buffer.is_fed_by(queue.spec)}
         for sink in before:
-            if sink not in self.sinks:
+            if sink not in kept:
                 routes.remove(sink)
-        for sink in self.sinks:
-            if sink not in before:
-                routes.add(sink)
+        for queue in queues:
+            if queue.buffer not in kept or queue.buffer not in before:
+                queue.buffer.be_fed_by(queue.spec)
+                routes.add(queue.buffer)
 
     async def _maintain(self) -> None:
         """Have the engine do what time asks for, whatever errors occur."""

@@ -151,7 +151,7 @@ def offer(buffer: AppendBuffer, offered: Message, receipt: Receipt | None) -> st
     """Do what the broker does with a message; return why the queue does not get it."""
     reason = buffer.reserve(offered)
     if reason:
-        buffer.refuse(reason)
+        buffer.refuse(offered, reason)
     else:
         buffer.accept(offered, receipt)
     return reason
@@ -198,10 +198,10 @@ async def test_receipt_is_settled_after_the_commit_and_not_before() -> None:
     assert offer(buffer, message(), receipts) == ""
     await until(lambda: bool(engine.appended))
     assert receipts.codes == []
-    assert (buffer.published.queued, buffer.published.stored) == (1, 0)
+    assert (buffer.counts.queued, buffer.counts.stored) == (1, 0)
     await engine.commit_all()
     assert receipts.codes == [SUCCESS]
-    assert (buffer.published.queued, buffer.published.stored) == (0, 1)
+    assert (buffer.counts.queued, buffer.counts.stored) == (0, 1)
 
 
 async def test_messages_wait_while_it_changes_where_they_belong() -> None:
@@ -404,7 +404,7 @@ async def test_pending_messages_are_bounded() -> None:
     receipts = Receipts()
     reasons = [offer(buffer, message(), receipts) for _ in range(3)]
     assert reasons == ["", "", "pending_full"]
-    assert buffer.published.dropped == {"pending_full": 1}
+    assert buffer.counts.dropped == {"pending_full": 1}
     await asyncio.sleep(0)
     await engine.commit_all()
     assert offer(buffer, message(), receipts) == ""
@@ -430,7 +430,7 @@ async def test_budget_is_shared_by_all_queues() -> None:
     (first, _), (second, _) = make_intake(budget=budget), make_intake(budget=budget)
     offer(first, message(), None)
     offer(second, message(), None)
-    assert second.published.dropped == {"pending_full": 1}
+    assert second.counts.dropped == {"pending_full": 1}
 
 
 async def test_full_queue_refuses_and_what_it_had_no_room_for_is_given_back() -> None:
@@ -458,7 +458,7 @@ async def test_drop_newest_acknowledges_and_counts_what_it_drops() -> None:
     assert payloads(messages) == [b"0"]
     await engine.commit_all()
     assert receipts.codes == [SUCCESS] * 3
-    assert (buffer.published.stored, buffer.published.dropped) == (1, {"queue_full": 2})
+    assert (buffer.counts.stored, buffer.counts.dropped) == (1, {"queue_full": 2})
     outcomes = await buffer.store([NewMessage(message())])
     assert outcomes == [Stored(-1, -1, "")]
     assert (buffer.requested.stored, buffer.requested.dropped) == (0, {"queue_full": 1})
@@ -530,7 +530,7 @@ async def test_full_disk_is_quota_exceeded_and_other_failures_are_not() -> None:
         await asyncio.sleep(0)
         await engine.commit_all(error)
     assert receipts.codes == [QUOTA, ReasonCode.UNSPECIFIED_ERROR]
-    assert buffer.published.dropped == {"storage_full": 1, "storage_error": 1}
+    assert buffer.counts.dropped == {"storage_full": 1, "storage_error": 1}
 
 
 async def test_lost_payload_refuses_its_own_message() -> None:
@@ -542,7 +542,7 @@ async def test_lost_payload_refuses_its_own_message() -> None:
     await asyncio.sleep(0)
     await engine.commit_all(lost=[1])
     assert [receipt.codes for receipt in receipts] == [[SUCCESS], [0x80], [SUCCESS]]
-    assert buffer.published.dropped == {"unreadable": 1}
+    assert buffer.counts.dropped == {"unreadable": 1}
     assert buffer.stored_bytes == 2 * len(message().payload)
 
 
@@ -595,7 +595,7 @@ async def test_closing_stores_what_was_accepted_and_refuses_the_rest() -> None:
     await engine.commit_all()
     await closing
     assert receipts.codes == [ReasonCode.SERVER_SHUTTING_DOWN, SUCCESS]
-    assert buffer.published.dropped == {"closing": 2}
+    assert buffer.counts.dropped == {"closing": 2}
     assert await buffer.store([NewMessage(message())]) == [Stored(-1, -1, "closing")]
 
 
@@ -652,7 +652,7 @@ def test_books_balance_and_every_receipt_is_settled_once(
         buffer, engine = make_intake(
             budget=budget, most=4, room=20, max_messages=20, when_full=when_full
         )
-        counts = buffer.published
+        counts = buffer.counts
         receipts: list[Receipts] = []
         for action in actions:
             if action[0] == "accept":

@@ -212,7 +212,7 @@ async def test_repeat_of_a_stored_message_is_acknowledged_and_not_stored() -> No
 
 
 async def test_queues_of_requests_are_fed_by_the_broker() -> None:
-    """Sinks come and go with the queues; one whose topics change is another one."""
+    """Sinks come and go with the queues; one whose topics change comes anew."""
     routes = Routes()
     context = PluginContext(LOGGER, "policy.yaml", Clock(), sink_routes=cast("Any", routes))
     plugin = QueuePlugin(queue_config(http=None, queues=QUEUES), context)

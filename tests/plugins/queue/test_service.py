@@ -318,7 +318,7 @@ async def test_a_message_that_waits_when_its_queue_is_deleted_is_refused() -> No
         await service.delete("q")
         assert receipts.have([ReasonCode.SERVER_SHUTTING_DOWN])
         assert service._budget.n_messages == 0
-        assert buffer.published.dropped == {"closing": 1}
+        assert buffer.counts.dropped == {"closing": 1}
 
 
 async def test_requests_of_a_deleted_queue_or_group_fail() -> None:
