@@ -2,7 +2,7 @@
 
 Theory of operation. A question is a note to each node that is asked, and so is the answer: both are
 read however many messages wait. The console bounds what an answer has. Where no answer comes within
-a second, the node is `silent` until it answers again, or has left.
+a second, or an error, the node is `silent` until it answers again, or has left.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Asks(Nodes):
         self._heard: dict[tuple[str, str], int] = {}
         self._numbers = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[tuple[int, Any]]] = {}
-        self._silent: set[str] = set()
+        self._silent: dict[str, str] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         notes.heard[QUESTION] = self._asked
         notes.heard[ANSWER] = self._answered
@@ -95,17 +95,16 @@ class Asks(Nodes):
         return sorted(node for node, machine in machines.items() if machine == self._machine)
 
     @property
-    def silent(self) -> Sequence[str]:
-        """Those that did not answer when they were asked last."""
-        return sorted(self._silent)
+    def silent(self) -> Mapping[str, str]:
+        """Those that did not answer when they were asked last, each with the reason."""
+        return dict(sorted(self._silent.items()))
 
     async def ask(self, nodes: Iterable[str], part: str, *args: Any) -> dict[str, Any]:
         """Return what nodes answer within a second; see `Nodes`."""
         found = await self._ask(nodes, part, args)
         for node, (status, answer) in found.items():
             if status != _OK:
-                self._silent.add(node)
-                self._logger.debug("node %s does not answer (%s): %s", node, part, answer)
+                self._silent[node] = str(answer).removeprefix(f"node {node}: ")
         return {node: answer for node, (status, answer) in found.items() if status == _OK}
 
     async def ask_one(self, node: str, part: str, *args: Any) -> Any:
@@ -124,7 +123,7 @@ class Asks(Nodes):
         self, nodes: Iterable[str], part: str, args: Sequence[Any]
     ) -> dict[str, tuple[int, Any]]:
         loop, waiting = asyncio.get_running_loop(), self._waiting
-        self._silent.intersection_update(self._infos)  # others have left
+        self._silent = {n: why for n, why in self._silent.items() if n in self._infos}
         asked: dict[str, int] = {}
         for node in nodes:
             number = asked[node] = next(self._numbers)
@@ -138,7 +137,10 @@ class Asks(Nodes):
             for number in asked.values():
                 del waiting[number]
         for node, answer in answers.items():
-            (self._silent.discard if answer.done() else self._silent.add)(node)
+            if answer.done():
+                self._silent.pop(node, None)
+            else:
+                self._silent[node] = "it does not answer"
         return {node: answer.result() for node, answer in answers.items() if answer.done()}
 
     def _answered(self, _node: str, run: str, number: int, status: int, answer: Any) -> None:
@@ -192,7 +194,7 @@ class Asks(Nodes):
             status, answer = getattr(error, "status", 400), str(error)
         except Exception:
             self._logger.exception("node %s has asked for %s", node, part)
-            status, answer = 500, f"node {self.node} failed; its log says why"
+            status, answer = 500, f"node {self.node}: it has failed; its log says why"
         self._notes.tell(node, ANSWER, run, number, status, answer)
 
     async def _lacks(self, *_: Any) -> None:

@@ -152,7 +152,7 @@ class Parts:
     @property
     def missing(self) -> dict[str, Any]:
         """What an answer says of nodes that have not answered; nothing where there are no nodes."""
-        return {} if self.nodes is None else {"missing": list(self.nodes.silent)}
+        return {} if self.nodes is None else {"missing": self.nodes.silent}
 
     # -- lists --------------------------------------------------------------------------------
 

@@ -56,8 +56,8 @@ class Nodes(Protocol):
         """Those of them that this program's ``/metrics`` tells of as well."""
 
     @property
-    def silent(self) -> Sequence[str]:
-        """Those that did not answer when they were asked last."""
+    def silent(self) -> Mapping[str, str]:
+        """Those that did not answer when they were asked last, each with the reason."""
 
     async def ask(self, nodes: Iterable[str], part: str, *args: Any) -> dict[str, Any]:
         """Return what nodes answer within a second; see `silent` for the others."""

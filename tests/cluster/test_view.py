@@ -153,15 +153,20 @@ def test_a_node_that_stands_still_is_named(tmp_path: Path) -> None:
         with Redis(port=shared_redis()) as redis:  # it is not to be evicted meanwhile
             redis.set(f"{prefix}:{{cluster:test}}:alive:b", "", ex=600)
         try:
-            browser.wait_for("without what is at nodes that do not answer: b")
+            browser.wait_for("without what is at node b: it does not answer")
             found = asked(cluster, "a", "client", "ls", may_miss=True)
             assert [words[0] for words in found.rows] == ["CLIENT", "one"]
-            assert "nodes that do not answer: b" in found.err
+            assert found.err == "not shown: what is at node b: it does not answer\n"
             kick = asked(cluster, "a", "client", "kick", "two", may_miss=True)
             assert (kick.status, "node b: it does not answer" in kick.err) == (2, True)
+            ban = asked(cluster, "a", "client", "ban", "x", may_miss=True)
+            assert ban.err == "not known to be done at node b: it does not answer\n"
         finally:
             cluster["b"].process.send_signal(signal.SIGCONT)
         browser.wait_for("two")
+        until(
+            lambda: "client_id" in asked(cluster, "b", "client", "bans").out, "what it had not done"
+        )
 
 
 def test_a_client_is_followed_wherever_it_is(shared: Cluster) -> None:
@@ -209,6 +214,7 @@ def test_a_node_without_a_console_is_named(tmp_path: Path) -> None:
         cluster.plugins = CONSOLE
         cluster.start("a")
         with clients(cluster, there="b"):
-            until(lambda: "answer: b" in asked(cluster, "a", "client", "ls", may_miss=True).err)
+            why = "at node b: its policy file has no plugin console"
+            until(lambda: why in asked(cluster, "a", "client", "ls", may_miss=True).err)
             told = asked(cluster, "a", "why", "there").err
             assert "node b: its policy file has no plugin console" in told

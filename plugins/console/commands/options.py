@@ -43,8 +43,14 @@ class ConsoleOptions(ApiOptions):
         token = None if chosen.token_file is None else read_token(chosen.token_file)
         return Console(chosen.url, token, chosen.ca_file)
 
-    def show(self, console: Console, answer: Any, text_lines: Callable[[], Iterable[str]]) -> None:
-        """Print an answer.
+    def show(
+        self,
+        console: Console,
+        answer: Any,
+        text_lines: Callable[[], Iterable[str]],
+        lacks: str = "not shown: what is",
+    ) -> None:
+        """Print an answer; `lacks` is said of nodes that have not answered.
 
         Raises:
             ConsoleError: it is not what a console answers.
@@ -58,9 +64,9 @@ class ConsoleOptions(ApiOptions):
             raise console.other() from error
         if text:
             typer.echo(text)
-        if isinstance(answer, dict) and answer.get("missing"):
-            names = ", ".join(map(printable, answer["missing"]))
-            typer.echo(f"not shown: what is at nodes that do not answer: {names}", err=True)
+        if isinstance(answer, dict):
+            for node, why in answer.get("missing", {}).items():
+                typer.echo(printable(f"{lacks} at node {node}: {why}"), err=True)
 
     def change(
         self,
@@ -74,7 +80,7 @@ class ConsoleOptions(ApiOptions):
         """Change something, and print the answer; `told` makes a line of it. See `Console.ask`."""
         console = self.console()
         answer = console.done(console.ask(method, resource, body, timeout_seconds=timeout_seconds))
-        self.show(console, answer, lambda: [told(answer)])
+        self.show(console, answer, lambda: [told(answer)], "not known to be done")
 
     def show_list(self, name: str, columns: Sequence[Column], limit: int, **query: object) -> None:
         """Print the rows of a list, and on standard error how many others there are.

@@ -144,8 +144,8 @@ def _head(seen: Seen) -> Iterator[str]:
                 f"latency, {text(one['size'])} messages, {path} links: "
                 f"p50 {duration(one['p50_seconds'])}, p99 {duration(one['p99_seconds'])}"
             )
-    if over.get("missing"):
-        yield f"not shown: nodes that do not answer: {', '.join(map(printable, over['missing']))}"
+    for node, why in over.get("missing", {}).items():
+        yield printable(f"not shown: what is at node {node}: {why}")
     for name, why in over["problems"].items():
         yield f"PROBLEM {printable(name)}: {printable(why)}"
 

@@ -16,7 +16,7 @@ export class Unreachable extends Error {}
 export let me = null;
 
 /** The nodes that have not answered the one that is asked; those of a program that is alone are none. */
-export let missing = [];
+export let missing = {};
 
 const PATIENCE_MILLISECONDS = 15_000;
 

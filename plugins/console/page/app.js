@@ -186,7 +186,7 @@ async function follow(shown, signal) {
       answered();
       refused.delete(n % sources.length);
       // A node that does not answer costs the server nothing but this time.
-      if (!missing.length) wait = Math.max(wait, (performance.now() - began) * SHARE);
+      if (!Object.keys(missing).length) wait = Math.max(wait, (performance.now() - began) * SHARE);
     } catch (error) {
       if (signal.aborted) return;
       if (error instanceof Unreachable) silent();
@@ -217,9 +217,9 @@ function tell(words, tone = "") {
 }
 
 function live() {
-  if (!missing.length) return tell("Live");
-  const names = missing.map((node) => shown(node, 80)).join(", ");
-  tell(`Live, without what is at nodes that do not answer: ${names}.`, "bad");
+  const without = Object.entries(missing).map(([node, why]) => `node ${shown(node, 80)}: ${shown(why, 200)}`);
+  if (!without.length) return tell("Live");
+  tell(`Live, without what is at ${without.join(", ")}.`, "bad");
 }
 
 function silent() {

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -93,7 +93,8 @@ async def test_another_node_has_nothing_done_that_is_no_act() -> None:
 class Elsewhere:
     """A node that has all clients, for one that has none; their sessions outlive connections."""
 
-    node, silent, others = "asks", (), ("has",)
+    node, others = "asks", ("has",)
+    silent: Mapping[str, str] = {}
     kept = ("lamp1", "lamp2", "lamp3")
 
     def __init__(self) -> None:
