@@ -574,8 +574,8 @@ class SessionOwner:
     * Subscriptions of a kept session are no route targets of the broker: the owner sees to it that
       messages for them come to where it keeps what waits. Retained messages come as for any other
       session, and so does what the broker itself has below ``$``, such as ``$SYS``.
-    * The client is given what waits by `LocalClients.deliver`, from `drained` on, as much as the
-      owner likes.
+    * The client is given what waits by `LocalClients.deliver`, from `SessionStore.drained` on, as
+      much as the owner likes.
     * When its connection has ended, what has changed is written to the store. Then the session is
       gone from the broker's memory and `unloaded` is called. Its will is published before, also one
       that is delayed. A session that ends (expiry, Clean Start) ends as any other.
@@ -586,14 +586,12 @@ class SessionOwner:
         client_id: str,  # noqa: ARG002 (a default, as those below)
         *,
         clean_start: bool,  # noqa: ARG002
-        expiry_interval: float | None,  # noqa: ARG002
     ) -> Awaitable[Stored | None] | None:
         """Make this broker the one that has a client's session, before that is opened.
 
         Args:
             client_id: Client Identifier of an authenticated client.
             clean_start: Clean Start, or Clean Session, of its CONNECT.
-            expiry_interval: seconds for which the session outlives its connection; None for ever.
 
         Returns:
             None where the session may be opened at once, and is then. Else what is awaited before
@@ -617,24 +615,13 @@ class SessionOwner:
         return None
 
     def keeps(self, client_id: str, expiry_interval: float | None) -> bool:  # noqa: ARG002
-        """Say whether a new session is kept, until it ends; arguments are as of `claim`."""
+        """Say whether a new session is kept, until it ends.
+
+        Args:
+            client_id: Client Identifier.
+            expiry_interval: seconds for which the session outlives its connection; None for ever.
+        """
         return False
-
-    def subscribed(self, client_id: str, topic_filters: Sequence[str]) -> None:
-        """Take note of filters that a kept session did not have, ``$share/...`` among them.
-
-        Those of a session that `claim` has returned are not told again.
-        """
-
-    def unsubscribed(self, client_id: str, topic_filter: str) -> None:
-        """Take note that a kept session has a filter no more; not told of one that has ended."""
-
-    def drained(self, client_id: str) -> None:
-        """Take note that a kept session has room, and nothing waits that it has been given.
-
-        It is called when its client has connected, and again and again; it must not call the
-        broker, and cost next to nothing where nothing is left to give.
-        """
 
     def unloaded(self, client_id: str) -> None:
         """Take note that a kept session is gone from memory, and has not ended.
@@ -670,6 +657,22 @@ class SessionStore(ABC):
         Raises:
             PenstockError: the store refuses. The same batch comes again, and meanwhile no client is
                 told that what is in it is safe.
+        """
+
+    def subscribed(self, client_id: str, topic_filters: Sequence[str]) -> None:  # noqa: B027
+        """Take note of filters that a session did not have, ``$share/...`` among them.
+
+        Those of a session that `SessionOwner.claim` has returned are not told again.
+        """
+
+    def unsubscribed(self, client_id: str, topic_filter: str) -> None:  # noqa: B027
+        """Take note that a session has a filter no more; not told of one that has ended."""
+
+    def drained(self, client_id: str) -> None:  # noqa: B027
+        """Take note that a session has room, and nothing waits that it has been given.
+
+        It is called when its client has connected, and again and again; it must not call the
+        broker, and cost next to nothing where nothing is left to give.
         """
 
     def epoch(self) -> float:
@@ -1037,7 +1040,7 @@ class LocalClients(Protocol):
         Returns:
             How many it has taken. What is kept of them at QoS 1 are deliveries of that QoS, without
             RETAIN and identifiers of subscriptions; of QoS 0 nothing is. 0 where its window is
-            full: `SessionOwner.drained` is called once it has room. None where the first message,
+            full: `SessionStore.drained` is called once it has room. None where the first message,
             or any for now, is not for this way: `deliver` takes it.
         """
 

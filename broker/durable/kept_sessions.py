@@ -13,7 +13,7 @@ A session that has lost its connection is unloaded once all that has changed of 
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -57,8 +57,8 @@ class KeptSessions:
         """Have a journal, which is one of what is kept."""
         self._journal = journal
 
-    def _tell(self, tell: str, *args: object) -> None:
-        self._core.guard.call("session owner", getattr(self._owner, tell), *args, otherwise=None)
+    def _tell(self, tell: Callable[..., None], *args: object) -> None:
+        self._core.guard.call("session owner", tell, *args, otherwise=None)
 
     def keeps(self, session: Session) -> bool:
         """Ask whether a new session is kept."""
@@ -89,12 +89,12 @@ class KeptSessions:
     def subscribed(self, session: Session, topic_filters: Sequence[str]) -> None:
         """Tell the owner of filters that a session did not have."""
         if topic_filters:
-            self._tell("subscribed", session.client_id, topic_filters)
+            self._tell(self.store.subscribed, session.client_id, topic_filters)
 
     def unsubscribed(self, session: Session, topic_filter: str) -> None:
         """Remove a subscription that the owner routes messages to."""
         self.tree.remove(session, topic_filter)
-        self._tell("unsubscribed", session.client_id, topic_filter)
+        self._tell(self.store.unsubscribed, session.client_id, topic_filter)
 
     def restore(self, stored: Stored, now: float) -> None:
         """Bring a kept session into the broker, for a client that is about to open it.
@@ -216,7 +216,7 @@ class KeptSessions:
 
     def drained(self, session: Session) -> None:
         """Tell the owner that a connected session can be given more."""
-        self._tell("drained", session.client_id)
+        self._tell(self.store.drained, session.client_id)
 
     # -- the end of a connection -----------------------------------------------------------------
 
@@ -232,4 +232,4 @@ class KeptSessions:
 
     def unloaded(self, session: Session) -> None:
         """Tell the owner that a session is gone."""
-        self._tell("unloaded", session.client_id)
+        self._tell(self._owner.unloaded, session.client_id)

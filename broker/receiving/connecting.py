@@ -338,9 +338,7 @@ def _open_owned(
         return _hand_over_first(client, packet, accepted, granted, now)
     if core.claim is not None and not client.is_local:
         try:
-            claimed = core.claim(
-                client_id, clean_start=packet.clean_start, expiry_interval=granted.expiry_interval
-            )
+            claimed = core.claim(client_id, clean_start=packet.clean_start)
         except Exception as error:  # noqa: BLE001 (a plugin's fault is not its caller's)
             _refuse_unclaimed(client, client_id, error, now)
             return None

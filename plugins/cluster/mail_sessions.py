@@ -316,7 +316,7 @@ class KeptSessions(SessionStore):
             self._fetch_soon(kept)
 
     def drained(self, client_id: str) -> None:
-        """Take note that a session has room; see `SessionOwner`."""
+        """Take note that a session has room; see `SessionStore`."""
         kept = self.sessions.get(client_id)
         if kept is not None:
             kept.is_drained = True

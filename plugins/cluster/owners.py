@@ -8,7 +8,7 @@ A client whose owner is this node costs the engine nothing when it connects.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -125,13 +125,7 @@ class Owners(SessionOwner):
 
     # -- claims ------------------------------------------------------------------------------------
 
-    def claim(
-        self,
-        client_id: str,
-        *,
-        clean_start: bool,
-        expiry_interval: float | None,  # noqa: ARG002 (SessionOwner's form)
-    ) -> Awaitable[Stored | None] | None:
+    def claim(self, client_id: str, *, clean_start: bool) -> Awaitable[Stored | None] | None:
         """Make this node the owner of a client; see `SessionOwner`."""
         if client_id in self.owned:
             is_on_way = client_id in self._mail.sessions and not self._mail.is_loaded(client_id)
@@ -308,18 +302,6 @@ class Owners(SessionOwner):
         self._mail.begin(client_id, Row(self._engine.node, self._engine.epoch, number))
         return True
 
-    def subscribed(self, client_id: str, topic_filters: Sequence[str]) -> None:
-        """Take note of filters of a kept session; see `SessionOwner`."""
-        self._mail.subscribed(client_id, topic_filters)
-
-    def unsubscribed(self, client_id: str, topic_filter: str) -> None:
-        """Take note that a kept session has a filter no more; see `SessionOwner`."""
-        self._mail.unsubscribed(client_id, topic_filter)
-
-    def drained(self, client_id: str) -> None:
-        """Take note that a kept session has room; see `SessionOwner`."""
-        self._mail.drained(client_id)
-
     def unloaded(self, client_id: str) -> None:
         """Let go of a kept session that the broker has no more."""
         self._mail.unloaded(client_id)
@@ -332,7 +314,7 @@ class Owners(SessionOwner):
         Raises:
             NotOwnedError: that cannot be done now.
         """
-        claim = self.claim(client_id, clean_start=True, expiry_interval=0)
+        claim = self.claim(client_id, clean_start=True)
         if claim is not None:
             await claim
         await asyncio.sleep(0)  # the client may have come meanwhile, by the same claim

@@ -71,7 +71,7 @@ def test_a_misspelt_attribute_is_a_breach() -> None:
 class Owner(SessionOwner):
     """Takes what is given by name under its names alone."""
 
-    def claim(self, client_id: str, *, clean_start: bool, expiry_interval: float | None) -> None:
+    def claim(self, client_id: str, *, clean_start: bool) -> None:
         """Have every session."""
 
 
@@ -83,5 +83,5 @@ def test_arguments_that_are_given_by_name_have_the_contract_s_names() -> None:
     ((what, _, allowed),) = breaches(owner, SessionOwner)
     assert (what, allowed) == (
         "Owner.claim",
-        "a method that takes (client_id, clean_start, expiry_interval)",
+        "a method that takes (client_id, clean_start)",
     )

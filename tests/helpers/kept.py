@@ -112,6 +112,18 @@ class _Store(SessionStore):
                 box.incoming.discard(packet_id)
         self._apply_deliveries(batch)
 
+    def subscribed(self, client_id: str, topic_filters: Sequence[str]) -> None:
+        """Take note."""
+        self._node.owner.told.append(("subscribed", client_id, *topic_filters))
+
+    def unsubscribed(self, client_id: str, topic_filter: str) -> None:
+        """Take note."""
+        self._node.owner.told.append(("unsubscribed", client_id, topic_filter))
+
+    def drained(self, client_id: str) -> None:
+        """Give it more as soon as the broker has settled."""
+        self._node.wanting.add(client_id)
+
     def _of(self, row: int) -> Iterable[Mailbox]:
         """Yield the mailbox of a session, if it is known and still this broker's."""
         box = self._node.boxes.get(self._node.clients.get(row, ""))
@@ -151,11 +163,8 @@ class _Owner(SessionOwner):
         self._node = node
         self.told: list[tuple[Any, ...]] = []
 
-    def claim(
-        self, client_id: str, *, clean_start: bool, expiry_interval: float | None
-    ) -> Awaitable[Stored | None] | None:
+    def claim(self, client_id: str, *, clean_start: bool) -> Awaitable[Stored | None] | None:
         """Have a session that is another's, or that is not in memory."""
-        del expiry_interval
         node = self._node
         box = node.boxes.get(client_id)
         if box is None or node.core.sessions.get(client_id) is not None:
@@ -181,18 +190,6 @@ class _Owner(SessionOwner):
         """Keep all that outlives its connection."""
         self._node.given.setdefault(client_id, set())
         return expiry_interval != 0
-
-    def subscribed(self, client_id: str, topic_filters: Sequence[str]) -> None:
-        """Take note."""
-        self.told.append(("subscribed", client_id, *topic_filters))
-
-    def unsubscribed(self, client_id: str, topic_filter: str) -> None:
-        """Take note."""
-        self.told.append(("unsubscribed", client_id, topic_filter))
-
-    def drained(self, client_id: str) -> None:
-        """Give it more as soon as the broker has settled."""
-        self._node.wanting.add(client_id)
 
     def unloaded(self, client_id: str) -> None:
         """Take note: what it was given waits again."""

@@ -33,16 +33,14 @@ class Owner(SessionOwner):
     """
 
     def __init__(self) -> None:
-        self.claims: list[tuple[str, bool, float | None]] = []
+        self.claims: list[tuple[str, bool]] = []
         self.n_waits = 0
         self.error: Exception | None = None
         self.n_routed = 0
 
-    def claim(
-        self, client_id: str, *, clean_start: bool, expiry_interval: float | None
-    ) -> Awaitable[None] | None:
+    def claim(self, client_id: str, *, clean_start: bool) -> Awaitable[None] | None:
         """Answer at once, or after a wait."""
-        self.claims.append((client_id, clean_start, expiry_interval))
+        self.claims.append((client_id, clean_start))
         return self._answer()
 
     def routed(self) -> Awaitable[None] | None:
@@ -78,7 +76,7 @@ def test_an_owner_is_asked_before_a_session_is_opened() -> None:
     broker.connect("a", properties={"session_expiry_interval": 60})
     broker.connect("b", 4, clean_start=False)
     broker.connect("$uplink/x", is_forwarded=True)
-    assert owner.claims == [("a", True, 60.0), ("b", False, None)]
+    assert owner.claims == [("a", True), ("b", False)]
 
 
 def test_a_session_is_opened_once_the_claim_is_answered() -> None:

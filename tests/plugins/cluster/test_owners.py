@@ -55,7 +55,7 @@ async def test_session_that_could_not_be_read_waits_and_expires_still() -> None:
             raise StorageError("away")
 
         sessions.load = load  # type: ignore[method-assign,assignment]
-        claim = owners.claim(X, clean_start=False, expiry_interval=60)
+        claim = owners.claim(X, clean_start=False)
         assert claim is not None
         with pytest.raises(NotOwnedError, match="away"):
             await claim
@@ -87,7 +87,7 @@ async def test_who_came_before_the_node_was_evicted_is_not_let_in_after_it() -> 
     is_certain = False
     async with joined(server(), "a") as a:
         owners, _ = owners_of(a, OwnRoutes(), lambda: is_certain)
-        claim = owners.claim(X, clean_start=False, expiry_interval=60)
+        claim = owners.claim(X, clean_start=False)
         assert claim is not None
         a.engine.epoch += 1
         is_certain = True
