@@ -23,6 +23,7 @@ from penstock.broker.errors import PeerError, PenstockError
 from penstock.broker.extensions import LocalClients, Mail, MailRun, SessionStore
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.mqtt.topics import SHARE_PREFIX, matches
+from penstock.broker.plugin_guard import note_fault
 from penstock.broker.session_rows import (
     Changes,
     DeliveryRow,
@@ -144,6 +145,7 @@ class KeptSessions(SessionStore):
         self.prefixes: set[bytes] = set()
         self.n_fetched = 0
         self.n_unreadable = 0
+        self._faults: dict[str, int] = {}
         self._engine = engine
         self._routes = routes
         self._announcer = announcer
@@ -353,6 +355,9 @@ class KeptSessions(SessionStore):
             self._lost(kept)
         except StorageError as error:
             self._later(kept, error)
+        except Exception as error:  # noqa: BLE001 (whatever it is, the mailbox is to be read)
+            note_fault(self._logger, self._faults, "the reading of mailboxes", error)
+            self._later(kept, error)
         finally:
             kept.fetching = None
 
@@ -449,9 +454,11 @@ class KeptSessions(SessionStore):
         kept.is_drained = False
         try:
             taken = await self._clients.deliver(kept.client_id, mail)
-        except (PenstockError, OSError) as error:  # such as no room for payloads
+        except Exception as error:
             self._take_back(kept, mail)
-            raise StorageError(str(error)) from error
+            if isinstance(error, (PenstockError, OSError)):  # such as no room for payloads
+                raise StorageError(str(error)) from error
+            raise
         if not taken:  # the client is not connected
             self._take_back(kept, mail)
             return

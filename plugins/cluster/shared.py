@@ -20,6 +20,7 @@ from typing import Final, Protocol, cast
 from penstock.broker.counters import count
 from penstock.broker.extensions import MessageSink, Receipt, SinkCounts, SinkRoutes, SinkRun
 from penstock.broker.message import Message
+from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.plugins.cluster.frames import Lane, packet
 from penstock.plugins.cluster.node_sink import Shared
 
@@ -91,7 +92,14 @@ class GroupSink(MessageSink):
 
     def accept(self, message: Message, receipt: Receipt | None) -> None:
         """Send a message to a node; see `MessageSink`."""
-        version, head, payload = packet(message, self._clock())
+        try:
+            version, head, payload = packet(message, self._clock())
+        except OSError:
+            self.counts.matched += 1
+            count(self.counts.dropped, "payload_lost")
+            if receipt is not None:
+                receipt.settle(ReasonCode.UNSPECIFIED_ERROR)
+            return
         self._send(version, message.qos, 1, head + payload, receipt)
 
     def reserve_run(self, n_messages: int, n_bytes: int) -> bool:  # noqa: ARG002

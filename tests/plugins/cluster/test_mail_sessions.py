@@ -240,15 +240,19 @@ async def test_session_that_another_node_has_is_dropped_and_the_others_are_store
     assert node.engine.commits["y"][1] == (2, ["F", "a", ""])
 
 
+@pytest.mark.parametrize(
+    ("of_engine", "of_broker"),
+    [(StorageError("away"), OSError("disk full")), (LookupError("odd"), TypeError("odd"))],
+)
 async def test_messages_that_the_broker_does_not_take_are_given_again(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, of_engine: Exception, of_broker: Exception
 ) -> None:
-    """The client was not connected, the broker had no room, or the engine was away."""
+    """The client was not connected, the broker had no room, or the engine was away; or a fault."""
     monkeypatch.setattr(mail_sessions, "RETRY_SECONDS", 0.0)
     node = Node()
     node.engine.waiting = [(b"1-1", *ENTRY), (b"1-2", *UNREADABLE), (b"1-3", *ENTRY)]
-    node.engine.fails["x"] = StorageError("away")
-    node.clients.answers = [[], OSError("disk full"), [delivery(0), None]]
+    node.engine.fails["x"] = of_engine
+    node.clients.answers = [[], of_broker, [delivery(0), None]]
     node.kept.drained("x")
     await until(lambda: len(node.clients.given) == 1)
     node.kept.drained("x")

@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 from typing import cast
+from unittest.mock import Mock
 
 import pytest
 
@@ -97,6 +98,21 @@ async def test_nodes_get_messages_in_proportion_to_their_members() -> None:
     assert [answer.codes for answer in answers] == [[0]] * 8
     (group,) = cluster.sinks.added
     assert (group.counts.matched, group.counts.stored) == (8, 8)
+
+
+async def test_message_whose_payload_cannot_be_read_back_is_refused_and_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its publisher is told; nothing is sent to a member."""
+    cluster = Cluster()
+    cluster.groups.change(SHARE, "b", 1)
+    monkeypatch.setattr(Message, "read_payload", Mock(side_effect=OSError(5, "input/output")))
+    (answer,) = publish(cluster, 1)
+    cluster.sinks.added[0].accept(Message("t/1", b"x"), None)
+    assert answer.codes == [0x80]
+    assert not await cluster.got()
+    (group,) = cluster.sinks.added
+    assert (group.counts.matched, group.counts.dropped) == (2, {"payload_lost": 2})
 
 
 async def test_members_that_have_gone_take_no_memory() -> None:
