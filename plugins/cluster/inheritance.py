@@ -8,7 +8,6 @@ clients are published; one that is delayed is not if its client is back by then 
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 from typing import Final
 
 from penstock.broker.counters import count
@@ -18,7 +17,7 @@ from penstock.plugins.cluster.engine import Absence, ClusterEngine
 from penstock.plugins.cluster.forwarder import Forwarder
 from penstock.plugins.cluster.frames import LANE_5, FrameError, read_frames
 from penstock.plugins.cluster.node_sink import Shared
-from penstock.plugins.cluster.shared import Groups
+from penstock.plugins.cluster.shared import Groups, awaited
 from penstock.plugins.redis.calls import heed
 from penstock.plugins.redis.errors import StorageError
 
@@ -73,8 +72,7 @@ class Inheritance:
                 continue
             for frame in frames:
                 if frame.lane.share:
-                    done = partial(_finish, _future(waiting))
-                    self._groups.give_back(Shared(*frame, done))
+                    self._groups.give_back(Shared(*frame, awaited(waiting)))
                 else:
                     count(self.dropped, "node_left", frame.n_messages)
         await asyncio.gather(*(self._take_will(node, epoch, *one) for one in wills), *waiting)
@@ -92,8 +90,7 @@ class Inheritance:
         if was is None or await self._is_due(client_id, was, delay):
             self.n_wills += 1
             waiting: list[asyncio.Future[None]] = []
-            done = partial(_finish, _future(waiting))
-            await self._forwarder.send(packet, packet[0] >> 1 & 3, 1, done)
+            await self._forwarder.send(packet, packet[0] >> 1 & 3, 1, awaited(waiting))
             await waiting[0]
         self._engine.forget_will(node, epoch, client_id).add_done_callback(heed)
 
@@ -117,13 +114,3 @@ class Inheritance:
     def close(self) -> None:
         """End what is under way."""
         self._forwarder.close()
-
-
-def _future(waiting: list[asyncio.Future[None]]) -> asyncio.Future[None]:
-    waiting.append(asyncio.get_running_loop().create_future())
-    return waiting[-1]
-
-
-def _finish(future: asyncio.Future[None], _n: int) -> None:
-    if not future.done():
-        future.set_result(None)

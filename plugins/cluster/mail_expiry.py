@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from functools import partial
 from logging import Logger
 from struct import error as StructError  # noqa: N812 (it is a class)
 from typing import Final
@@ -21,6 +20,7 @@ from penstock.plugins.cluster.mail_engine import MailEngine
 from penstock.plugins.cluster.mail_entries import read_head
 from penstock.plugins.cluster.mail_sessions import KeptSessions
 from penstock.plugins.cluster.node_sink import Give, Shared
+from penstock.plugins.cluster.shared import awaited
 from penstock.plugins.redis.errors import StorageError
 
 ROUND_SECONDS: Final = 4.0
@@ -109,14 +109,7 @@ class MailExpiry:
             except (ValueError, StructError):
                 continue  # it goes with the session, as a message that nobody else can have
             if share:
-                future = asyncio.get_running_loop().create_future()
-                done = partial(_finish, future)
-                self._give(Shared(Lane(version, share), packet[0] >> 1 & 3, 1, packet, done))
-                waiting.append(future)
+                lane, qos = Lane(version, share), packet[0] >> 1 & 3
+                self._give(Shared(lane, qos, 1, packet, awaited(waiting)))
         await asyncio.gather(*waiting)
         return len(waiting)
-
-
-def _finish(future: asyncio.Future[None], _reason_code: int) -> None:
-    if not future.done():
-        future.set_result(None)

@@ -175,6 +175,18 @@ def _nothing(_reason_code: int) -> None:
     """Nobody waits for it."""
 
 
+def awaited(waiting: list[asyncio.Future[None]]) -> Callable[[int], None]:
+    """Return what is called once messages are done; a future that has that is among `waiting`."""
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    waiting.append(future)
+
+    def done(_: int) -> None:
+        if not future.done():
+            future.set_result(None)
+
+    return done
+
+
 class Groups:
     """The shared subscriptions of the cluster, as one node has them.
 

@@ -172,12 +172,12 @@ class Acting:
     async def _drain(self, request: web.Request) -> web.Response:
         body = await self._body(request, "seconds")
         seconds = integer("seconds", body.get("seconds", 30), 0, LONGEST_DRAIN_SECONDS)
-        await self._parts.do_on_machine("drain", seconds)
+        await self._parts.do_everywhere("drain", seconds, on_machine=True)
         return self._done(request, {"draining": True} | self._parts.missing, f"within {seconds} s")
 
     async def _set_log_level(self, request: web.Request) -> web.Response:
         body = await self._body(request, "level")
-        await self._parts.do_on_machine("set_log_level", _text(body, "level"))
+        await self._parts.do_everywhere("set_log_level", _text(body, "level"), on_machine=True)
         return self._done(request, {"level": self._program.need().log_level} | self._parts.missing)
 
     async def _back_up(self, request: web.Request) -> web.Response:

@@ -372,22 +372,17 @@ class Parts:
             raise unknown_client(client_id)
         return await self.act(method, client_id, *args)
 
-    async def do_everywhere(self, method: str, *args: Any) -> list[Any]:
-        """Do something at all nodes; return what those answer that have answered."""
-        return await self._do_at(lambda nodes: nodes.others, method, *args)
+    async def do_everywhere(self, method: str, *args: Any, on_machine: bool = False) -> list[Any]:
+        """Do something at all nodes, or in each process of this machine's broker.
 
-    async def do_on_machine(self, method: str, *args: Any) -> None:
-        """Do something in each process of this machine's broker."""
-        await self._do_at(lambda nodes: nodes.workers, method, *args)
-
-    async def _do_at(
-        self, others: Callable[[Nodes], Iterable[str]], method: str, *args: Any
-    ) -> list[Any]:
-        """Do something here and at other nodes."""
+        Returns:
+            What those answer that have answered.
+        """
         own = await self.act(method, *args)
         if self.nodes is None:
             return [own]
-        answers = await self.nodes.ask(others(self.nodes), "act", method, *args)
+        others = self.nodes.workers if on_machine else self.nodes.others
+        answers = await self.nodes.ask(others, "act", method, *args)
         return [own, *answers.values()]
 
     async def tell_bans(self, node: str) -> None:
