@@ -42,6 +42,9 @@ LOOK_AGAIN_SECONDS: Final = 0.25
 KNOWN_SECONDS: Final = 7 * 86_400.0
 """The engine tells a QoS 2 message from its repeats for so long (``library.lua``); one whose
 publisher has left without PUBREL is forgotten then."""
+MOST_KNOWN: Final = 100_000
+"""QoS 2 messages of which this node knows the buckets, some 30 MB: a client that leaves without
+PUBREL, and comes by another name each time, leaves some for a week. Of others, all are asked."""
 _MESSAGE_BYTES: Final = 64
 _HALF: Final = 0.5
 _EXACTLY_ONCE: Final = 2
@@ -143,6 +146,7 @@ class MailSink(MessageSink):
         self._full: dict[str, float] = {}  # clients
         self._seen: dict[bytes, tuple[float, Sequence[str]]] = {}  # since when, and its buckets;
         # none where any may have it
+        self._unknown_until = -math.inf  # some that the engine has are missing there
         self.prefixes: set[bytes] = set()
         self._buckets: dict[str, _Bucket] = {}
         self._waiting: dict[str, None] = {}
@@ -398,16 +402,27 @@ class MailSink(MessageSink):
         self._free(letter.n_bytes)
 
     def _note_seen(self, deduplication_id: bytes, buckets: Sequence[str]) -> None:
-        now = self._clock()
-        self._seen[deduplication_id] = now, buckets
-        while now - self._seen[oldest := next(iter(self._seen))][0] > KNOWN_SECONDS:
-            del self._seen[oldest]
+        now, seen = self._clock(), self._seen
+        seen.pop(deduplication_id, None)
+        seen[deduplication_id] = now, buckets
+        while True:
+            oldest, (since, _) = next(iter(seen.items()))
+            if now - since <= KNOWN_SECONDS:
+                if len(seen) <= MOST_KNOWN:
+                    return
+                self._unknown_until = since + KNOWN_SECONDS
+            del seen[oldest]
 
     def forget(self, deduplication_id: bytes, done: Callable[[bool], None]) -> None:
         """Forget a message that its publisher cannot send again; see `MessageSink`."""
         seen = self._seen.pop(deduplication_id, None)
         buckets = () if seen is None else seen[1]
-        if not buckets and (seen is not None or deduplication_id[:-2] in self.prefixes):
+        may_be_there = (
+            seen is not None
+            or deduplication_id[:-2] in self.prefixes
+            or self._clock() < self._unknown_until
+        )
+        if not buckets and may_be_there:
             buckets = list({box.bucket for box in self.routes.boxes.values()})
         if not buckets:
             done(True)

@@ -7,6 +7,8 @@ from typing import Any
 
 from redis.exceptions import ResponseError
 
+import pytest
+
 from penstock.broker.extensions import SinkRun
 from penstock.broker.message import Message
 from penstock.plugins.cluster import mail_sink
@@ -329,6 +331,26 @@ async def test_publishers_that_never_release_a_message_leave_nothing_for_ever() 
     await asyncio.sleep(0)
     assert done == [True, True]
     assert {each for _, each in sink.engine.unseen} == {b"id"}
+
+
+async def test_messages_that_are_never_released_take_no_more_memory_than_some(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where one is released after all, every bucket forgets it; so for as long as they know any."""
+    monkeypatch.setattr(mail_sink, "MOST_KNOWN", 2)
+    sink, done = Sink(), list[bool]()
+    sink.sink.routes.set("y1", "t", "-o")
+    for number in range(4):
+        sink.send(Receipt(b"%d" % number), qos=2)
+    sink.sink.routes.set("y1", "t", "o")
+    assert list(sink.sink._seen) == [b"2", b"3"]
+    sink.sink.forget(b"1", done.append)
+    sink.ahead = mail_sink.KNOWN_SECONDS + 1
+    sink.sink.forget(b"0", done.append)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert done == [True, True]
+    assert sorted(sink.engine.unseen) == [("x", b"1"), ("y", b"1")]
 
 
 def test_answer_of_the_engine_is_read() -> None:
