@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from redis.exceptions import ResponseError
-
 import pytest
+from redis.exceptions import ResponseError
 
 from penstock.broker.extensions import SinkRun
 from penstock.broker.message import Message
