@@ -88,13 +88,6 @@ def test_an_engine_that_takes_nothing(
     assert told in log
 
 
-@pytest.mark.parametrize("name", ["", "a b", "a/b", "{a}", "x" * 300])
-def test_a_name_that_no_key_can_have(tmp_path: Path, name: str) -> None:
-    """Named with its key in the file."""
-    log = refused(Cluster(tmp_path), name, tmp_path / "a")
-    assert " cluster.node: " in log
-
-
 def test_brokers_whose_policies_differ_are_warned(tmp_path: Path) -> None:
     """With the keys: clients would have other rights, or other limits, at each. Reloads count."""
     differs = "node {} has other values than this one in its policy file: limits"

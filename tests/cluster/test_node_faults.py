@@ -112,32 +112,6 @@ async def test_will_of_a_killed_broker_is_published_where_its_client_begins_anew
             assert (await watcher.take(Publish)).topic == "anew"
 
 
-async def test_a_client_of_a_killed_broker_connects_elsewhere(cluster: Cluster) -> None:
-    """It waits until the others are sure that the broker is gone, and no longer."""
-    await cluster.connected("b", "homeless")
-    cluster["b"].kill()
-    async with await cluster.connected("c", "homeless") as client:
-        await client.subscribe("home/#")
-        async with await cluster.connected("a") as publisher:
-            await publisher.publish("home/1", b"x")
-        assert (await client.take(Publish)).payload == b"x"
-
-
-async def test_a_killed_broker_comes_back(cluster: Cluster) -> None:
-    """At once, under its own name, and is one of them as before."""
-    async with await cluster.connected("a", "stays") as other:
-        await other.subscribe("back/#")
-        cluster["b"].kill()
-        cluster.start("b")
-        async with await cluster.connected("b", "returns") as client:
-            await client.subscribe("back/#")
-            await client.send(Publish("back/1", b"from b"))
-            await other.send(Publish("back/2", b"from a"))
-            for each in (client, other):
-                came = {(await each.take(Publish)).payload for _ in range(2)}
-                assert came == {b"from a", b"from b"}
-
-
 async def test_jobs_that_a_dead_broker_had_not_read_are_done_by_others(cluster: Cluster) -> None:
     """A shared subscription loses no acknowledged message by the loss of a broker."""
     async with (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import queue
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 
@@ -80,29 +79,6 @@ def test_each_message_goes_to_one_member(cluster: Cluster, qos: int) -> None:
             publisher.publish(f"jobs{qos}/0", b"last", 1)
         assert [payload for _, payload in crew.take(3)] == [b"last"] * 3
         assert crew.arrived.empty()
-
-
-def test_members_of_other_brokers_get_what_the_own_has_nobody_for(cluster: Cluster) -> None:
-    """A broker with two members of the group gets about twice as much as one with one."""
-    with ExitStack() as stack:
-        crew = Crew(stack, cluster, "$share/far/far/#", "b1", "b2", "c1")
-        publisher = stack.enter_context(cluster.client("a"))
-        for number in range(N_JOBS):
-            publisher.publish(f"far/{number % 7}", b"%d" % number, 1)
-        came = crew.take(N_JOBS)
-        assert len({payload for _, payload in came}) == N_JOBS
-        shares = Counter(name for name, _ in came)
-        assert min(shares[name] for name in ("b1", "b2", "c1")) >= N_JOBS // 10
-
-
-def test_a_member_of_the_own_broker_comes_first(cluster: Cluster) -> None:
-    """A message that need not leave its broker does not."""
-    with ExitStack() as stack:
-        crew = Crew(stack, cluster, "$share/near/near/#", "a1", "b1", "c1")
-        publisher = stack.enter_context(cluster.client("a"))
-        for number in range(50):
-            publisher.publish("near/x", b"%d" % number, 1)
-        assert {name for name, _ in crew.take(50)} == {"a1"}
 
 
 def test_ordinary_subscribers_get_each_message_beside_the_group(cluster: Cluster) -> None:

@@ -29,7 +29,7 @@ from penstock.netem.runs.broker_process import reserved_port
 from penstock.plugins.queue.client import QueueClient
 from tests.broker.process.test_service_manager import Manager
 from tests.helpers.certificates import Authority
-from tests.helpers.cluster import Reading, Stream, lasting, reached, until
+from tests.helpers.cluster import Reading, Stream, reached, until
 from tests.helpers.commands import penstock
 from tests.helpers.process import (
     BrokerProcess,
@@ -125,26 +125,6 @@ async def test_clients_of_one_port_are_spread(workers: Workers) -> None:
             client = await stack.enter_async_context(await WireClient.dial(workers.port))
             found.add(await workers.has(client))
         assert found == {1, 2}
-
-
-@pytest.mark.parametrize("qos", [0, 1, 2])
-async def test_a_message_goes_from_worker_to_worker(workers: Workers, qos: int) -> None:
-    """As between brokers on two machines."""
-    async with await workers.at(1) as publisher, await workers.at(2) as subscriber:
-        await subscriber.subscribe("hall/#", qos)
-        await publisher.send(Publish("hall/1", b"x", qos, packet_id=min(qos, 1)))
-        assert (await subscriber.take(Publish)).payload == b"x"
-
-
-async def test_a_session_is_found_at_the_other_worker(workers: Workers) -> None:
-    """With what waits in it."""
-    async with await workers.at(1, "roams", **lasting()) as client:
-        await client.subscribe("for/it", 1)
-    async with await workers.at(1) as publisher:
-        await publisher.publish("for/it", b"x")
-    async with await workers.dial(2) as client:
-        assert (await client.connect("roams", **lasting())).session_present
-        assert (await client.take(Publish)).payload == b"x"
 
 
 async def test_a_worker_that_is_killed_under_load_comes_back(workers: Workers) -> None:

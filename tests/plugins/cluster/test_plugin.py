@@ -28,8 +28,9 @@ def test_a_file_is_checked_without_an_engine(
     """The host name is the node's, if it can be a name."""
     section = {"name": "c", "redis": {"server": "127.0.0.1:1"}}
     assert not checked(tmp_path, capsys, section)
-    told = checked(tmp_path, capsys, {"name": "c", "node": "a b"})
-    assert " cluster.node: read 'a b'" in told
+    for name in ("", "a b", "a/b", "{a}", "x" * 300):
+        told = checked(tmp_path, capsys, {"name": "c", "node": name})
+        assert " cluster.node: read" in told
     assert " cluster.name: " in checked(tmp_path, capsys, {})
     monkeypatch.setattr(socket, "gethostname", lambda: "two words")
     told = checked(tmp_path, capsys, section)
