@@ -1,7 +1,7 @@
 """The live tail as server-sent events, of all nodes where there are several.
 
 A node that is watched from another one has a tail open for it as long as that asks for what is new,
-again and again.
+again and again. It says how many records it has got: an answer that came too late is repeated.
 """
 
 from __future__ import annotations
@@ -49,12 +49,14 @@ FORGOTTEN_SECONDS: Final = 5.0
 
 
 class _Watched:
-    """A tail that another node has open here."""
+    """A tail that another node has open here, and has got so many records from."""
 
-    def __init__(self, tail: Tail) -> None:
+    def __init__(self, tail: Tail, n_got: int) -> None:
         self.tail = tail
         self.batches = _batches(tail, LOOK_SECONDS)
         self.is_asked = asyncio.Lock()
+        self.last: list[TailRecord] = []
+        self.n_sent = n_got
         self.closing: asyncio.TimerHandle | None = None
 
 
@@ -83,11 +85,13 @@ class _WholeTail:
 
     async def _watch(self, nodes: Nodes, name: str, narrowed: Mapping[str, Any]) -> None:
         counted: dict[str, int] = {}
+        got: dict[str, int] = {}
         while True:
             pause = asyncio.create_task(asyncio.sleep(PAUSE_SECONDS))
-            answers = await nodes.ask(nodes.others, "tail", name, dict(narrowed))
+            answers = await nodes.ask(nodes.others, "tail", name, dict(narrowed), got)
             for node, answer in answers.items():
                 counted[node] = answer["n_lost"]
+                got[node] = answer["n_sent"]
                 for record in answer["records"]:
                     self._put(TailRecord(*record))
             self.n_lost = self._own.n_lost + self._n_full + sum(counted.values())
@@ -116,21 +120,27 @@ class Streams:
         self._tails: set[Tail] = set()
         self._watched: dict[str, _Watched] = {}
 
-    async def more(self, name: str, narrowed: Mapping[str, Any]) -> dict[str, Any]:
-        """Answer another node with what has happened here since it has last asked."""
+    async def more(
+        self, name: str, narrowed: Mapping[str, Any], got: Mapping[str, int]
+    ) -> dict[str, Any]:
+        """Answer another node with what has happened here since the records that it has got."""
+        nodes = self._parts.nodes
+        n_got = 0 if nodes is None else got.get(nodes.node, 0)
         one = self._watched.get(name)
         if one is None:
             tail = self._parts.need().tail(**narrowed)
             if tail is None:
-                return {"records": [], "n_lost": 0}
-            one = self._watched[name] = _Watched(tail)
+                return {"records": [], "n_sent": 0, "n_lost": 0}
+            one = self._watched[name] = _Watched(tail, n_got)
         if one.closing is not None:
             one.closing.cancel()
         loop = asyncio.get_running_loop()
         one.closing = loop.call_later(FORGOTTEN_SECONDS, self._forget, name)
         async with one.is_asked:
-            records: list[TailRecord] = await anext(one.batches, [])
-        return {"records": records, "n_lost": one.tail.n_lost}
+            if n_got == one.n_sent:
+                one.last = await anext(one.batches, [])
+                one.n_sent += len(one.last)
+            return {"records": one.last, "n_sent": one.n_sent, "n_lost": one.tail.n_lost}
 
     def _forget(self, name: str) -> None:
         self._watched.pop(name).tail.close()

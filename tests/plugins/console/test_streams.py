@@ -2,7 +2,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Iterable
+from types import SimpleNamespace
+from typing import Any, cast
 
 import aiohttp
 import pytest
@@ -11,6 +14,8 @@ from yarl import URL
 from penstock.broker.operations.operations import BrokerOperations
 from penstock.broker.operations_contract import TailRecord
 from penstock.plugins.console import streams
+from penstock.plugins.console.streams import Streams
+from tests.broker.serving import until
 from tests.helpers.process import SECONDS
 from tests.helpers.virtual import VirtualBroker
 from tests.plugins.console.running import console
@@ -79,6 +84,37 @@ async def test_records_come_as_events_and_what_was_lost_is_told() -> None:
     data = [json.loads(event.split("\n")[1].removeprefix("data: ")) for event in events]
     assert data[0] == RECORD._asdict()
     assert data[2] == {"records": 3}
+
+
+async def test_records_of_a_node_that_answers_too_late_come_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Once each, in their order."""
+    monkeypatch.setattr(streams, "PAUSE_SECONDS", 0.0)
+    tails = [ScriptedTail(2 * streams.RECORDS_AT_ONCE + 1), ScriptedTail(1)]
+    there = SimpleNamespace(node="b")
+    watched = Streams(
+        cast(
+            "Any",
+            SimpleNamespace(need=lambda: operations_with(tails[0])(time.monotonic), nodes=there),
+        )
+    )
+    n_asked = 0
+
+    async def ask(_: Iterable[str], _part: str, *args: Any) -> dict[str, Any]:
+        nonlocal n_asked
+        answer = await watched.more(*json.loads(json.dumps(args)))
+        n_asked += 1
+        return {"b": answer} if n_asked % 3 == 0 else {}
+
+    nodes = cast("Any", SimpleNamespace(others=["b"], ask=ask))
+    whole = streams._WholeTail(cast("Any", tails[1]), nodes, {})
+    for _ in range(2 * streams.RECORDS_AT_ONCE + 2):
+        assert await anext(whole) == RECORD
+    await until(lambda: whole.n_lost == 2 * 3)
+    assert whole._records.empty()
+    whole.close()
+    watched.close()
 
 
 async def test_who_takes_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
