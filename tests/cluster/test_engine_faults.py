@@ -16,7 +16,7 @@ from redis import Redis
 
 from penstock.broker.mqtt.packets import PubAck, Publish
 from penstock.netem.runs.broker_process import reserved_port
-from tests.helpers.cluster import Cluster, Reading, Stream, reached, running_brokers
+from tests.helpers.cluster import Cluster, Reading, Stream, lasting, reached, running_brokers
 from tests.helpers.commands import penstock
 from tests.helpers.process import Program
 from tests.helpers.redis_server import (
@@ -26,7 +26,6 @@ from tests.helpers.redis_server import (
 )
 from tests.helpers.wire import WireClient
 
-LASTING: Final = {"clean_start": False, "properties": {"session_expiry_interval": 600}}
 AWAY_SECONDS: Final = 5.0
 """How long the engine is away: longer than a node may be silent before it counts as dead."""
 
@@ -53,7 +52,7 @@ async def through_an_outage(cluster: Cluster, outage: Any) -> None:
     async with (
         await cluster.connected("a", "near") as near,
         await cluster.connected("b", "reads") as reader,
-        await cluster.connected("b", "keeps", **LASTING) as keeper,
+        await cluster.connected("b", "keeps", **lasting()) as keeper,
     ):
         await near.subscribe("near/#")
         await reader.subscribe("far/#", 1)

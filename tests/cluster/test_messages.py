@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,17 +15,10 @@ from penstock.broker.mqtt.packets import (
     Subscribe,
     SubscriptionRequest,
 )
-from tests.helpers.cluster import Cluster, running_brokers
+from tests.helpers.cluster import Cluster
 from tests.helpers.paho_client import MQTT_3_1_1, MQTT_5, publish_properties
 
 N_IN_ORDER = 500
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Three brokers; each test has topics of its own."""
-    with running_brokers(tmp_path_factory.mktemp("cluster"), "a", "b", "c") as brokers:
-        yield brokers
 
 
 @pytest.mark.parametrize("qos", [0, 1, 2])

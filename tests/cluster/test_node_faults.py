@@ -12,11 +12,9 @@ import pytest
 from redis import Redis
 
 from penstock.broker.mqtt.packets import Connect, Disconnect, Publish, Will
-from tests.helpers.cluster import Cluster, Reading, Stream, reached, running_brokers
+from tests.helpers.cluster import Cluster, Reading, Stream, lasting, reached, running_brokers
 from tests.helpers.redis_server import shared_redis
 from tests.helpers.wire import WireClient
-
-LASTING = {"clean_start": False, "properties": {"session_expiry_interval": 3600}}
 
 
 @pytest.fixture
@@ -80,8 +78,8 @@ async def test_wills_of_a_killed_broker_wait_for_their_delay(cluster: Cluster) -
             ("waits", 600, 600),
         ):
             will = Will(f"delays/{name}", b"", qos=1, properties={"will_delay_interval": delay})
-            lasting = {"session_expiry_interval": expiry}
-            client = await cluster.connected("b", name, will=will, properties=lasting)
+            expiry_of = {"session_expiry_interval": expiry}
+            client = await cluster.connected("b", name, will=will, properties=expiry_of)
             if name == "was-away":
                 client.close()
         cluster["b"].kill()
@@ -102,13 +100,13 @@ async def test_will_of_a_killed_broker_is_published_where_its_client_begins_anew
     cluster: Cluster,
 ) -> None:
     """The session that the will belongs to has ended, whatever its delay [MQTT-3.1.2-8]."""
-    lasting = {"session_expiry_interval": 600}
+    expiry_of = {"session_expiry_interval": 600}
     async with await cluster.connected("a", "watches-anew") as watcher:
         await watcher.subscribe("anew", 1)
         will = Will("anew", b"gone", qos=1, properties={"will_delay_interval": 600})
-        await cluster.connected("b", "anew", will=will, properties=lasting)
+        await cluster.connected("b", "anew", will=will, properties=expiry_of)
         cluster["b"].kill()
-        async with await cluster.connected("c", "anew", properties=lasting):
+        async with await cluster.connected("c", "anew", properties=expiry_of):
             assert (await watcher.take(Publish)).topic == "anew"
 
 
@@ -161,7 +159,7 @@ async def test_a_broker_that_stood_still_for_too_long_starts_anew(cluster: Clust
 
 async def test_a_broker_that_is_stopped_leaves_at_once(cluster: Cluster) -> None:
     """Nobody waits until it would be dead: its clients are elsewhere at once."""
-    async with await cluster.connected("b", "leaves", **LASTING):
+    async with await cluster.connected("b", "leaves", **lasting()):
         assert cluster["b"].stop() == 0
-        async with await cluster.connected("c", "leaves", **LASTING) as client:
+        async with await cluster.connected("c", "leaves", **lasting()) as client:
             assert await client.subscribe("left/#") == 0

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-
-import pytest
 
 from penstock.broker.mqtt.packets import (
     ConnAck,
@@ -18,15 +15,8 @@ from penstock.broker.mqtt.packets import (
     Will,
 )
 from penstock.broker.mqtt.reason_codes import ReasonCode
-from tests.helpers.cluster import Cluster, running_brokers
+from tests.helpers.cluster import Cluster
 from tests.helpers.wire import WireClient, ending
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Three brokers."""
-    with running_brokers(tmp_path_factory.mktemp("cluster"), "a", "b", "c") as brokers:
-        yield brokers
 
 
 async def test_a_client_that_comes_to_another_broker_is_taken_over(cluster: Cluster) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -71,13 +70,6 @@ async def messages(client: WireClient, n: int) -> list[tuple[bytes, int]]:
 def prefix_of(cluster: Cluster) -> str:
     """Return what the keys of a cluster begin with."""
     return str(cluster.section["redis"]["prefix"])
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Three brokers."""
-    with running_brokers(tmp_path_factory.mktemp("cluster"), "a", "b", "c") as brokers:
-        yield brokers
 
 
 @pytest.mark.parametrize("version", [4, 5])

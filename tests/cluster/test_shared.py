@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import queue
-from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
@@ -16,7 +15,6 @@ from tests.helpers.cluster import (
     Reading,
     lasting,
     reached,
-    running_brokers,
     until,
     until_away,
 )
@@ -24,13 +22,6 @@ from tests.helpers.process import SECONDS
 from tests.helpers.redis_server import shared_redis
 
 N_JOBS = 300
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Three brokers."""
-    with running_brokers(tmp_path_factory.mktemp("cluster"), "a", "b", "c") as brokers:
-        yield brokers
 
 
 class Crew:

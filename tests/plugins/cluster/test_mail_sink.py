@@ -19,6 +19,7 @@ from penstock.plugins.cluster.mail_routes import MailRoutes
 from penstock.plugins.cluster.mail_sink import MailSink
 from penstock.plugins.cluster.node_sink import Shared
 from penstock.plugins.redis.errors import StorageError
+from tests.plugins.cluster.test_node_sink import Answer
 
 
 class Engine:
@@ -63,23 +64,6 @@ class Engine:
         await asyncio.sleep(0)
 
 
-class Receipt:
-    """A publisher's receipt.
-
-    Attributes:
-        codes: what it was settled with.
-    """
-
-    def __init__(self, deduplication_id: bytes = b"", *, is_repeat: bool = False) -> None:
-        self.deduplication_id = deduplication_id
-        self.is_repeat = is_repeat
-        self.codes: list[int] = []
-
-    def settle(self, reason_code: int) -> None:
-        """Take the outcome."""
-        self.codes.append(reason_code)
-
-
 class Sink:
     """A sink with sessions `x1`, `x2` and `y1`, which all want topic `t`.
 
@@ -113,7 +97,7 @@ class Sink:
     def _has_room(self) -> None:
         self.n_room += 1
 
-    def send(self, receipt: Receipt | None = None, qos: int = 1) -> str:
+    def send(self, receipt: Answer | None = None, qos: int = 1) -> str:
         """Route a message; return why there is no room."""
         message = Message("t", b"1", qos=qos)
         reason = self.sink.reserve(message)
@@ -135,7 +119,7 @@ def full(client_id: str, n: int, owner: str = "") -> list[Any]:
 
 async def test_each_bucket_gets_one_call_for_all_its_mailboxes() -> None:
     """The receipt is settled once all have answered; what comes meanwhile goes together."""
-    sink, receipt = Sink(), Receipt()
+    sink, receipt = Sink(), Answer()
     sink.send(receipt)
     await asyncio.sleep(0)
     assert [bucket for bucket, _, _ in sink.engine.posts] == ["x", "y"]
@@ -156,7 +140,7 @@ async def test_each_bucket_gets_one_call_for_all_its_mailboxes() -> None:
 
 async def test_run_goes_as_it_came_to_the_mailboxes_of_each_of_its_topics() -> None:
     """It is counted and acknowledged once; a full mailbox has its messages looked at one by one."""
-    sink, receipt = Sink(), Receipt()
+    sink, receipt = Sink(), Answer()
     sink.sink.routes.set("y2", "u", "o")
     run = run_of("t", "t", "u", "u", "u", "t")
     assert sink.sink.reserve_run(6, len(run.packets))
@@ -182,7 +166,7 @@ async def test_run_goes_as_it_came_to_the_mailboxes_of_each_of_its_topics() -> N
 
 async def test_no_call_makes_more_copies_than_a_thousand() -> None:
     """The engine does nothing else meanwhile; each mailbox gets its messages in their order."""
-    sink, receipt = Sink(), Receipt()
+    sink, receipt = Sink(), Answer()
     for number in range(1200):
         sink.sink.routes.set(f"z{number}", "u", "o")
     run = run_of("u", "u", "u")
@@ -240,7 +224,7 @@ async def test_messages_of_a_share_come_back_whose_member_has_gone() -> None:
 
 async def test_publisher_is_refused_where_a_bucket_could_not_store() -> None:
     """Whatever the others have answered."""
-    sink, receipt = Sink(), Receipt()
+    sink, receipt = Sink(), Answer()
     sink.send(receipt)
     await sink.engine.answer(error=StorageError("no server"))
     await sink.engine.answer()
@@ -297,8 +281,8 @@ async def test_qos_2_message_is_told_from_its_repeats_until_it_is_forgotten() ->
     """By all buckets that have it; and by all there are, where another node may have stored it."""
     sink, done = Sink(), list[bool]()
     sink.sink.routes.set("y1", "t", "-o")
-    sink.send(Receipt(b"id"), qos=2)
-    sink.send(Receipt(b"other", is_repeat=True), qos=2)
+    sink.send(Answer(b"id"), qos=2)
+    sink.send(Answer(b"other", is_repeat=True), qos=2)
     await asyncio.sleep(0)
     sink.sink.routes.set("y1", "t", "o")
     ((_, words, _),) = sink.engine.posts
@@ -321,9 +305,9 @@ async def test_qos_2_message_is_told_from_its_repeats_until_it_is_forgotten() ->
 async def test_publishers_that_never_release_a_message_leave_nothing_for_ever() -> None:
     """The engine has forgotten it as well, and is not asked for it."""
     sink, done = Sink(), list[bool]()
-    sink.send(Receipt(b"left"), qos=2)
+    sink.send(Answer(b"left"), qos=2)
     sink.ahead = mail_sink.KNOWN_SECONDS + 1
-    sink.send(Receipt(b"id"), qos=2)
+    sink.send(Answer(b"id"), qos=2)
     for deduplication_id in (b"left", b"id"):
         sink.sink.forget(deduplication_id, done.append)
     await asyncio.sleep(0)
@@ -340,7 +324,7 @@ async def test_messages_that_are_never_released_take_no_more_memory_than_some(
     sink, done = Sink(), list[bool]()
     sink.sink.routes.set("y1", "t", "-o")
     for number in range(4):
-        sink.send(Receipt(b"%d" % number), qos=2)
+        sink.send(Answer(b"%d" % number), qos=2)
     sink.sink.routes.set("y1", "t", "o")
     assert list(sink.sink._seen) == [b"2", b"3"]
     sink.sink.forget(b"1", done.append)
@@ -361,7 +345,7 @@ def test_answer_of_the_engine_is_read() -> None:
 async def test_what_nobody_has_stored_is_counted_and_not_acknowledged_at_the_end() -> None:
     """A session that has just ended has no mailbox; a sink that is closed stores nothing."""
     sink = Sink()
-    receipt, late = Receipt(), Receipt()
+    receipt, late = Answer(), Answer()
     sink.send(receipt)
     await sink.engine.answer([b"x1", -1, 0, 1, 0, 1, b""], [b"x2", 5, 50, 1, 2, 1, b""])
     await sink.engine.answer()
@@ -375,7 +359,7 @@ async def test_what_nobody_has_stored_is_counted_and_not_acknowledged_at_the_end
 
 async def test_next_epoch_sends_nothing_of_the_one_before() -> None:
     """Its publishers are disconnected, and send it again elsewhere."""
-    sink, receipts = Sink(), [Receipt() for _ in range(3)]
+    sink, receipts = Sink(), [Answer() for _ in range(3)]
     sink.send(receipts[0])
     await asyncio.sleep(0)
     sink.send(receipts[1])  # waits for the answers

@@ -64,10 +64,9 @@ class Answer:
         codes: the reason codes that it was settled with.
     """
 
-    deduplication_id = b""
-    is_repeat = False
-
-    def __init__(self) -> None:
+    def __init__(self, deduplication_id: bytes = b"", *, is_repeat: bool = False) -> None:
+        self.deduplication_id = deduplication_id
+        self.is_repeat = is_repeat
         self.codes: list[int] = []
 
     def settle(self, reason_code: int) -> None:
