@@ -45,6 +45,7 @@ class Asks(Nodes):
         machine: what nodes have in common whose metrics are shown together.
         kept: the mailboxes of clients.
         end_kept: ends a session whose client is away.
+        begin: does something in the background, by a name.
         logger: gets faults.
 
     Attributes:
@@ -59,6 +60,7 @@ class Asks(Nodes):
         machine: str,
         kept: Mapping[str, Mailbox],
         end_kept: Callable[[str], Awaitable[None]],
+        begin: Callable[..., None],
         logger: Logger,
     ) -> None:
         self.node = engine.node
@@ -69,6 +71,7 @@ class Asks(Nodes):
         self._infos = infos
         self._machine = machine
         self._end_kept = end_kept
+        self._begin = begin
         self._logger = logger
         self._parts: Mapping[str, Part] = {}
         self._tell_joined: Part | None = None
@@ -77,7 +80,6 @@ class Asks(Nodes):
         self._numbers = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[tuple[int, Any]]] = {}
         self._silent: dict[str, str] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
         notes.heard[QUESTION] = self._asked
         notes.heard[ANSWER] = self._answered
 
@@ -177,12 +179,12 @@ class Asks(Nodes):
     def joined(self, node: str) -> None:
         """Take note of a node that has joined."""
         if self._tell_joined is not None:
-            self._begin(self._tell_joined(node))
+            self._begin("joined", self._tell_joined, node)
 
     def _asked(self, node: str, run: str, number: int, part: str, args: Sequence[Any]) -> None:
         if number > self._heard.get((node, run), 0):  # notes may come again
             self._heard[node, run] = number
-            self._begin(self._answer(node, run, number, part, args))
+            self._begin("answer", self._answer, node, run, number, part, args)
 
     async def _answer(
         self, node: str, run: str, number: int, part: str, args: Sequence[Any]
@@ -199,14 +201,3 @@ class Asks(Nodes):
 
     async def _lacks(self, *_: Any) -> None:
         raise RequestError(f"node {self.node}: its policy file has no plugin console", 503)
-
-    def _begin(self, doing: Awaitable[None]) -> None:
-        task = asyncio.ensure_future(doing)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def close(self) -> None:
-        """Answer nothing more."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)

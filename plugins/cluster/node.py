@@ -198,6 +198,7 @@ class Node:
             machine,
             self.mail.routes.boxes,
             self.owners.end_kept,
+            self._in_background,
             self._logger,
         )
         self.told = ToldFigures(self.engine, self.others.members, self._figures, self._logger)
@@ -305,7 +306,6 @@ class Node:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self.asks.close()
         self._stop_reading()
         has_finished = False
         with suppress(TimeoutError):
