@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from logging import Logger
 from struct import error as StructError  # noqa: N812 (it is a class)
@@ -487,8 +488,8 @@ class KeptSessions(SessionStore):
         Raises:
             StorageError: the engine cannot be asked, or refuses.
         """
-        changes: dict[Kept, list[Any]] = {}
-        added: dict[Kept, list[tuple[int, int, DeliveryRow]]] = {}
+        changes = defaultdict[Kept, list[Any]](list)
+        added = defaultdict[Kept, list[tuple[int, int, DeliveryRow]]](list)
         self._sessions_of(batch, changes)
         messages = {message.row: message for message in batch.messages}
         now = self._clock()
@@ -498,31 +499,29 @@ class KeptSessions(SessionStore):
                 continue  # without a payload the broker drops it, and counts it, when it sends it
             packet = packet_of_row(message, now)
             sent = written(delivery, delivery.packet_id, delivery.is_released)
-            some = changes.setdefault(kept, [])
-            some += ("h", head_of(message.publisher, delivery.share), "", "a", packet, sent)
-            added.setdefault(kept, []).append((delivery.row, len(packet), delivery))
+            head = head_of(message.publisher, delivery.share)
+            changes[kept] += ("h", head, "", "a", packet, sent)
+            added[kept].append((delivery.row, len(packet), delivery))
         moved = batch.moved_deliveries
         for at in range(0, len(moved), 4):
             _, packet_id, is_released, row = moved[at : at + 4]
             kept = self._rows.get(row)
             if kept is not None:
                 entry, _, how = kept.entries[row]
-                sent = written(how, packet_id, is_released)
-                changes.setdefault(kept, []).extend(("i", entry, sent))
+                changes[kept] += ("i", entry, written(how, packet_id, is_released))
                 kept.noted.add(entry)
-        gone: dict[Kept, list[_Entry]] = {}
+        gone = defaultdict[Kept, list[_Entry]](list)
         for row in batch.gone_deliveries:
             kept = self._rows.get(row)
             if kept is not None:
-                gone.setdefault(kept, []).append(kept.entries[row])
+                gone[kept].append(kept.entries[row])
         for kept, entries in gone.items():
-            some = changes.setdefault(kept, [])
             for at in range(0, len(entries), MOST_GONE):
                 part = entries[at : at + MOST_GONE]
                 ids = [one[0] for one in part]
                 if noted := kept.noted.intersection(ids):
-                    some += ("I", b" ".join(noted), "")
-                some += ("d", b" ".join(ids), sum([one[1] for one in part]))
+                    changes[kept] += ("I", b" ".join(noted), "")
+                changes[kept] += ("d", b" ".join(ids), sum([one[1] for one in part]))
         for kept in added:
             kept.adding = kept.adding or asyncio.get_running_loop().create_future()
         commits = [
@@ -550,7 +549,7 @@ class KeptSessions(SessionStore):
                 if kept.fetching is None:  # else it may be among what is being fetched
                     kept.restored.discard(entry)
 
-    def _sessions_of(self, batch: Changes, changes: dict[Kept, list[Any]]) -> None:
+    def _sessions_of(self, batch: Changes, changes: defaultdict[Kept, list[Any]]) -> None:
         """Add what has changed of sessions but their messages."""
         for session in batch.sessions:
             kept = self.sessions.get(session.client_id)
@@ -559,25 +558,21 @@ class KeptSessions(SessionStore):
             if not kept.row:
                 kept.row = session.row
                 self._rows[session.row] = kept
-            options = (*session[2:6], session.origin.hex())
-            expiry = session.expiry_interval
-            some = changes.setdefault(kept, [])
-            some += ("s", "options", json.dumps(options))
-            some += ("s", "expiry", "" if expiry is None else str(expiry))
+            options = json.dumps((*session[2:6], session.origin.hex()))
+            expiry = "" if session.expiry_interval is None else str(session.expiry_interval)
+            changes[kept] += ("s", "options", options, "s", "expiry", expiry)
         rows = self._rows
-        for subscription in batch.subscriptions:
-            if subscription.session in rows:
-                some = changes.setdefault(rows[subscription.session], [])
-                some += ("f", subscription.topic_filter, json.dumps(subscription[1:]))
-        for row, topic_filter in batch.gone_subscriptions:
+        for row, *granted in batch.subscriptions:
             if row in rows:
-                changes.setdefault(rows[row], []).extend(("F", topic_filter, ""))
-        for row, packet_id in batch.incoming:
-            if row in rows:
-                changes.setdefault(rows[row], []).extend(("n", packet_id, ""))
-        for row, packet_id in batch.gone_incoming:
-            if row in rows:
-                changes.setdefault(rows[row], []).extend(("N", packet_id, ""))
+                changes[rows[row]] += ("f", granted[0], json.dumps(granted))
+        for letter, pairs in (
+            ("F", batch.gone_subscriptions),
+            ("n", batch.incoming),
+            ("N", batch.gone_incoming),
+        ):
+            for row, what in pairs:
+                if row in rows:
+                    changes[rows[row]] += (letter, what, "")
 
     async def close(self) -> None:
         """Fetch nothing more."""
