@@ -48,7 +48,6 @@ from penstock.plugins.cluster.mail_entries import (
 from penstock.plugins.cluster.mail_routes import MARK, MailRoutes
 from penstock.plugins.cluster.members import order
 from penstock.plugins.redis.calls import heed
-from penstock.plugins.redis.errors import StorageError
 
 if TYPE_CHECKING:
     from penstock.plugins.cluster.announcer import Announcer
@@ -354,7 +353,7 @@ class KeptSessions(SessionStore):
         except FencedError:
             kept.fetching = None
             self._lost(kept)
-        except StorageError as error:
+        except (PenstockError, OSError) as error:  # such as no room for payloads
             self._later(kept, error)
         except Exception as error:  # noqa: BLE001 (whatever it is, the mailbox is to be read)
             note_fault(self._logger, self._faults, "the reading of mailboxes", error)
@@ -455,10 +454,8 @@ class KeptSessions(SessionStore):
         kept.is_drained = False
         try:
             taken = await self._clients.deliver(kept.client_id, mail)
-        except Exception as error:
+        except Exception:
             self._take_back(kept, mail)
-            if isinstance(error, (PenstockError, OSError)):  # such as no room for payloads
-                raise StorageError(str(error)) from error
             raise
         if not taken:  # the client is not connected
             self._take_back(kept, mail)
