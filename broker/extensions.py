@@ -1097,6 +1097,13 @@ class PluginContext(NamedTuple):
     plugins: Mapping[str, Plugin] = MappingProxyType({})
     worker: Worker = ALONE
 
+    def others(self) -> str:
+        """Return which others clients of this broker may be at, as text; "" for none."""
+        if self.worker.total > 1:
+            return f"{self.worker.total} processes of the broker"
+        keys = [one.key_of(name) for name, one in self.plugins.items() if one.has_other_brokers]
+        return f"other brokers beside this one ({keys[0]})" if keys else ""
+
 
 @dataclass(frozen=True, slots=True)
 class Reload:
@@ -1145,6 +1152,8 @@ class Plugin:
         is_section: the name stands at the top of the policy file, and not under `plugins`.
         is_one_per_machine: where a machine has several of the broker's processes, the first one
             alone has the plugin, such as one that connects to another broker.
+        has_other_brokers: clients and their sessions may be at others, which are one broker with
+            this one. Stands at the top of the file, so that all plugins see it when they are made.
         config: an instance of that, from the policy file.
         context: the parts of the broker that the plugin is given.
         gate: a delivery gate; a broker has one.
@@ -1164,6 +1173,7 @@ class Plugin:
     Config: ClassVar[type]
     is_section: ClassVar[bool] = False
     is_one_per_machine: ClassVar[bool] = False
+    has_other_brokers: ClassVar[bool] = False
 
     config: Any
     context: PluginContext

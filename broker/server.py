@@ -20,7 +20,7 @@ from penstock.broker.config.loopback_only import (
     is_local,
     local_listeners,
 )
-from penstock.broker.config.policy import LIVE, Policy
+from penstock.broker.config.policy import AMQTT_PERSISTENCE, LIVE, Policy
 from penstock.broker.errors import ConfigError, ConfigProblem, PenstockError
 from penstock.broker.events import Callbacks
 from penstock.broker.extensions import Claim, Plugin, Worker, overridden
@@ -218,18 +218,20 @@ class Server:
         """Check that sessions are kept in one place.
 
         Raises:
-            ConfigError: the policy file has `persistence` beside a plugin that keeps sessions.
+            ConfigError: the policy file has `persistence`, or aMQTT's plugin for it, beside a
+                plugin that keeps sessions.
         """
-        policy = self._policy
-        if policy.persistence is None or policy.persistence.durability == "memory":
-            return
+        policy, second = self._policy, {}
+        if policy.persistence is not None and policy.persistence.durability != "memory":
+            second["persistence"] = policy.persistence.path
+        for name in AMQTT_PERSISTENCE & ((policy.amqtt or {}).get("plugins") or {}).keys():
+            second[f"plugins.{name}"] = "it"
         for name, plugin in self._plugins.by_name.items():
-            if plugin.session_store is not None:
-                allowed = (
-                    f"no such key beside {plugin.key_of(name)}, which keeps the sessions itself"
-                )
-                found = ConfigProblem("persistence", policy.persistence.path, allowed)
-                raise ConfigError(policy.file, [found])
+            if second and (plugin.session_store is not None or plugin.has_other_brokers):
+                key = plugin.key_of(name)
+                allowed = f"no such key beside {key}, which keeps the sessions itself"
+                problems = [ConfigProblem(*each, allowed) for each in second.items()]
+                raise ConfigError(policy.file, problems)
 
     async def check(self, *, is_start: bool = False) -> StartCheck:
         """Do what a start does, as far as it changes nothing; a server is checked or started.

@@ -46,7 +46,7 @@ DEFAULT_SYS_INTERVAL = 10.0
 T = TypeVar("T")
 
 
-_AMQTT_PERSISTENCE = {"amqtt.contrib.persistence.SessionDBPlugin"}
+AMQTT_PERSISTENCE: Final = {"amqtt.contrib.persistence.SessionDBPlugin"}
 """These plugins restore sessions themselves, and refuse to start where they find some."""
 
 
@@ -242,7 +242,7 @@ class _Reading(FileReading):
         log = self._section(LogOptions, keys.log or {}, "log")
         short, dotted = self._plugins(sections, keys)
         if persistence is not None and persistence.durability != "memory":
-            for name in _AMQTT_PERSISTENCE & dotted.keys():
+            for name in AMQTT_PERSISTENCE & dotted.keys():
                 self.wrong("persistence", f"{name} beside it", "one of the two")
         if self.problems or limits is None or mqtt is None or log is None:
             raise ConfigError(self.file, self.problems)

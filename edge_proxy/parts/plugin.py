@@ -37,10 +37,10 @@ class PartsPlugin(Plugin):
                 "none: they belong to a broker (penstock broker, or penstock proxy --mode edge)",
             )
             raise ConfigError(context.policy_file, [problem])
-        if context.worker.total > 1:
-            read = f"{context.worker.total} processes of the broker"
-            allowed = "one: the parts of a message come together in one process"
-            raise ConfigError(context.policy_file, [ConfigProblem("plugins.parts", read, allowed)])
+        if others := context.others():
+            allowed = "one process: the parts of a message come together in it"
+            problem = ConfigProblem("plugins.parts", others, allowed)
+            raise ConfigError(context.policy_file, [problem])
         self.counts = PartsCounts()
         self._spool = Spool(config.spool)
         self._thread: ThreadPoolExecutor | None = None

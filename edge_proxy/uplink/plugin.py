@@ -48,8 +48,8 @@ class UplinkPlugin(Plugin):
                 "none: it belongs to a broker (penstock proxy --mode edge)",
             )
             raise ConfigError(context.policy_file, [problem])
-        if context.worker.total > 1:
-            _refuse_subscribed(config, context)
+        if others := context.others():
+            _refuse_subscribed(config, others, context.policy_file)
         lanes = {
             name: lanes_of(
                 keys.lanes, keys.up, keys.down, is_5=keys.version == "5", leaves=keys.leaves
@@ -252,13 +252,13 @@ class UplinkPlugin(Plugin):
             await uplink.stop()
 
 
-def _refuse_subscribed(config: UplinkConfig, context: PluginContext) -> None:
-    """Refuse rules that ask what clients of other processes have subscribed to.
+def _refuse_subscribed(config: UplinkConfig, others: str, policy_file: str) -> None:
+    """Refuse rules that ask what clients of other brokers or processes have subscribed to.
 
     Raises:
         ConfigError: there are some.
     """
-    read = f"subscribed, and {context.worker.total} processes of the broker, one with the uplink"
+    read = f"subscribed, and {others}, one with the uplink"
     problems = [
         ConfigProblem(f"plugins.uplink.uplinks.{name}.down[{place}].when", read, "always")
         for name, keys in config.uplinks.items()
@@ -266,7 +266,7 @@ def _refuse_subscribed(config: UplinkConfig, context: PluginContext) -> None:
         if rule.when == "subscribed"
     ]
     if problems:
-        raise ConfigError(context.policy_file, problems)
+        raise ConfigError(policy_file, problems)
 
 
 def _state_of(lane: Uplink) -> LaneState:

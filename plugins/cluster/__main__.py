@@ -24,6 +24,7 @@ from penstock.plugins.cluster.config import ClusterConfig
 from penstock.plugins.cluster.engine import ALIVE_SECONDS, ClusterEngine
 from penstock.plugins.cluster.notes import DRAIN
 from penstock.plugins.cluster.plugin import KEY
+from penstock.plugins.cluster.policy_digests import differences
 from penstock.plugins.redis.calls import plain
 from penstock.plugins.redis.errors import StorageError
 from penstock.plugins.redis.server import redis_server
@@ -164,8 +165,8 @@ def _table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
             yield printable(
                 f"What is of node {row['node']}, or for it, is not stored: {row['failure']}"
             )
-    policies = {json.dumps(row.get("policy"), sort_keys=True) for row in rows}
-    if len(policies) > 1:
+    policies = [row["policy"] for row in rows if "policy" in row]
+    if any(differences(policies[0], policy) for policy in policies):
         yield "The policy files of the nodes differ; their logs say in what."
 
 

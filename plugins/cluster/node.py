@@ -39,7 +39,7 @@ from penstock.plugins.cluster.node_sink import NodeSink
 from penstock.plugins.cluster.node_wills import NodeWills
 from penstock.plugins.cluster.notes import DRAIN, Notes
 from penstock.plugins.cluster.owners import Owners
-from penstock.plugins.cluster.policy_digests import differences, policy_digests
+from penstock.plugins.cluster.policy_digests import OF_ONE_NODE, differences, policy_digests
 from penstock.plugins.cluster.retained import RetainedSink
 from penstock.plugins.cluster.routes import OtherRoutes, OwnRoutes, is_routed
 from penstock.plugins.cluster.shared import Groups
@@ -421,6 +421,14 @@ class Node:
         if told:
             self._logger.warning(
                 "node %s has other values than this one in its policy file: %s", node, told
+            )
+        doubled = own["policy"].get(OF_ONE_NODE)
+        if doubled and doubled == there.get("policy", {}).get(OF_ONE_NODE):
+            self._logger.error(
+                "node %s has %s as this one has it, and each message passes once for each; "
+                "allowed: one node with it",
+                node,
+                OF_ONE_NODE,
             )
 
     def reloaded(self) -> None:

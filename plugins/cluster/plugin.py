@@ -37,6 +37,7 @@ class ClusterPlugin(Plugin):
 
     Config = ClusterConfig
     is_section = True
+    has_other_brokers = True
     config: ClusterConfig
 
     def __init__(self, config: ClusterConfig, context: PluginContext) -> None:

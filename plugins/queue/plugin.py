@@ -314,13 +314,13 @@ def _engine(config: QueueConfig, context: PluginContext) -> Engine:
     """Return what keeps the messages.
 
     Raises:
-        ConfigError: several processes cannot share it, or a package is not installed.
+        ConfigError: several brokers or processes cannot share it, or a package is not installed.
     """
     if config.engine == "redis":
         return _redis_engine(config.redis, context)
-    if context.worker.total > 1:
-        read = f"{config.engine}, and {context.worker.total} processes of the broker"
-        problem = ConfigProblem(f"{KEY}.engine", read, "redis, which processes share")
+    if others := context.others():
+        read = f"{config.engine}, and {others}"
+        problem = ConfigProblem(f"{KEY}.engine", read, "redis, which all of them share")
         raise ConfigError(context.policy_file, [problem])
     store = (
         MemoryStore() if config.engine == "memory" else SqliteStore(config.path, config.durability)

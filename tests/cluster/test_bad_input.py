@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 import signal
 from pathlib import Path
+from typing import Any, Final
 
 import pytest
 import yaml
@@ -15,6 +16,11 @@ from tests.helpers.cluster import Cluster, running_brokers, until
 from tests.helpers.commands import penstock
 from tests.helpers.process import BrokerProcess
 from tests.helpers.redis_server import running_redis
+
+UPLINK: Final = {
+    "site": "berlin",
+    "uplinks": {"cloud": {"upstream": {"address": "127.0.0.1:9"}, "down": [{"filter": "#"}]}},
+}
 
 
 def refused(cluster: Cluster, name: str, folder: Path) -> str:
@@ -88,6 +94,32 @@ def test_an_engine_that_takes_nothing(
     assert told in log
 
 
+@pytest.mark.parametrize(
+    ("keys", "plugins", "told"),
+    [
+        ({"persistence": {"path": "sessions.db"}}, {}, "persistence: read sessions.db"),
+        (
+            {},
+            {"amqtt.contrib.persistence.SessionDBPlugin": {}},
+            "plugins.amqtt.contrib.persistence.SessionDBPlugin: read ",
+        ),
+        ({}, {"queue": {"queues": {"jobs": {}}}}, "plugins.queue.engine: read sqlite, and other"),
+        ({}, {"parts": {}}, "plugins.parts: read other brokers"),
+        ({}, {"uplink": UPLINK}, "plugins.uplink.uplinks.cloud.down[0].when: read subscribed"),
+    ],
+    ids=["a database", "that of aMQTT", "queues in a file", "parts", "an uplink that follows"],
+)
+def test_what_brokers_cannot_share(
+    tmp_path: Path, keys: dict[str, Any], plugins: dict[str, Any], told: str
+) -> None:
+    """Named at the check, as at the start."""
+    cluster = Cluster(tmp_path, {"server": "127.0.0.1:1"}, plugins=plugins, **keys)
+    assert told in refused(cluster, "a", tmp_path / "a")
+    done = penstock("check", str(tmp_path / "a" / "policy.yaml"))
+    assert done.status == 2
+    assert told in done.err
+
+
 def test_brokers_whose_policies_differ_are_warned(tmp_path: Path) -> None:
     """With the keys: clients would have other rights, or other limits, at each. Reloads count."""
     differs = "node {} has other values than this one in its policy file: limits"
@@ -109,6 +141,24 @@ def test_brokers_whose_policies_differ_are_warned(tmp_path: Path) -> None:
         for name, others in {"a": "c", "b": "c", "c": "ab"}.items():
             for other in others:
                 cluster[name].wait_for_log(differs.format(other))
+
+
+def test_what_belongs_to_one_broker_may_differ(tmp_path: Path) -> None:
+    """Addresses, and an uplink: two that are alike would pass each message twice, and are named."""
+    rule = {"filter": "down/#", "when": "always"}
+    uplink = {"upstream": {"address": "127.0.0.1:9"}, "down": [rule]}
+    uplinks = {"uplink": {"site": "berlin", "uplinks": {"cloud": uplink}}}
+    with running_brokers(tmp_path, "a", plugins={"console": {"http": "127.0.0.1:0"}}) as cluster:
+        cluster.plugins = {"console": {"http": "localhost:0"}, **uplinks}
+        cluster.start("b")
+        cluster["a"].wait_for_log("node b has joined")
+        status = ["cluster", "status", "-c", str(tmp_path / "a" / "policy.yaml")]
+        assert "policy files" not in penstock(*status).out
+        cluster.start("c")
+        cluster["c"].wait_for_log("node b has plugins.uplink as this one has it")
+        cluster["b"].wait_for_log("node c has plugins.uplink as this one has it")
+        for name in "abc":
+            assert "has other values" not in cluster[name].log
 
 
 def test_brokers_of_two_versions_are_warned(tmp_path: Path) -> None:
