@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -35,7 +35,7 @@ from benchmarks.cluster_faults import QUICK, ROWS, Extent
 from benchmarks.errors import BenchmarkError
 from benchmarks.loads.access import Access
 from benchmarks.loads.load import Load
-from benchmarks.loads.redis_server import running_redis
+from benchmarks.loads.redis_server import RedisServer, running_redis
 from benchmarks.loads.stream import Shape
 from benchmarks.loads.windowed import WindowedLoad, WindowedPlan
 from benchmarks.peers import PEERS, Options, Peer, penstock_peer, running
@@ -66,6 +66,7 @@ is dropped."""
 FULL_SECONDS: Final = 5.0
 QUICK_SECONDS: Final = 0.3
 LOOK_SECONDS: Final = 0.1
+OPTIONS: Final = Options(inflight_messages=INFLIGHT_MESSAGES)
 
 PUBLISHERS: Final = "publisher's broker"
 SUBSCRIBERS: Final = "subscriber's broker"
@@ -111,23 +112,18 @@ def _stream(access: Access) -> Load:
     return Load(access, Shape(least_bytes=PAYLOAD_BYTES, most_bytes=PAYLOAD_BYTES))
 
 
-def _windowed(window: int) -> Callable[[Access], WindowedLoad]:
-    plan = WindowedPlan(1, window, PAYLOAD_BYTES, qos=1, wake_up_packets=window // 10)
+def _pairs(n_pairs: int, window: int) -> Callable[[Access], WindowedLoad]:
+    wake_up_packets = max(1, window // 10)
+    plan = WindowedPlan(n_pairs, window, PAYLOAD_BYTES, qos=1, wake_up_packets=wake_up_packets)
     return lambda access: WindowedLoad(access, plan)
 
 
 KINDS: Final = (
     Kind("QoS 0", _stream, 3.0),
-    Kind("QoS 1, window 100", _windowed(100), 10.0),
+    Kind("QoS 1, window 100", _pairs(1, 100), 10.0),
     Kind("QoS 0, session goes on", _stream, 40.0, is_durable=True),
-    Kind("QoS 1, window 100, session goes on", _windowed(100), 40.0, is_durable=True),
+    Kind("QoS 1, window 100, session goes on", _pairs(1, 100), 40.0, is_durable=True),
 )
-
-
-def _pairs(n_pairs: int, window: int) -> Callable[[Access], WindowedLoad]:
-    wake_up_packets = max(1, window // 10)
-    plan = WindowedPlan(n_pairs, window, PAYLOAD_BYTES, qos=1, wake_up_packets=wake_up_packets)
-    return lambda access: WindowedLoad(access, plan)
 
 
 SPREAD: Final = (
@@ -151,15 +147,21 @@ def node(name: str, server: str, n_workers: int = 1) -> Peer:
 
 
 @contextmanager
+def engine() -> Iterator[RedisServer]:
+    """Start a Redis server without a disk."""
+    folder = tempfile.TemporaryDirectory(prefix="penstock-bench-")
+    with folder as place, running_redis(Path(place)) as redis:
+        yield redis
+
+
+@contextmanager
 def cluster() -> Iterator[Setup]:
     """Start two brokers and their Redis."""
-    options = Options(inflight_messages=INFLIGHT_MESSAGES)
-    with ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-bench-"))
-        redis = stack.enter_context(running_redis(Path(folder)))
-        first, second = (
-            stack.enter_context(running(node(name, redis.address), options)) for name in "ab"
-        )
+    with (
+        engine() as redis,
+        running(node("a", redis.address), OPTIONS) as first,
+        running(node("b", redis.address), OPTIONS) as second,
+    ):
         yield Setup(
             replace(first.access, subscriber_port=second.port),
             {
@@ -173,11 +175,7 @@ def cluster() -> Iterator[Setup]:
 @contextmanager
 def workers() -> Iterator[Setup]:
     """Start a broker of several processes, and its Redis."""
-    options = Options(inflight_messages=INFLIGHT_MESSAGES)
-    with ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-bench-"))
-        redis = stack.enter_context(running_redis(Path(folder)))
-        peer = stack.enter_context(running(node("a", redis.address, N_WORKERS), options))
+    with engine() as redis, running(node("a", redis.address, N_WORKERS), OPTIONS) as peer:
         while _n_listening(peer.port) < N_WORKERS:
             time.sleep(LOOK_SECONDS)
         found = {f"{WORKERS}, {each.pid}": each for each in peer.process.children()}
@@ -196,7 +194,7 @@ def _n_listening(port: int) -> int:
 @contextmanager
 def alone(name: str, words: str) -> Iterator[Setup]:
     """Start one broker."""
-    with running(PEERS[name], Options(inflight_messages=INFLIGHT_MESSAGES)) as peer:
+    with running(PEERS[name], OPTIONS) as peer:
         yield Setup(peer.access, {words: peer.process})
 
 
