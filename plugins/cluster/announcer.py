@@ -68,13 +68,13 @@ class Announcer:
 
     def subscribed(self, topic_filter: str) -> None:
         """Take note of a session's new subscription."""
-        if self.own.subscribed(topic_filter):
-            self._soon()
+        self.own.subscribed(topic_filter)
+        self._soon()
 
     def unsubscribed(self, topic_filter: str) -> None:
         """Take note of the end of a session's subscription."""
-        if self.own.unsubscribed(topic_filter):
-            self._soon()
+        self.own.unsubscribed(topic_filter)
+        self._soon()
 
     def change_kept(self, name: str, value: str) -> None:
         """Take note of a change of a kept session; see `OwnRoutes`."""

@@ -45,25 +45,19 @@ class OwnRoutes:
         self._changed: dict[str, None] = {}
         self._values: dict[str, str] = {}  # of changes of kept sessions
 
-    def subscribed(self, topic_filter: str) -> bool:
-        """Count one session more; return whether others are to be told."""
+    def subscribed(self, topic_filter: str) -> None:
+        """Count one session more."""
         n = self.counts[topic_filter] = self.counts.get(topic_filter, 0) + 1
-        return self._note(topic_filter, is_told=n == 1)
-
-    def unsubscribed(self, topic_filter: str) -> bool:
-        """Count one session less; return whether others are to be told."""
-        n = self.counts[topic_filter] - 1
-        if n:
-            self.counts[topic_filter] = n
-        else:
-            del self.counts[topic_filter]
-        return self._note(topic_filter, is_told=not n)
-
-    def _note(self, topic_filter: str, *, is_told: bool) -> bool:
-        if is_told or topic_filter.startswith(SHARE_PREFIX):
+        if n == 1 or topic_filter.startswith(SHARE_PREFIX):
             self._changed[topic_filter] = None
-            return True
-        return False
+
+    def unsubscribed(self, topic_filter: str) -> None:
+        """Count one session less."""
+        self.counts[topic_filter] -= 1
+        if not self.counts[topic_filter]:
+            del self.counts[topic_filter]
+        if topic_filter not in self.counts or topic_filter.startswith(SHARE_PREFIX):
+            self._changed[topic_filter] = None
 
     def take(self, most: int) -> list[Op]:
         """Return at most so many changes that others have not been told, which they then are."""
