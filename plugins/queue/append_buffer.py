@@ -10,10 +10,12 @@ from itertools import repeat
 from logging import Logger
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from penstock.broker.counters import count
 from penstock.broker.errors import PenstockError
 from penstock.broker.extensions import NEVER_FITS, MessageSink, Receipt, SinkCounts
 from penstock.broker.message import Message
 from penstock.broker.mqtt.reason_codes import SUCCESS, ReasonCode
+from penstock.broker.plugin_guard import is_logged
 from penstock.plugins.queue.engines.contract import DROP_REASONS as ENGINE_DROP_REASONS
 from penstock.plugins.queue.engines.contract import (
     AppendResult,
@@ -518,10 +520,9 @@ class AppendBuffer(MessageSink):
             outcomes[index] = outcomes[index]._replace(reason="duplicate")
 
     def _drop(self, counts: SinkCounts, reason: str) -> None:
-        """Count a message that is not stored; log the 1st, 10th, 100th and so on."""
-        n_dropped = counts.dropped.get(reason, 0) + 1
-        counts.dropped[reason] = n_dropped
-        if n_dropped == 10 ** (len(str(n_dropped)) - 1):
+        """Count a message that is not stored, and log it at growing intervals."""
+        count(counts.dropped, reason)
+        if is_logged(n_dropped := counts.dropped[reason]):
             self._logger.warning(
                 "queue %s: %d messages not stored so far, because %s",
                 self._name,

@@ -115,7 +115,7 @@ class Selection(NamedTuple):
     """What a reader wants of the messages of a range.
 
     Attributes:
-        columns: some of `penstock.plugins.queue.client.COLUMNS`.
+        columns: some of `penstock.plugins.queue.wire.frames.COLUMNS`.
         topic_filters: valid MQTT topic filters, of which one must match; empty for all messages.
     """
 

@@ -15,24 +15,15 @@ from urllib.parse import quote, urlencode
 from penstock.plugins.queue.wire.connection import Requests, read_token
 from penstock.plugins.queue.wire.frames import (
     BATCH_CONTENT_TYPE,
-    BATCH_HEADER,
-    BATCH_MAGIC,
     COLUMNS,
-    DEAD_LETTER,
-    KIND_DELIVERIES,
-    KIND_RECORDS,
     LOOKED_AT_HEADER,
     NEXT_OFFSET_HEADER,
     NOT_ACKNOWLEDGED_HEADER,
-    PUBLISHED_AT_PROPERTY,
-    RETAIN,
     Batch,
     ReceivedMessage,
     join_batches,
     read_batch,
     read_deliveries,
-    read_offsets,
-    received_messages,
 )
 from penstock.plugins.queue.wire.refusals import (
     AccessError,
@@ -51,20 +42,8 @@ from penstock.plugins.queue.wire.refusals import (
 )
 
 __all__ = [
-    "BATCH_CONTENT_TYPE",
-    "BATCH_HEADER",
-    "BATCH_MAGIC",
-    "COLUMNS",
-    "DEAD_LETTER",
     "DEFAULT_GROUP",
-    "KIND_DELIVERIES",
-    "KIND_RECORDS",
     "LONG_SECONDS",
-    "LOOKED_AT_HEADER",
-    "NEXT_OFFSET_HEADER",
-    "NOT_ACKNOWLEDGED_HEADER",
-    "PUBLISHED_AT_PROPERTY",
-    "RETAIN",
     "AccessError",
     "Action",
     "Batch",
@@ -88,12 +67,7 @@ __all__ = [
     "UnavailableError",
     "UnknownNameError",
     "error_of",
-    "join_batches",
-    "read_batch",
-    "read_deliveries",
-    "read_offsets",
     "read_token",
-    "received_messages",
 ]
 
 
@@ -584,7 +558,7 @@ class QueueClient:
             known = {} if incarnation is None else {"incarnation": incarnation}
             path = _path(queue, "physical", str(physical_queue), "range")
             path = f"{path}?{urlencode(query | known)}"
-            body = self._requests.ask("GET", path, accept=BATCH_CONTENT_TYPE)
+            body, _ = self._requests.send("GET", path, accept=BATCH_CONTENT_TYPE)
             try:
                 batch = read_batch(body)
             except ValueError as error:

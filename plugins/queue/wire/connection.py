@@ -103,7 +103,7 @@ class Requests:
         repeat: bool = True,
     ) -> dict[str, Any]:
         """Send one request and return the JSON object of its answer; see `send`."""
-        answer = self.ask(method, path, body, more_seconds=more_seconds, repeat=repeat)
+        answer, _ = self.send(method, path, body, more_seconds=more_seconds, repeat=repeat)
         try:
             value = json.loads(answer)
         except ValueError as error:
@@ -111,21 +111,6 @@ class Requests:
         if not isinstance(value, dict):
             raise QueueError(200, f"answer of {path} is no JSON object")
         return value
-
-    def ask(
-        self,
-        method: str,
-        path: str,
-        body: Any = None,
-        *,
-        accept: str = "application/json",
-        more_seconds: float = 0,
-        repeat: bool = True,
-    ) -> bytes:
-        """Send one request and return the answer's body; see `send`."""
-        return self.send(
-            method, path, body, accept=accept, more_seconds=more_seconds, repeat=repeat
-        )[0]
 
     def send(
         self,
