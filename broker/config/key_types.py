@@ -23,6 +23,9 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
+from penstock.broker.errors import MalformedPacketError
+from penstock.broker.mqtt.topics import SHARE_PREFIX, validate_topic_filter
+
 STRICT: Final = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 """A dataclass of keys accepts no others, converts nothing, and takes finite numbers only."""
 
@@ -51,6 +54,20 @@ def _checked_name(name: str) -> str:
 
 Name = Annotated[str, AfterValidator(_checked_name)]
 """A name that a user gives."""
+
+
+def _checked_topic_filter(topic_filter: str) -> str:
+    try:
+        validate_topic_filter(topic_filter)
+    except MalformedPacketError as error:
+        raise ValueError(f"a topic filter ({error.args[0]})") from error
+    if topic_filter.startswith(SHARE_PREFIX):
+        raise ValueError(f"a topic filter that is not below {SHARE_PREFIX}")
+    return topic_filter
+
+
+TopicFilter = Annotated[str, AfterValidator(_checked_topic_filter)]
+"""A topic filter of no shared subscription."""
 
 SIZE_ALLOWED: Final = (
     "a whole number of bytes, or a text with a unit of bytes, such as 64 KiB or 10 MB"

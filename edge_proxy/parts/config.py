@@ -9,10 +9,10 @@ from typing import Annotated, Final
 from pydantic import AfterValidator, Field, field_validator
 from pydantic.dataclasses import dataclass as checked_dataclass
 
-from penstock.broker.config.key_types import STRICT, PositiveSize, Seconds
+from penstock.broker.config.key_types import STRICT, PositiveSize, Seconds, TopicFilter
 from penstock.broker.errors import MalformedPacketError
 from penstock.broker.extensions import LOCAL_CLIENT_PREFIX
-from penstock.broker.mqtt.topics import validate_topic, validate_topic_filter
+from penstock.broker.mqtt.topics import validate_topic
 from penstock.edge_proxy.uplink.filters import intersection
 
 PARTS_CLIENTS: Final = f"{LOCAL_CLIENT_PREFIX}$parts/"
@@ -71,10 +71,10 @@ class PartsConfig:
 
     spool: Annotated[str, Field(min_length=1)] = "penstock-parts.db"
     prefix: Annotated[str, AfterValidator(check_prefix)] = DEFAULT_PREFIX
-    split: list[str] = field(default_factory=list)
+    split: list[TopicFilter] = field(default_factory=list)
     part_bytes: _PartBytes = DEFAULT_PART_BYTES
     tells_publisher: bool = True
-    assemble: list[str] = field(default_factory=lambda: ["#"])
+    assemble: list[TopicFilter] = field(default_factory=lambda: ["#"])
     max_message_bytes: PositiveSize = 256 * 1024**2
     spool_bytes: PositiveSize = 1024**3
     max_age_seconds: Seconds = _WEEK
@@ -84,10 +84,6 @@ class PartsConfig:
     @classmethod
     def _check_filters(cls, filters: list[str]) -> list[str]:
         for name in filters:
-            try:
-                validate_topic_filter(name)
-            except MalformedPacketError as error:
-                raise ValueError(f"topic filters ({error.args[0]})") from error
             if name.startswith("$"):
                 raise ValueError("topic filters that are not below $")
         return filters

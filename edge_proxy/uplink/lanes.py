@@ -25,13 +25,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeVar
 
-from pydantic import field_validator
 from pydantic.dataclasses import dataclass as checked_dataclass
 
-from penstock.broker.config.key_types import STRICT, Seconds
-from penstock.broker.errors import MalformedPacketError
+from penstock.broker.config.key_types import STRICT, Seconds, TopicFilter
 from penstock.broker.message import SizeClass
-from penstock.broker.mqtt.topics import SHARE_PREFIX, validate_topic_filter
 from penstock.edge_proxy.uplink.filters import canonical, covers, intersection
 from penstock.edge_proxy.uplink.remapping import DownRule, Rule
 
@@ -80,22 +77,10 @@ class LanesKeys:
     """
 
     by: Literal["auto", "size", "topic"] = "auto"
-    large: list[str] = field(default_factory=list)
+    large: list[TopicFilter] = field(default_factory=list)
     takeover_seconds: Seconds = 10.0
     give_up_seconds: Seconds = 60.0
     yields: bool = True
-
-    @field_validator("large")
-    @classmethod
-    def _check_filters(cls, filters: list[str]) -> list[str]:
-        for name in filters:
-            try:
-                validate_topic_filter(name)
-            except MalformedPacketError as error:
-                raise ValueError(f"topic filters, not {name!r} ({error.args[0]})") from error
-            if name.startswith(SHARE_PREFIX):
-                raise ValueError(f"topic filters that are not below {SHARE_PREFIX}")
-        return filters
 
     def __post_init__(self) -> None:
         """Check the values against each other."""

@@ -10,10 +10,16 @@ from typing import Annotated, Final, Literal
 from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass
 
-from penstock.broker.config.key_types import STRICT, Name, Positive, PositiveSize, Seconds, Size
-from penstock.broker.errors import MalformedPacketError
+from penstock.broker.config.key_types import (
+    STRICT,
+    Name,
+    Positive,
+    PositiveSize,
+    Seconds,
+    Size,
+    TopicFilter,
+)
 from penstock.broker.message import SizeClass
-from penstock.broker.mqtt.topics import SHARE_PREFIX, validate_topic_filter
 from penstock.plugins.queue.strategies.slowdown_exclusion import DEFAULT_SLOWDOWN_DETECTION_TIME
 from penstock.plugins.redis.config import RedisConfig, Server
 from penstock.plugins.web.bind import split_bind
@@ -27,16 +33,6 @@ MAX_RECEIVE_MESSAGES: Final = 10_000
 """The largest `n_max`."""
 DEFAULT_GROUP: Final = "default"
 """The name of the lease group that a queue gets if it is created without groups."""
-
-
-def _checked_topic_filter(topic_filter: str) -> str:
-    try:
-        validate_topic_filter(topic_filter)
-    except MalformedPacketError as error:
-        raise ValueError(f"an MQTT topic filter ({error.args[0]})") from error
-    if topic_filter.startswith(SHARE_PREFIX):
-        raise ValueError(f"no {SHARE_PREFIX}: the receivers of a group share its messages anyway")
-    return topic_filter
 
 
 def _checked_key(key: str) -> str:
@@ -53,7 +49,6 @@ def _checked_bind(bind: str) -> str:
     return bind
 
 
-TopicFilter = Annotated[str, AfterValidator(_checked_topic_filter)]
 _Key = Annotated[str, AfterValidator(_checked_key)]
 _Bind = Annotated[str, AfterValidator(_checked_bind)]
 _Duration = Annotated[float, Field(ge=0)]

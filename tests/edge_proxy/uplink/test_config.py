@@ -53,7 +53,7 @@ def test_an_address_and_a_rule_are_enough() -> None:
         ({"lanes": {"by": "topic"}}, "topic filters of the site under large"),
         ({"lanes": {"give_up_seconds": 1.0}}, "give_up_seconds of at least takeover_seconds"),
         ({"lanes": {"by": "size", "large": ["#"]}}, "filters under large only beside by: topic"),
-        ({"lanes": {"by": "topic", "large": ["a/#/b"]}}, "topic filters, not 'a/#/b'"),
+        ({"lanes": {"by": "topic", "large": ["a/#/b"]}}, "'a/#/b'; allowed: a topic filter"),
         ({"lanes": {"by": "topic", "large": ["$share/a/b"]}}, "not below"),
         ({"lanes": {"by": "topic", "large": ["a/#"]}}, "'a/#' holds a part of the rule '#'"),
         ({"lanes": {"by": "topic", "large": ["#"]}}, "a rule for each lane"),
