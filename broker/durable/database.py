@@ -24,7 +24,7 @@ import threading
 import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final
@@ -217,7 +217,7 @@ class SessionDatabase(LockedDatabase):
         self.n_staying = 0
         self._measured_until = -math.inf
         self._turn = threading.Lock()
-        self.tightened = self.open()
+        self.tightened = self.open_file()
         (self._page_bytes,) = self._opened()[0].execute("PRAGMA page_size").fetchone()
         self.measure()
 
@@ -309,8 +309,8 @@ class SessionDatabase(LockedDatabase):
         Raises:
             DatabaseError: SQLite refused, or the file was deleted, replaced or emptied.
         """
-        connection, file = self._opened()
-        self._check_there(file)
+        connection, _ = self._opened()
+        self._check_there()
         with self._turn:
             try:
                 self._write(connection, batch)
@@ -320,7 +320,7 @@ class SessionDatabase(LockedDatabase):
             finally:
                 if self.room_bytes < PLENTY_BYTES or time.monotonic() > self._measured_until:
                     self._measure()
-        self._check_there(file)
+        self._check_there()
 
     def _write_again(
         self, connection: sqlite3.Connection, batch: Batch, error: sqlite3.Error
@@ -331,7 +331,7 @@ class SessionDatabase(LockedDatabase):
             DatabaseError: it is refused.
         """
         is_spent = is_out_of_space(error) and self._reserve.spend()
-        _empty_log(connection)
+        self._shorten_log()
         if is_spent:
             try:
                 return self._write(connection, batch)
@@ -356,7 +356,7 @@ class SessionDatabase(LockedDatabase):
             on_disk = _left_on_disk(file.path)
             if not self._reserve.is_held:
                 if on_disk < LEAST_BYTES and on_disk + file.log_bytes >= RESERVE_BYTES:
-                    _empty_log(connection)
+                    self._shorten_log()
                     on_disk = _left_on_disk(file.path)
                 if on_disk >= RESERVE_BYTES and self._reserve.hold():
                     on_disk = _left_on_disk(file.path)
@@ -422,12 +422,6 @@ def _delete_many(connection: sqlite3.Connection, statement: str, keys: array[int
     for first in range(0, len(keys), ROWS_AT_A_TIME):
         some = keys[first : first + ROWS_AT_A_TIME].tolist()
         connection.execute(f"{statement} IN ({', '.join('?' * len(some))})", some)
-
-
-def _empty_log(connection: sqlite3.Connection) -> None:
-    """Copy the log into the file and free its space: it may hold pages twice."""
-    with suppress(sqlite3.Error):
-        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
 def _left_on_disk(path: str) -> int:

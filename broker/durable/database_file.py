@@ -290,7 +290,6 @@ def set_up(connection: sqlite3.Connection, database: Format) -> None:
         DatabaseFileError: it is not, or its file system cannot be used.
         sqlite3.Error: it cannot be read or written.
     """
-    connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
     (application_id,) = connection.execute("PRAGMA application_id").fetchone()
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     (n_tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()

@@ -10,11 +10,13 @@ The file has a clock of its own, by which deadlines are kept; see
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import ClassVar, Final
+from typing import ClassVar, Final, TypeVar
 
 from penstock.broker.durable.database_file import (
+    BUSY_SECONDS,
+    PAGE_BYTES,
     DatabaseFile,
     DatabaseFileError,
     Format,
@@ -28,6 +30,8 @@ from penstock.broker.durable.database_file import (
 from penstock.broker.durable.disk_reserve import DiskReserve
 from penstock.broker.durable.storage_clock import Clocks, StorageClock
 from penstock.broker.errors import PenstockError
+
+T = TypeVar("T")
 
 _CLOCK_TABLE: Final = (
     "CREATE TABLE IF NOT EXISTS clock (id INTEGER PRIMARY KEY CHECK (id = 0), text TEXT NOT NULL)"
@@ -46,6 +50,7 @@ class LockedDatabase:
         error: raised where the file cannot be used or written; the message names it.
         full_error: the error that is raised where the disk is full, a subclass of `error`.
         pragmas: settings of SQLite that a new file needs before its tables.
+        name: the file in messages.
     """
 
     what: ClassVar[str]
@@ -56,21 +61,27 @@ class LockedDatabase:
     pragmas: tuple[str, ...] = ("auto_vacuum = INCREMENTAL",)
 
     def __init__(
-        self, path: str, synchronous: str = "FULL", reserve: DiskReserve | None = None
+        self,
+        path: str,
+        synchronous: str = "FULL",
+        reserve: DiskReserve | None = None,
+        busy_seconds: float = BUSY_SECONDS,
     ) -> None:
-        """Name the file; `open` follows.
+        """Name the file; `open_file` follows.
 
         `synchronous` is SQLite's setting of that name, ``FULL`` or ``NORMAL``. The `reserve` is
-        space that the file keeps for deleting.
+        space that the file keeps for deleting. Another program that writes is waited for.
         """
+        self.name = f"{self.what} {path}"
         self._path = path
         self._synchronous = synchronous
         self._reserve = reserve
+        self._busy_seconds = busy_seconds
         self._file: DatabaseFile | None = None
         self._connection: sqlite3.Connection | None = None
         self._clock: StorageClock | None = None
 
-    def open(self) -> list[str]:
+    def open_file(self) -> list[str]:
         """Open the file, or create it.
 
         Returns:
@@ -101,7 +112,7 @@ class LockedDatabase:
         return self._file.tightened
 
     def _failed(self, told: str) -> PenstockError:
-        return self.error(f"{self.what} {self._path}: {told}")
+        return self.error(f"{self.name}: {told}")
 
     def _unusable(self, error: sqlite3.Error) -> PenstockError:
         return self._failed(f"read {in_words(error)}; allowed: {self.allowed}")
@@ -109,8 +120,8 @@ class LockedDatabase:
     def _prepare(self) -> None:
         if self._connection is not None:
             self._connection.close()
-        self._connection = connection = connect(self._path)
-        for pragma in self.pragmas:
+        self._connection = connection = connect(self._path, self._busy_seconds)
+        for pragma in (f"page_size = {PAGE_BYTES}", *self.pragmas):
             connection.execute(f"PRAGMA {pragma}")
         set_up(connection, self.format)
         connection.execute(f"PRAGMA synchronous = {self._synchronous}")
@@ -195,20 +206,80 @@ class LockedDatabase:
         Raises:
             PenstockError: `error` or `full_error`: nothing is stored, or the file was deleted.
         """
-        connection, file = self._opened()
-        self._check_there(file)
+        connection, _ = self._opened()
+        self._check_there()
+        with self._explaining(), transaction(connection):
+            yield connection
+        self._check_there()  # else what is written would be lost at the end of the process
+
+    @contextmanager
+    def _explaining(self) -> Iterator[None]:
+        """Raise what SQLite raises in a block as `error` or `full_error`."""
         try:
-            with transaction(connection):
-                yield connection
+            yield
         except sqlite3.Error as error:
             kind = self.full_error if is_out_of_space(error) else self.error
-            raise kind(f"{self.what} {self._path}: {in_words(error)}") from error
-        self._check_there(file)
+            raise kind(f"{self.name}: {in_words(error)}") from error
 
-    def _check_there(self, file: DatabaseFile) -> None:
-        lost = file.why_lost()
-        if lost:
-            raise self._failed(lost)
+    def why_lost(self) -> str:
+        """Name the file that was deleted, replaced or emptied; "" for none. Any thread may ask."""
+        lost = "" if self._file is None else self._file.why_lost()
+        return f"{self.name}: {lost}" if lost else ""
+
+    def _check_there(self) -> None:
+        if lost := self.why_lost():
+            raise self.error(lost)
+
+    # -- a full disk ---------------------------------------------------------------------------
+
+    def _with_space(self, change: Callable[[], T], *, is_urgent: bool = True) -> T:
+        """Make a change; where the disk is full, with any space that can be found for it.
+
+        Args:
+            change: run again when there is more space.
+            is_urgent: whether the reserve may be spent on it.
+
+        Raises:
+            PenstockError: `error` or `full_error`: the change was not made.
+        """
+        try:
+            return change()
+        except self.full_error:
+            self._shorten_log()
+        try:
+            return change()
+        except self.full_error:
+            if not is_urgent or self._reserve is None or not self._reserve.spend():
+                raise
+        return change()
+
+    def _hold_reserve(self) -> None:
+        """Check that there is space in addition to the reserve.
+
+        Raises:
+            PenstockError: `full_error`: there is none; `error`: its path is not usable.
+        """
+        reserve = self._reserve
+        try:
+            if reserve is None or reserve.hold():
+                return
+            self._shorten_log()
+            if reserve.hold():
+                return
+        except DatabaseFileError as error:
+            raise self._failed(str(error)) from error
+        raise self.full_error(
+            f"{self.name}: the disk has less than the {reserve.n_bytes:,} bytes left that are kept "
+            "for deleting"
+        )
+
+    def _shorten_log(self) -> None:
+        """Move the write-ahead log's contents into the file, and free its space."""
+        if self._connection is not None:
+            with suppress(sqlite3.Error):
+                self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    # -- space that is not used ----------------------------------------------------------------
 
     def _trim(self) -> None:
         """Give unused space back to the file system, but for `SPARE_PAGES`; store the clock.
@@ -218,10 +289,8 @@ class LockedDatabase:
         """
         connection, _ = self._opened()
         self._store_clock()
-        try:
+        with self._explaining():
             (n_free,) = connection.execute("PRAGMA freelist_count").fetchone()
             if n_free > SPARE_PAGES:
                 # Each step of the statement frees a page; `execute` makes only one.
                 connection.executescript(f"PRAGMA incremental_vacuum({n_free - SPARE_PAGES})")
-        except sqlite3.Error as error:
-            raise self._failed(in_words(error)) from error

@@ -86,7 +86,7 @@ class PartsPlugin(Plugin):
         if clients is None:
             return
         self._thread = ThreadPoolExecutor(1, "penstock-parts")
-        for name in await self._in_thread(self._spool.open):
+        for name in await self._in_thread(self._spool.open_file):
             self.context.logger.warning("%s could be read by other users; it cannot any more", name)
         if self._splitter is not None and self._kept is not None:
             self._splitter.stream = self._kept.stream = await self._in_thread(self._spool.stream)

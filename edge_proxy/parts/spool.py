@@ -12,11 +12,11 @@ from __future__ import annotations
 import secrets
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from hashlib import sha256
 from typing import Final, NamedTuple
 
-from penstock.broker.durable.database_file import DatabaseFileError, Format, behind_links, in_words
+from penstock.broker.durable.database_file import Format, behind_links, in_words
 from penstock.broker.durable.disk_reserve import DiskReserve
 from penstock.broker.durable.locked_database import LockedDatabase
 from penstock.broker.errors import PenstockError
@@ -131,42 +131,16 @@ class Spool(LockedDatabase):
 
     def _write(self, change: Callable[[sqlite3.Connection], object]) -> None:
         """Make a small change or a deletion; on a full disk, with the space of the reserve."""
-        try:
+
+        def write() -> None:
             with self._transaction() as connection:
                 change(connection)
-        except SpoolFullError:
-            self._shorten_log()
-            self._reserve.spend()
-            with self._transaction() as connection:
-                change(connection)
+
+        self._with_space(write)
 
     def _execute(self, sql: str, parameters: Sequence[object]) -> None:
         """Make a small change by one statement; see `_write`."""
         self._write(lambda connection: connection.execute(sql, parameters))
-
-    def _shorten_log(self) -> None:
-        connection, _ = self._opened()
-        with suppress(sqlite3.Error):
-            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-
-    def _hold_reserve(self) -> None:
-        """Check that there is space in addition to the reserve.
-
-        Raises:
-            SpoolFullError: there is none.
-        """
-        try:
-            if self._reserve.hold():
-                return
-            self._shorten_log()
-            if self._reserve.hold():
-                return
-        except DatabaseFileError as error:
-            raise SpoolError(f"spool {self._path}: {error}") from error
-        raise SpoolFullError(
-            f"spool {self._path}: the disk has less than the {RESERVE_BYTES:,} bytes left that are "
-            "kept for deleting"
-        )
 
     # -- messages that are put together --------------------------------------------------------
 
@@ -237,7 +211,7 @@ class Spool(LockedDatabase):
         try:
             yield
         except sqlite3.Error as error:
-            raise SpoolReadError(f"spool {self._path}: {in_words(error)}") from error
+            raise SpoolReadError(f"{self.name}: {in_words(error)}") from error
 
     def read(self, rows: Sequence[int]) -> bytes:
         """Return the data of some pieces, joined.
@@ -252,7 +226,7 @@ class Spool(LockedDatabase):
                 piece = connection.execute("SELECT data FROM piece WHERE rowid = ?", (row,))
                 found += piece.fetchone() or ()
         if len(found) < len(rows):
-            raise SpoolReadError(f"spool {self._path}: a piece is missing")
+            raise SpoolReadError(f"{self.name}: a piece is missing")
         return b"".join(found)
 
     def digest(self, number: int) -> bytes:

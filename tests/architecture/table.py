@@ -476,7 +476,11 @@ ABOVE_THE_CONTRACT: Final = {
     "plugins.web.tls": ("broker.network.new_connection", "broker.network.tls"),
     # A file that holds messages is kept from others in one way.
     "plugins.queue.engines.checkpoints": ("broker.durable.database_file",),
-    "plugins.queue.engines.sqlite": ("broker.durable.database_file", "broker.durable.disk_reserve"),
+    "plugins.queue.engines.sqlite": (
+        "broker.durable.database_file",
+        "broker.durable.disk_reserve",
+        "broker.durable.locked_database",
+    ),
     "plugins.queue.engines.sqlite_copies": ("broker.durable.database_file",),
     "plugins.queue.engines.sqlite_format": ("broker.durable.database_file",),
     # Deadlines on a disk are kept by one kind of clock.

@@ -23,27 +23,23 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 from zlib import crc32
 
 from penstock.broker.durable.database_file import (
     BUSY_SECONDS,
     CHECKPOINT_PAGES,
     PAGE_BYTES,
-    DatabaseFile,
-    DatabaseFileError,
     behind_links,
     connect,
     in_words,
-    is_out_of_space,
-    set_up,
-    transaction,
 )
 from penstock.broker.durable.disk_reserve import DiskReserve
+from penstock.broker.durable.locked_database import LockedDatabase
 from penstock.plugins.queue.engines.checkpoints import LOG_PAGES, ROWS_BYTES, Checkpointer
 from penstock.plugins.queue.engines.contract import EngineStartError, StorageError, StorageFullError
 from penstock.plugins.queue.engines.sqlite_copies import backup
@@ -59,8 +55,6 @@ from penstock.plugins.queue.engines.store import (
     Segment,
 )
 
-T = TypeVar("T")
-
 RESERVE_BYTES: Final = (LOG_PAGES + CHECKPOINT_PAGES) * PAGE_BYTES
 """The space that is reserved for a full disk: enough to copy the longest write-ahead log into the
 file, and for the deletes after that."""
@@ -75,31 +69,35 @@ SPARE_PAGES: Final = 2_000
 TRIM_PAGES: Final = 64
 """How many pages are given back to the file system at a time, half a MB. Pages behind them are
 moved, which takes about as long as a commit."""
-_BACKUP_PAGES: Final = 1_000
 _OF_QUEUES: Final = "queue IN (SELECT id FROM logical_queue)"
 
 
-class SqliteStore:
+class SqliteStore(LockedDatabase):
     """Rows and frames in an SQLite file; see `Store` for the contract of its methods.
 
     Attributes:
-        name: the name of the file in messages.
         tightened: names of its files that other users could read until it was opened.
     """
+
+    what = "queue database"
+    allowed = (
+        "a queue's database that no other process writes to, or a path where no file is and one "
+        "can be created"
+    )
+    format = FORMAT
+    error = StorageError
+    full_error = StorageFullError
+
+    _reserve: DiskReserve
 
     def __init__(
         self, path: str, durability: str = "full", *, busy_seconds: float = BUSY_SECONDS
     ) -> None:
-        self.name = f"queue database {path}"
-        self.tightened: Sequence[str] = ()
-        self._path = path
-        self._durability = durability
-        self._busy_seconds = busy_seconds
-        self._synchronous = ""
         # Beside the file itself, as a link may lead to another disk.
-        self._reserve = DiskReserve(f"{behind_links(path)}.reserve", RESERVE_BYTES)
-        self._file: DatabaseFile | None = None
-        self._writer: sqlite3.Connection | None = None
+        reserve = DiskReserve(f"{behind_links(path)}.reserve", RESERVE_BYTES)
+        super().__init__(path, reserve=reserve, busy_seconds=busy_seconds)
+        self.tightened: Sequence[str] = ()
+        self._durability = durability
         self._checkpoints: Checkpointer | None = None
         self._local = threading.local()
         self._readers: list[sqlite3.Connection] = []
@@ -107,74 +105,32 @@ class SqliteStore:
     def open(self) -> Rows:
         """Open the file, or create it, and return its rows."""
         try:
-            self._file = DatabaseFile(self._path)
-            self.tightened = self._file.tightened
-            try:
-                rows = self._prepare()
-            except (sqlite3.Error, StorageError):
-                # On a full disk even the log's index needs the space of the reserve.
-                if not self._reserve.give_up():
-                    raise
-                rows = self._prepare()
-            self._file.watch()
-            self._reserve.hold()
-            self._checkpoints = Checkpointer(self._opened_again(), self._file.flush)
-        except DatabaseFileError as error:
-            self.close()
-            raise EngineStartError(f"{self.name}: {error}") from error
-        except sqlite3.Error as error:
-            self.close()
-            raise EngineStartError(
-                f"{self._explain(error)}; allowed: a queue's database that no other "
-                "process writes to, or a path where no file is and one can be created"
-            ) from error
+            self.tightened = self.open_file()
+            connection, file = self._opened()
+            with self._explaining():
+                # For transactions that add more to the log than `Checkpointer` takes them for.
+                connection.execute(f"PRAGMA wal_autocheckpoint = {LOG_PAGES}")
+                with self._transaction():
+                    rows = _read_rows(connection)
+                self._checkpoints = Checkpointer(self._opened_again(), file.flush)
         except StorageError as error:
             self.close()
             raise EngineStartError(str(error)) from error
-        except EngineStartError:
-            self.close()
-            raise
         return rows
 
-    def _prepare(self) -> Rows:
-        if self._writer is not None:
-            self._writer.close()
-        self._writer = connection = connect(self._path, self._busy_seconds)
-        # Of a new file.
-        connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
-        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
-        set_up(connection, FORMAT)
-        # For transactions that add more to the log than `Checkpointer` takes them for.
-        connection.execute(f"PRAGMA wal_autocheckpoint = {LOG_PAGES}")
-        with self._transaction():
-            return _read_rows(connection)
+    def _start_clock(self) -> None:
+        """Do nothing: the engine keeps its clock among the rows."""
 
     def close(self) -> None:
         """Close the file and release its lock."""
         if self._checkpoints is not None:
             self._checkpoints.close()
             self._checkpoints = None
-        for connection in (*self._readers, self._writer):
-            if connection is not None:
-                # A last checkpoint may fail on a full disk; the log is read at the next start.
-                with suppress(sqlite3.Error):
-                    connection.close()
+        for connection in self._readers:
+            connection.close()
         self._readers.clear()
         self._local = threading.local()
-        self._writer = None
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-    def why_lost(self) -> str:
-        """Name the file that was deleted or replaced; "" for none."""
-        lost = "" if self._file is None else self._file.why_lost()
-        return f"{self.name}: {lost}" if lost else ""
-
-    def _check_there(self) -> None:
-        lost = self.why_lost()
-        if lost:
-            raise StorageError(lost)
+        super().close()
 
     def write(self, changes: Changes) -> None:
         """Write the rows of one transaction."""
@@ -183,25 +139,17 @@ class SqliteStore:
         self._check_there()
         is_storing = bool(changes.segments)
         if is_storing:
-            self._check_reserve()
+            self._hold_reserve()
         if self._checkpoints is not None:
-            self._checkpoints.finish(self._open_writer(), above_bytes=LOG_PAGES * PAGE_BYTES)
-        self._with_space(lambda: self._write(changes), is_for_readers=not is_storing)
+            self._checkpoints.finish(self._opened()[0], above_bytes=LOG_PAGES * PAGE_BYTES)
+        self._with_space(lambda: self._write(changes), is_urgent=not is_storing)
         frames = (*changes.segments, *changes.replaced_segments)
         self._note_log(sum(one.stored_bytes for _, one, _ in frames))
-        self._check_there()  # else the messages would be lost at the end of the process
-
-    def _check_reserve(self) -> None:
-        if not self._hold_reserve():
-            raise StorageFullError(
-                f"{self.name}: the disk has less than the "
-                f"{self._reserve.n_bytes:,} bytes left that are kept for readers"
-            )
 
     def probe(self, *, is_failing: bool) -> None:
         """See whether a message would be stored; where that is in doubt, by a write."""
         self._check_there()
-        self._check_reserve()
+        self._hold_reserve()
         status = os.statvfs(behind_links(self._path))
         if not is_failing and status.f_bavail * status.f_frsize >= AMPLE_BYTES:
             return
@@ -212,7 +160,7 @@ class SqliteStore:
                     "INSERT OR REPLACE INTO meta VALUES ('probe', ?)", (" " * PROBE_BYTES,)
                 )
 
-        self._with_space(write, is_for_readers=False)
+        self._with_space(write, is_urgent=False)
 
     def _write(self, changes: Changes) -> None:
         aside: list[tuple[int, int, int, float, bytes, int]] = []
@@ -321,12 +269,10 @@ class SqliteStore:
                 )
                 .fetchone()
             )
-        except sqlite3.DatabaseError as error:
+        except sqlite3.Error as error:
             if _is_damage(error):
                 raise BrokenSegmentError(physical_id, first, str(error)) from error
-            raise StorageError(self._explain(error)) from error
-        except sqlite3.Error as error:
-            raise StorageError(self._explain(error)) from error
+            raise StorageError(f"{self.name}: {in_words(error)}") from error
         return row
 
     def _frame_left(self, place: int, first_offset: int) -> bytes | None:
@@ -342,8 +288,7 @@ class SqliteStore:
 
     def sweep(self) -> bool:
         """Delete some segments of deleted queues."""
-        self._check_there()
-        return self._with_space(self._sweep, is_for_readers=True)
+        return self._with_space(self._sweep)
 
     def _sweep(self) -> bool:
         with self._transaction() as connection:
@@ -370,8 +315,8 @@ class SqliteStore:
     def trim(self) -> bool:
         """Give some free pages back to the file system."""
         self._check_there()
-        connection = self._open_writer()
-        try:
+        connection, _ = self._opened()
+        with self._explaining():
             (n_free,) = connection.execute("PRAGMA freelist_count").fetchone()
             (n_pages,) = connection.execute("PRAGMA page_count").fetchone()
             # A quarter is kept, as pages that are filled again are cheaper than new ones.
@@ -380,23 +325,18 @@ class SqliteStore:
             # Each step of the statement frees a page; `execute` makes only one.
             connection.executescript(f"PRAGMA incremental_vacuum({TRIM_PAGES})")
             self._note_log(2 * TRIM_PAGES * PAGE_BYTES)
-        except sqlite3.Error as error:
-            raise StorageError(self._explain(error)) from error
         return True
 
     def compact(self) -> int:
         """Rewrite the file without free pages."""
         self._check_there()
-        connection = self._open_writer()
-        try:
+        connection, _ = self._opened()
+        with self._explaining():
             self._shorten_log()
             before = self._file_bytes()
             connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
             connection.execute("VACUUM")
             self._shorten_log()
-        except sqlite3.Error as error:
-            kind = StorageFullError if is_out_of_space(error) else StorageError
-            raise kind(self._explain(error)) from error
         return before - self._file_bytes()
 
     def backup(self, path: str) -> int:
@@ -412,7 +352,7 @@ class SqliteStore:
             "path": self._path,
             "file_bytes": self._file_bytes(),
             "log_bytes": log.stat().st_size if log.exists() else 0,
-            "reserve_bytes": self._reserve.n_bytes,
+            "reserve_bytes": RESERVE_BYTES,
         }
 
     def _file_bytes(self) -> int:
@@ -420,11 +360,6 @@ class SqliteStore:
             return Path(self._path).stat().st_size
         except OSError:
             return 0
-
-    def _open_writer(self) -> sqlite3.Connection:
-        if self._writer is None:
-            raise StorageError(f"{self.name}: closed")
-        return self._writer
 
     def _reader(self) -> sqlite3.Connection:
         """Return this thread's own connection for reading."""
@@ -453,70 +388,24 @@ class SqliteStore:
         Raises:
             StorageError: SQLite refused; nothing has changed.
         """
-        connection = self._writer
-        if connection is None:
-            raise StorageError(f"{self.name}: closed")
-        try:
-            synchronous = "FULL" if must_flush and self._durability == "full" else "NORMAL"
-            if synchronous != self._synchronous:
+        connection, _ = self._opened()
+        synchronous = "FULL" if must_flush and self._durability == "full" else "NORMAL"
+        if synchronous != self._synchronous:
+            with self._explaining():
                 connection.execute(f"PRAGMA synchronous = {synchronous}")
-                self._synchronous = synchronous
-            with transaction(connection):
-                yield connection
-            self._note_log(ROWS_BYTES)
-        except sqlite3.Error as error:
-            kind = StorageFullError if is_out_of_space(error) else StorageError
-            raise kind(self._explain(error)) from error
-
-    def _with_space(self, change: Callable[[], T], *, is_for_readers: bool) -> T:
-        """Make a change; where the disk is full, with any space that can be found for it.
-
-        Args:
-            change: run again when there is more space.
-            is_for_readers: whether the reserve may be spent on it.
-
-        Raises:
-            StorageError: the change was not made.
-        """
-        try:
-            return change()
-        except StorageFullError:
-            self._shorten_log()
-        try:
-            return change()
-        except StorageFullError:
-            if not is_for_readers or not self._reserve.spend():
-                raise
-        return change()
-
-    def _hold_reserve(self) -> bool:
-        """Say whether there is space for messages in addition to the reserve.
-
-        Raises:
-            StorageError: the reserve's path is not usable.
-        """
-        try:
-            if self._reserve.hold():
-                return True
-            self._shorten_log()
-            return self._reserve.hold()
-        except DatabaseFileError as error:
-            raise StorageError(f"{self.name}: {error}") from error
+            self._synchronous = synchronous
+        with super()._transaction():
+            yield connection
+        self._note_log(ROWS_BYTES)
 
     def _shorten_log(self) -> None:
-        """Move the write-ahead log's contents into the file, and free its space."""
-        if self._writer is None:
-            return
-        paused = nullcontext() if self._checkpoints is None else self._checkpoints.paused()
-        with paused, suppress(sqlite3.Error):
-            self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        """Do so while no checkpoint is made."""
+        with nullcontext() if self._checkpoints is None else self._checkpoints.paused():
+            super()._shorten_log()
 
     def _note_log(self, n_bytes: int) -> None:
         if self._checkpoints is not None:
             self._checkpoints.note(n_bytes)
-
-    def _explain(self, error: sqlite3.Error) -> str:
-        return f"{self.name}: {in_words(error)}"
 
 
 def _execute_many(

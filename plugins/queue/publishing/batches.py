@@ -147,7 +147,7 @@ class Batches:
             StageError: it cannot be used.
         """
         self._thread = ThreadPoolExecutor(1, "penstock-stage")
-        for name in await self._in_thread(self._file.open):
+        for name in await self._in_thread(self._file.open_file):
             self._logger.warning("%s could be read by other users; it cannot any more", name)
         await self._count_held()
 

@@ -67,7 +67,7 @@ def test_its_clock_goes_on_over_restarts(tmp_path: Path, monkeypatch: pytest.Mon
     )
     path = tmp_path / "notes.db"
     notes = Notes(str(path))
-    notes.open()
+    notes.open_file()
     began = notes.now()
     assert began == pytest.approx(time.time(), abs=SECONDS)
     assert notes.attended() == pytest.approx(began, abs=SECONDS)
@@ -75,7 +75,7 @@ def test_its_clock_goes_on_over_restarts(tmp_path: Path, monkeypatch: pytest.Mon
         notes.close()
         ahead["wall"] += wall
         ahead["boot"] += 1000
-        notes.open()
+        notes.open_file()
     assert notes.now() == pytest.approx(began + 2000, abs=SECONDS)
     assert notes.attended() == pytest.approx(began, abs=SECONDS)
     notes.close()
@@ -89,19 +89,19 @@ def test_a_file_is_named_when_it_cannot_be_used(tmp_path: Path) -> None:
         notes.add(b"x")
     path.write_bytes(b"no database" * 1_000)
     with pytest.raises(NotesError, match=r"notes\.db: .*; allowed: a path for notes"):
-        notes.open()
+        notes.open_file()
     with sqlite3.connect(tmp_path / "other.db") as other:
         other.execute("CREATE TABLE t (x)")
     other.close()
     with pytest.raises(NotesError, match="read another program's database"):
-        Notes(str(tmp_path / "other.db")).open()
+        Notes(str(tmp_path / "other.db")).open_file()
 
 
 def test_a_file_that_was_deleted_or_is_full_stores_nothing(tmp_path: Path) -> None:
     """A full disk has an error of its own, after which the file is still used."""
     path = tmp_path / "notes.db"
     notes = Notes(str(path))
-    notes.open()
+    notes.open_file()
     notes.add(b"x")
     notes.limit(4)
     with pytest.raises(NotesFullError, match="full"):
@@ -117,7 +117,7 @@ def test_a_file_that_was_deleted_or_is_full_stores_nothing(tmp_path: Path) -> No
 def test_a_quota_is_a_full_disk(tmp_path: Path) -> None:
     """The system refuses a write by another error than for a full disk."""
     notes = Notes(str(tmp_path / "notes.db"))
-    notes.open()
+    notes.open_file()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
     try:
@@ -132,7 +132,7 @@ def test_a_quota_is_a_full_disk(tmp_path: Path) -> None:
 def test_unused_space_is_given_back(tmp_path: Path) -> None:
     """But for what the next rows will need."""
     notes = Notes(str(tmp_path / "notes.db"))
-    notes.open()
+    notes.open_file()
     notes.add(bytes(2 * SPARE_PAGES * 8_192))
     assert notes.clear() == SPARE_PAGES
     notes.close()

@@ -28,7 +28,7 @@ TRAILER = Trailer(sha256(b"abcdef").digest(), b"\0")
 def opened(path: Path) -> Spool:
     """Return an open spool."""
     spool = Spool(str(path / "spool.db"))
-    spool.open()
+    spool.open_file()
     return spool
 
 

@@ -24,14 +24,6 @@ def test_handles_name_their_receive(receive: Receive, first: int, n: int) -> Non
     assert RECEIPTS.read(handles) == ([Received(receive, list(range(n)), list(offsets))], [])
 
 
-def test_a_handle_of_a_program_of_before_is_read() -> None:
-    """Its nonce had 16 bits."""
-    handle = "AwABAP__BwBgAAAAAAAAAA3hoVGVznYOO6-"
-    receive = Receive(3, 1, 65_535, 7)
-    assert RECEIPTS.read([handle]) == ([Received(receive, [0], [99])], [])
-    assert RECEIPTS.handles(receive, range(99, 100)) == [handle]
-
-
 def test_handles_can_be_read_again_and_by_another_program() -> None:
     """Whether or not those that were made are still known."""
     receipts = Receipts(b"secret", "incarnation", 1)

@@ -152,8 +152,8 @@ def test_deduplication_identifiers_are_replaced_and_deleted(path: Path) -> None:
 
 def rows_of_open(store: SqliteStore) -> list[tuple[object, ...]]:
     """Return the deduplication rows of an open store."""
-    assert store._writer is not None
-    return store._writer.execute("SELECT * FROM deduplication").fetchall()
+    assert store._connection is not None
+    return store._connection.execute("SELECT * FROM deduplication").fetchall()
 
 
 def test_other_programs_may_look_into_the_file(path: Path) -> None:
@@ -178,8 +178,8 @@ def test_damage_found_while_reading_is_a_storage_error(path: Path) -> None:
 
 def synchronous(store: SqliteStore) -> int:
     """Return how SQLite flushed in its last transaction: 2 on the commit, 1 at checkpoints."""
-    assert store._writer is not None
-    (mode,) = store._writer.execute("PRAGMA synchronous").fetchone()
+    assert store._connection is not None
+    (mode,) = store._connection.execute("PRAGMA synchronous").fetchone()
     return int(mode)
 
 
@@ -205,9 +205,9 @@ def test_a_disk_with_little_space_is_tried(path: Path, monkeypatch: pytest.Monke
     """Free pages of the file, or of its log, may take a message all the same."""
     with opened(path) as store:
         store.write(storing(segment(0, n_bytes=50_000)))
-        assert store._writer is not None
-        (n_pages,) = store._writer.execute("PRAGMA page_count").fetchone()
-        store._writer.execute(f"PRAGMA max_page_count = {n_pages}")
+        assert store._connection is not None
+        (n_pages,) = store._connection.execute("PRAGMA page_count").fetchone()
+        store._connection.execute(f"PRAGMA max_page_count = {n_pages}")
         store.probe(is_failing=False)
         with pytest.raises(StorageFullError, match="full"):
             store.probe(is_failing=True)
@@ -222,16 +222,16 @@ def test_full_storage_refuses_and_recovers(path: Path) -> None:
     """With no space left a write is refused whole; with space again it works, and all is there."""
     with opened(path) as store:
         store.write(storing(segment(0, n_bytes=50_000)))
-        assert store._writer is not None
-        (n_pages,) = store._writer.execute("PRAGMA page_count").fetchone()
-        store._writer.execute(f"PRAGMA max_page_count = {n_pages + 2}")
+        assert store._connection is not None
+        (n_pages,) = store._connection.execute("PRAGMA page_count").fetchone()
+        store._connection.execute(f"PRAGMA max_page_count = {n_pages + 2}")
         with pytest.raises(StorageFullError, match="full"):
             store.write(
                 storing(segment(1, n_bytes=500_000), segment(2), deleted_segments=[(PLACE, 0)])
             )
         assert firsts(store) == [0]
         store.write(storing(segment(1)))
-        store._writer.execute("PRAGMA max_page_count = 1000000")
+        store._connection.execute("PRAGMA max_page_count = 1000000")
         store.write(storing(segment(2, n_bytes=500_000)))
         assert firsts(store) == [0, 1, 2]
 
@@ -270,12 +270,12 @@ def test_a_file_that_is_read_only_for_a_time_refuses_and_recovers(path: Path) ->
     """As on a file system that was mounted anew; what was stored is there."""
     with opened(path) as store:
         store.write(storing(segment(0)))
-        assert store._writer is not None
-        store._writer.execute("PRAGMA query_only = ON")
+        assert store._connection is not None
+        store._connection.execute("PRAGMA query_only = ON")
         with pytest.raises(StorageError, match=f"{path}: .*readonly"):
             store.write(storing(segment(1)))
         assert firsts(store) == [0]
-        store._writer.execute("PRAGMA query_only = OFF")
+        store._connection.execute("PRAGMA query_only = OFF")
         store.write(storing(segment(1)))
         assert firsts(store) == [0, 1]
 
@@ -284,8 +284,8 @@ def test_a_file_that_another_program_has_locked_refuses_and_recovers(path: Path)
     """Reading goes on meanwhile."""
     with opened(path) as store, closing(sqlite3.connect(path, isolation_level=None)) as other:
         store.write(storing(segment(0)))
-        assert store._writer is not None
-        store._writer.execute("PRAGMA busy_timeout = 0")
+        assert store._connection is not None
+        store._connection.execute("PRAGMA busy_timeout = 0")
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(StorageError, match=f"{path}: .*locked"):
             store.write(storing(segment(1)))
@@ -303,7 +303,7 @@ def test_messages_are_refused_while_there_is_no_space_for_readers(path: Path) ->
         store._reserve.spend()
         resource.setrlimit(resource.RLIMIT_FSIZE, (RESERVE_BYTES // 2, hard))
         try:
-            with pytest.raises(StorageFullError, match="bytes left that are kept for readers"):
+            with pytest.raises(StorageFullError, match="bytes left that are kept for deleting"):
                 store.write(storing(segment(2)))
             store.write(deleting(0))
         finally:
@@ -566,8 +566,8 @@ def test_free_pages_are_given_back(path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def n_pages(store: SqliteStore) -> int:
     """Return the pages of a file."""
-    assert store._writer is not None
-    (n,) = store._writer.execute("PRAGMA page_count").fetchone()
+    assert store._connection is not None
+    (n,) = store._connection.execute("PRAGMA page_count").fetchone()
     return int(n)
 
 

@@ -55,7 +55,10 @@ def test_file_of_another_kind_is_refused(path: Path) -> None:
     """What is no SQLite file is left as it is."""
     path.write_bytes(b"not a database, but long enough to be looked at as one" * 20)
     before = path.read_bytes()
-    with pytest.raises(EngineStartError, match=r"queue\.db: file is not a database"), opened(path):
+    with (
+        pytest.raises(EngineStartError, match=r"queue\.db: read file is not a database"),
+        opened(path),
+    ):
         pass
     assert path.read_bytes() == before
 

@@ -24,7 +24,7 @@ BATCH = BatchKey("me", "query", 5)
 def file(tmp_path: Path) -> Iterator[StageFile]:
     """A file that is open."""
     file = StageFile(str(tmp_path / "stage.db"), "normal")
-    file.open()
+    file.open_file()
     yield file
     file.close()
 
@@ -173,14 +173,14 @@ def test_what_was_committed_outlives_the_process(tmp_path: Path) -> None:
     """A second process is refused meanwhile; its error names the file."""
     path = str(tmp_path / "stage.db")
     file = StageFile(path, "full")
-    file.open()
+    file.open_file()
     stage(file, "a", 3)
     file.commit(BATCH, "w", [("a", 3)], 1.0)
     with pytest.raises(StageError, match=rf"stage {path}: in use by process"):
-        StageFile(path, "full").open()
+        StageFile(path, "full").open_file()
     file.close()
     file = StageFile(path, "full")
-    file.open()
+    file.open_file()
     assert file.owners() == ["me"]
     file.close()
     with pytest.raises(StageError, match="it is closed"):
@@ -192,7 +192,7 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "stage.db"
     path.write_bytes(b"no database" * 100)
     with pytest.raises(StageError, match=r"stage .*stage\.db: "):
-        StageFile(str(path), "full").open()
+        StageFile(str(path), "full").open_file()
     assert path.read_bytes() == b"no database" * 100
 
 
