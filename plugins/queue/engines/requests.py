@@ -51,23 +51,20 @@ class Request:
         """Take note of the failure."""
 
 
+@dataclass(eq=False)
 class Append(Request):
     """Store messages; the result is an `AppendResult`."""
 
+    queue: LocalQueue
+    number: int
+    messages: Sequence[NewMessage]
+    future: asyncio.Future[AppendResult] | None
+
     is_for_readers = False
 
-    def __init__(
-        self,
-        queue: LocalQueue,
-        number: int,
-        messages: Sequence[NewMessage],
-        future: asyncio.Future[AppendResult],
-    ) -> None:
-        self.queue = queue
-        self.number = number
-        self.messages = messages
-        self.future = future
-        self.n_messages = len(messages)
+    def __post_init__(self) -> None:
+        """Count the messages."""
+        self.n_messages = len(self.messages)
 
     def build(self, transaction: Transaction) -> None:
         """Add the messages that were not stored before and can be."""
@@ -112,15 +109,13 @@ class Append(Request):
     failed = done
 
 
+@dataclass(eq=False)
 class Forget(Request):
     """End the windows of deduplication identifiers."""
 
-    def __init__(
-        self, queue: LocalQueue, identifiers: Sequence[bytes], future: asyncio.Future[None]
-    ) -> None:
-        self.queue = queue
-        self.identifiers = identifiers
-        self.future = future
+    queue: LocalQueue
+    identifiers: Sequence[bytes]
+    future: asyncio.Future[None] | None
 
     def build(self, transaction: Transaction) -> None:
         """Forget them from here on."""
@@ -184,23 +179,16 @@ class Marks:
         self.leases.update(leases)
 
 
+@dataclass(eq=False)
 class Settle(Request):
     """Settle messages of a group."""
 
-    def __init__(
-        self,
-        queue: LocalQueue,
-        group: LocalGroup,
-        reason: str,
-        marks: Sequence[Marks],
-        future: asyncio.Future[None] | None = None,
-    ) -> None:
-        self.queue = queue
-        self.group = group
-        self.reason = reason
-        self.marks = marks
-        self.future = future
-        self._settled: dict[tuple[LocalPlace, int], int] = {}
+    queue: LocalQueue
+    group: LocalGroup
+    reason: str
+    marks: Sequence[Marks]
+    future: asyncio.Future[None] | None = None
+    _settled: dict[tuple[LocalPlace, int], int] = field(default_factory=dict, init=False)
 
     def build(self, transaction: Transaction) -> None:
         """Settle them."""
@@ -300,23 +288,20 @@ class Letter(NamedTuple):
     row: tuple[Any, ...]
 
 
+@dataclass(eq=False)
 class Redrive(Request):
     """Move dead letters of one physical queue to other queues; the result is their number."""
 
+    source: LocalQueue
+    physical: PhysicalQueue
+    letters: Sequence[Letter]
+    future: asyncio.Future[int] | None
+
     is_for_readers = False
 
-    def __init__(
-        self,
-        source: LocalQueue,
-        physical: PhysicalQueue,
-        letters: Sequence[Letter],
-        future: asyncio.Future[int],
-    ) -> None:
-        self.source = source
-        self.physical = physical
-        self.letters = letters
-        self.future = future
-        self.n_messages = len(letters)
+    def __post_init__(self) -> None:
+        """Count the messages."""
+        self.n_messages = len(self.letters)
 
     def build(self, transaction: Transaction) -> None:
         """Remove them here and store them there; those that left meanwhile are passed over."""
@@ -332,20 +317,14 @@ class Redrive(Request):
                 self.result += 1
 
 
+@dataclass(eq=False)
 class Shrink(Request):
     """Store a segment without the contents of the messages that left it."""
 
-    def __init__(
-        self,
-        queue: LocalQueue,
-        physical: PhysicalQueue,
-        first_offset: int,
-        future: asyncio.Future[None],
-    ) -> None:
-        self.queue = queue
-        self.physical = physical
-        self.first_offset = first_offset
-        self.future = future
+    queue: LocalQueue
+    physical: PhysicalQueue
+    first_offset: int
+    future: asyncio.Future[None] | None
 
     def build(self, transaction: Transaction) -> None:
         """Store it anew."""
@@ -353,20 +332,14 @@ class Shrink(Request):
             transaction.shrink(self.queue, self.physical, self.first_offset)
 
 
+@dataclass(eq=False)
 class Move(Request):
     """Move an offsets group forward."""
 
-    def __init__(
-        self,
-        queue: LocalQueue,
-        group: LocalGroup,
-        offsets: Mapping[int, int],
-        future: asyncio.Future[None],
-    ) -> None:
-        self.queue = queue
-        self.group = group
-        self.offsets = offsets
-        self.future = future
+    queue: LocalQueue
+    group: LocalGroup
+    offsets: Mapping[int, int]
+    future: asyncio.Future[None] | None
 
     def build(self, transaction: Transaction) -> None:
         """Move it."""
@@ -412,24 +385,18 @@ class Seek(Move):
         self.group.arrived()
 
 
+@dataclass(eq=False)
 class Cut(Request):
     """Remove everything below an offset; the result is the number of messages."""
 
-    def __init__(
-        self,
-        queue: LocalQueue,
-        physical: PhysicalQueue,
-        below: int,
-        reason: str,
-        future: asyncio.Future[int] | None,
-    ) -> None:
-        self.queue = queue
-        self.physical = physical
-        self.below = below
-        self.reason = reason
-        self.future = future
-        self.result = 0
-        self._n_removed = 0
+    queue: LocalQueue
+    physical: PhysicalQueue
+    below: int
+    reason: str
+    future: asyncio.Future[int] | None
+
+    result = 0
+    _n_removed = 0
 
     def build(self, transaction: Transaction) -> None:
         """Remove a part of it."""
@@ -446,12 +413,12 @@ class Cut(Request):
         self.result += self._n_removed
 
 
+@dataclass(eq=False)
 class Trim(Request):
     """Go on cutting what all groups have settled."""
 
-    def __init__(self, queue: LocalQueue, physical: PhysicalQueue) -> None:
-        self.queue = queue
-        self.physical = physical
+    queue: LocalQueue
+    physical: PhysicalQueue
 
     def build(self, transaction: Transaction) -> None:
         """Cut a part of it."""
