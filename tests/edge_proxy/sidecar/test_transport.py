@@ -34,7 +34,6 @@ from penstock.edge_proxy.sidecar.proxy_state import ProxyState
 from penstock.edge_proxy.sidecar.transport import ClientTransport, ProxiedClients
 from penstock.edge_proxy.upstream import Upstreams
 from penstock.edge_proxy.upstream_config import UpstreamKeys
-from penstock.netem.runs.broker_process import reserved_port
 from tests.helpers.gates import SwitchGate
 from tests.helpers.process import SECONDS
 from tests.helpers.proxied_clients import DOWN, UP, publish
@@ -246,19 +245,6 @@ async def test_a_client_that_goes_takes_the_connection_to_the_broker_with_it(
         assert proxy.clients.shared.ended.moved == 1
 
 
-@pytest.mark.parametrize("version", [4, 5])
-async def test_a_broker_that_cannot_be_reached(
-    version: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The client's connection is closed at once and the log names the broker."""
-    caplog.set_level("INFO")
-    with reserved_port() as port:
-        async with bench(broker_port=port) as proxy:
-            client = await open_client(proxy.address, version, client_id="c")
-            assert await client.receive_end() == b""
-    assert f"no connection to 127.0.0.1:{port}: " in caplog.text
-
-
 async def test_a_client_that_goes_before_the_broker_is_reached(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -460,38 +446,6 @@ async def test_a_broker_that_sends_its_end_and_reads_nothing_is_dropped(
         async with asyncio.timeout(SECONDS):
             await proxy.clients.all_ended()
         await broker.close()
-
-
-@pytest.mark.parametrize("version", [4, 5])
-async def test_a_broker_that_accepts_and_does_not_answer(version: int) -> None:
-    """Both connections end; the client is told nothing, so that it tries again."""
-    async with bench(connack_timeout_seconds=3600, connect_timeout_seconds=7200) as proxy:
-        client = await open_client(proxy.address, version, client_id="c")
-        broker = await proxy.broker.connected()
-        assert await broker.receive() is not None  # the CONNECT
-        (client_transport,) = proxy.clients.running
-        due = client_transport._timer_at
-        proxy.clients.clock = lambda: due
-        client_transport._timer_due()
-        assert await client.receive_end() == b""
-        assert await broker.receive_end() == b""
-        await proxy.clients.all_ended()
-
-
-@pytest.mark.parametrize("version", [4, 5])
-async def test_a_client_above_the_limit_of_connections_is_told(version: int) -> None:
-    """Server busy; when one of the others leaves, there is a place again."""
-    async with bench(connections=1) as proxy:
-        first, _ = await proxy.joined()
-        second = await open_client(proxy.address, version, client_id="second")
-        second.version = version
-        expected = ReasonCode.SERVER_BUSY if version == 5 else ReasonCode.SERVER_UNAVAILABLE
-        assert await second.receive() == ConnAck(reason_code=expected)
-        assert await second.receive_end() == b""
-        await first.close()
-        await until(lambda: not proxy.clients.running)
-        await proxy.joined(version)
-        assert proxy.clients.shared.counters.connections_refused == {"all": 1}
 
 
 async def test_a_flood_above_the_limit_of_connections_is_cut_off(
