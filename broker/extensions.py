@@ -1084,6 +1084,8 @@ class PluginContext(NamedTuple):
             where there is no broker.
         plugins: the plugins of the file by their names, complete once the plugin is started.
         worker: this process among those of the machine; where a file is only checked, the first.
+        policy_keys: returns those of the policy file as it was loaded last; none where there is no
+            broker.
     """
 
     logger: logging.Logger
@@ -1096,6 +1098,7 @@ class PluginContext(NamedTuple):
     local_clients: LocalClients | None = None
     plugins: Mapping[str, Plugin] = MappingProxyType({})
     worker: Worker = ALONE
+    policy_keys: Callable[[], Mapping[str, Any]] = dict
 
     def others(self) -> str:
         """Return which others clients of this broker may be at, as text; "" for none."""

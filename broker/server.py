@@ -209,6 +209,7 @@ class Server:
             operations=operations,
             sink_routes=sink_routes,
             local_clients=local_clients,
+            policy_keys=lambda: self._policy.document,
         )
         self._refuse_second_store()
         self._host = self._load_amqtt()

@@ -95,6 +95,7 @@ class Policy:
         sys_interval: seconds between two publications of `$SYS`; 0 for none.
         persistence: settings of the database, or None where nothing outlives the process.
         log: settings of the log.
+        document: the keys of the file as they were read.
     """
 
     file: str
@@ -109,6 +110,7 @@ class Policy:
     sys_interval: float
     persistence: Persistence | None
     log: LogOptions
+    document: Mapping[str, Any]
 
     def sizes_by_listener(self) -> dict[str, SizeClass]:
         """Return the size class that the clients of a listener subscribe to, by its name."""
@@ -260,6 +262,7 @@ class _Reading(FileReading):
             sys_interval=DEFAULT_SYS_INTERVAL if sys_interval is None else sys_interval,
             persistence=persistence,
             log=log,
+            document=document,
         )
 
     def _section(self, cls: type[T], mapping: Mapping[str, Any], name: str) -> T | None:

@@ -118,7 +118,7 @@ class Node:
             "process": os.getpid(),
             "machine": machine,
             "worker": context.worker.number,
-            "policy": policy_digests(context.policy_file),
+            "policy": policy_digests(context.policy_keys()),
         }
         self._is_counting = False
         self._is_draining = False
@@ -433,7 +433,7 @@ class Node:
 
     def reloaded(self) -> None:
         """Tell the others what the policy file says by now."""
-        self._about["policy"] = policy_digests(self._context.policy_file)
+        self._about["policy"] = policy_digests(self._context.policy_keys())
         for node in self.members.infos:
             self._compare(node)
         self._in_background("policy", self.members.tell, json.dumps(self._about))

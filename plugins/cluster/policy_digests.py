@@ -5,10 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final
-
-import yaml
 
 OF_A_NODE: Final = frozenset({"listeners", "log", "persistence", "cluster"})
 """Keys that may differ."""
@@ -16,16 +13,10 @@ OF_ONE_NODE: Final = "plugins.uplink"
 """What one node has for all: a second one would pass each message once more."""
 
 
-def policy_digests(policy_file: str) -> dict[str, str]:
-    """Return a digest of each section of a file, by its keys; none where it cannot be read."""
-    try:
-        keys = yaml.safe_load(Path(policy_file).read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
-        return {}
-    if not isinstance(keys, dict):
-        return {}
-    plugins = keys.pop("plugins", None)
-    sections: dict[str, Any] = {str(name): value for name, value in keys.items()}
+def policy_digests(keys: Mapping[str, Any]) -> dict[str, str]:
+    """Return a digest of each section of a policy file, by its keys."""
+    plugins = keys.get("plugins")
+    sections = {name: value for name, value in keys.items() if name != "plugins"}
     if isinstance(plugins, dict):
         sections |= {f"plugins.{name}": value for name, value in plugins.items()}
     return {

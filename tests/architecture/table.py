@@ -302,7 +302,6 @@ PLUGIN_IO: Final = PLUGIN_ADAPTERS | {
     "plugins.cluster.mail_expiry",
     "plugins.cluster.members",
     "plugins.cluster.notes",
-    "plugins.cluster.policy_digests",
     "plugins.cluster.told_figures",
     "plugins.access.__main__",
     "plugins.access.passwd",

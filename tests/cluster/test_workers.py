@@ -187,6 +187,10 @@ async def test_a_worker_that_is_started_again_has_what_the_others_have(
     change(tmp_path, 12_345)
     await started_again(workers, 2)
     assert await limits(workers) == before
+    status = ["cluster", "status", "-c", str(tmp_path / "policy.yaml")]
+    told = (await asyncio.to_thread(penstock, *status)).out
+    assert "box-2" in told
+    assert "policy files" not in told
     workers.broker.process.send_signal(signal.SIGHUP)
     await asyncio.to_thread(workers.broker.lines_with, "reloaded: ", 2)
     (tmp_path / "policy.yaml").write_text("limits: {max")

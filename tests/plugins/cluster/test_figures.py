@@ -18,10 +18,7 @@ from tests.helpers.redis_server import running_redis
 
 async def test_figures_are_there_before_the_node_has_started_and_after(tmp_path: Path) -> None:
     """Whoever asks need not know whether the servers are reached."""
-    (tmp_path / "policy.yaml").write_text("plugins: {}\n")
-    context = PluginContext(
-        logging.getLogger("test"), str(tmp_path / "policy.yaml"), time.monotonic
-    )
+    context = PluginContext(logging.getLogger("test"), "policy.yaml", time.monotonic)
     with running_redis(tmp_path / "redis") as redis:
         config = ClusterConfig("emea", "a", RedisConfig(server=f"127.0.0.1:{redis.port}"))
         routes, clients = cast("SinkRoutes", None), cast("LocalClients", Mock())
