@@ -71,12 +71,12 @@ class _Letter:
 
     __slots__ = ("n_bytes", "n_left", "n_messages", "reason_code", "settle", "shared")
 
-    def __init__(self, settle: Settle | None, n_messages: int, n_bytes: int, n_left: int) -> None:
+    def __init__(self, settle: Settle | None, n_messages: int = 0, n_bytes: int = 0) -> None:
         self.settle = settle
         self.shared: Shared | None = None
         self.n_messages = n_messages
         self.n_bytes = n_bytes
-        self.n_left = n_left
+        self.n_left = 1  # until it is addressed
         self.reason_code = 0
 
 
@@ -225,7 +225,7 @@ class MailSink(MessageSink):
         for client_id in [*self._full]:
             box = self.routes.boxes.get(client_id)
             if box is not None:
-                self._add(box.bucket, _Letter(None, 0, 0, 1), (b"", b"", 0, b""), [client_id], 0)
+                self._add(box.bucket, _Letter(None), (b"", b"", 0, b""), [client_id], 0)
             else:
                 del self._full[client_id]
         self._look_soon()
@@ -287,7 +287,7 @@ class MailSink(MessageSink):
     def _letter(self, settle: Settle | None, n_messages: int, n_bytes: int) -> _Letter:
         self.counts.matched += n_messages
         self.counts.queued += n_messages
-        return _Letter(settle, n_messages, n_bytes, 1)
+        return _Letter(settle, n_messages, n_bytes)
 
     def _put(self, letter: _Letter, parts: Sequence[_Part]) -> None:
         """Send messages to the buckets of their mailboxes."""

@@ -109,9 +109,9 @@ class Member:
 
     __slots__ = ("epoch", "routes")
 
-    def __init__(self, epoch: int, routes: dict[str, int] | None = None) -> None:
+    def __init__(self, epoch: int) -> None:
         self.epoch = epoch
-        self.routes = {} if routes is None else routes
+        self.routes: dict[str, int] = {}
 
 
 class OtherRoutes:

@@ -59,6 +59,7 @@ class GroupSink(MessageSink):
         topic_filters: the filter of the subscription.
         counts: the counts for the ledger; what is stored is in the counts of a `NodeSink`, too.
         members: nodes, each with the number of its members; and mailboxes.
+        is_routed: whether it is among the broker's sinks.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class GroupSink(MessageSink):
         self.topic_filters = [share.split("/", 2)[2]]
         self.counts = SinkCounts()
         self.members: dict[str, int] = {}
+        self.is_routed = False
         self._share = share
         self._sinks = sinks
         self._clock = clock
@@ -217,7 +219,6 @@ class Groups:
         self._routes = routes
         self._clock = clock
         self._groups: dict[str, GroupSink] = {}
-        self._is_routed: set[str] = set()
         self._returned: deque[Shared] = deque()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -230,12 +231,11 @@ class Groups:
             group.join(node, n_members)
         else:
             group.remove(node)
-        is_routed = bool(group.members) and self._own not in group.members
-        if is_routed and share not in self._is_routed:
-            self._is_routed.add(share)
+        was_routed = group.is_routed
+        group.is_routed = bool(group.members) and self._own not in group.members
+        if group.is_routed and not was_routed:
             self._routes.add(group)
-        elif not is_routed and share in self._is_routed:
-            self._is_routed.discard(share)
+        elif was_routed and not group.is_routed:
             self._routes.remove(group)
         if not group.members:
             del self._groups[share]
