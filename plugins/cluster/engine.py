@@ -19,6 +19,7 @@ from redis.exceptions import ResponseError
 
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.plugins.redis.calls import FunctionCalls, plain, refusal
+from penstock.plugins.redis.checks import check_eviction, fields_of
 from penstock.plugins.redis.errors import StorageError
 from penstock.plugins.redis.library import Library
 from penstock.plugins.redis.server import RedisServer
@@ -328,6 +329,15 @@ class ClusterEngine:
         call = self.command(self.base, "HSET", ":figures", self.node, figures)
         _, found = await asyncio.gather(plain(call), self.figures())
         return found
+
+    async def eviction(self) -> str | None:
+        """Say why a server may delete what it has; None where it does not.
+
+        Raises:
+            StorageError: the engine cannot be asked, or refuses.
+        """
+        info = await plain(self.calls.routes.call(self.base, "INFO", "memory"))
+        return check_eviction(str(self.calls.server), fields_of(info))
 
     async def figures(self) -> dict[str, str]:
         """Return what nodes have told of themselves last, also of some that have left."""

@@ -14,6 +14,7 @@ from logging import Logger
 from struct import error as StructError  # noqa: N812 (it is a class)
 from typing import Final
 
+from penstock.broker.plugin_guard import is_logged
 from penstock.plugins.cluster.announcer import Announcer
 from penstock.plugins.cluster.frames import Lane
 from penstock.plugins.cluster.mail_engine import MailEngine
@@ -62,6 +63,7 @@ class MailExpiry:
         self._give = give
         self._is_first = is_first
         self._logger = logger
+        self._n_failed = 0
         self._told: dict[tuple[str, str], int] = {}
 
     async def run(self) -> None:
@@ -77,7 +79,9 @@ class MailExpiry:
                     try:
                         await asyncio.gather(*map(self._look_at, buckets[at : at + n]))
                     except StorageError as error:
-                        self._logger.warning("sessions cannot expire: %s", error)
+                        self._n_failed += 1
+                        if is_logged(self._n_failed):
+                            self._logger.warning("sessions cannot expire: %s", error)
                     except Exception:
                         self._logger.exception("sessions cannot expire")
 

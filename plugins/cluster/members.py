@@ -99,6 +99,7 @@ class Members:
         own_number: the number of this node's newest change that was read from the stream.
         n_snapshots: how often the state was read.
         is_steady: whether beats are answered in time.
+        failure: why none is taken; "" where they are, or where the engine cannot be reached.
     """
 
     def __init__(
@@ -114,6 +115,7 @@ class Members:
         self.own_number = 0
         self.n_snapshots = 0
         self.is_steady = False
+        self.failure = ""
         self._engine = engine
         self._routes = routes
         self._listener = listener
@@ -308,10 +310,17 @@ class Members:
                 beat = await self._engine.beat()
             except FencedError:
                 raise
-            except StorageError:
+            except StorageError as error:
                 self._steady_since = self._clock()
                 self.is_steady = False
+                if self._engine.failure is None:
+                    if not self.failure:
+                        self._logger.error("the engine takes no beat of this node: %s", error)  # noqa: TRY400 (a state)
+                    self.failure = str(error)
             else:
+                if self.failure:
+                    self._logger.info("the engine takes beats of this node again")
+                    self.failure = ""
                 await self._take_beat(beat, sent_at)
             await asyncio.sleep(max(0.0, sent_at + BEAT_SECONDS - self._clock()))
 

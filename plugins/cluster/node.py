@@ -508,4 +508,5 @@ class Node:
         """
         if self.members.is_certain:
             return ""
-        return self.engine.failure or "no beat of this node was answered in time"
+        told = self.engine.failure or self.members.failure
+        return told or "no beat of this node was answered in time"

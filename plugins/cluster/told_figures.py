@@ -35,7 +35,8 @@ class ToldFigures:
         logger: gets faults.
 
     Attributes:
-        failure: why the engine stores nothing; "" where it does, or cannot be reached.
+        failure: why the engine stores nothing, or may lose it; "" where it does not, or cannot be
+            reached.
     """
 
     def __init__(
@@ -81,14 +82,17 @@ class ToldFigures:
         figures = self._own() | {"sys": self._sys}
         try:
             found = await self._engine.tell_figures(json.dumps(figures))
+            self._note(await self._engine.eviction())
         except StorageError as error:
             if self._engine.failure is None:
-                if not self.failure:
-                    self._logger.error("the engine stores nothing: %s", error)  # noqa: TRY400 (a state)
-                self.failure = str(error)
+                self._note(f"the engine stores nothing: {error}")
             return
-        if self.failure:
-            self.failure = ""
-            self._logger.info("the engine stores again")
         found.pop(self._engine.node, None)  # it is not there where this node was just evicted
         self._others = {node: json.loads(told).get("sys", {}) for node, told in found.items()}
+
+    def _note(self, failure: str | None) -> None:
+        if failure and not self.failure:
+            self._logger.error("%s", failure)
+        elif self.failure and not failure:
+            self._logger.info("the engine stores again")
+        self.failure = failure or ""

@@ -35,6 +35,7 @@ from redis.exceptions import (
     ClusterDownError,
     MasterDownError,
     MovedError,
+    OutOfMemoryError,
     ReadOnlyError,
     RedisError,
     ResponseError,
@@ -42,6 +43,7 @@ from redis.exceptions import (
 )
 
 from penstock.broker.errors import PenstockError
+from penstock.broker.plugin_guard import is_logged
 from penstock.plugins.redis.errors import StorageError
 from penstock.plugins.redis.login import Address, named
 
@@ -266,6 +268,8 @@ class Pipeline:
         self._has_sent = asyncio.Event()
         self._is_writing = False
         self._is_lacking = self._lacks_replicas = False
+        self._told: set[str] = set()
+        self._n_refused = 0
         self._task: asyncio.Task[None] | None = None
         self._expiry: asyncio.TimerHandle | None = None
 
@@ -471,6 +475,7 @@ class Pipeline:
                     self._note(str(error))
             if self._connection is not None:
                 was_lost, self.failure = self.failure is not None, None
+                self._told.clear()
                 self._silence.connected()
                 if was_lost:
                     self._logger.info("connected to the Redis server %s again", self)
@@ -485,8 +490,9 @@ class Pipeline:
 
     def _note(self, why: str) -> None:
         """Note why there is no connection."""
-        was_away, was_there, self.failure = self.is_away, self.failure is None, why
-        if was_there:
+        was_away, self.failure = self.is_away, why
+        if why not in self._told:
+            self._told.add(why)
             self._logger.error("%s", why)
         if not was_away:
             self._on_away()
@@ -565,6 +571,8 @@ class Pipeline:
                     disable_decoding=True, timeout=math.inf, disconnect_on_error=False
                 )
             except ResponseError as error:
+                if str(error) == "Function not found":  # somebody has removed the library
+                    raise  # a new connection loads it
                 answer = error
             call = sent.popleft()
             if isinstance(call, _Wait):
@@ -576,8 +584,10 @@ class Pipeline:
                     call.is_sent = False
                     self._held_calls.append(call)
                     self.hold((call.slot,))
-                elif not call.future.done():
-                    call.future.set_exception(answer)
+                else:
+                    self._note_refusal(call, answer)
+                    if not call.future.done():
+                        call.future.set_exception(answer)
             elif call.future.done():  # its caller has left
                 answered[0] += 1
             elif is_safe or not call.is_stored:
@@ -589,6 +599,14 @@ class Pipeline:
                 self._let_go(call.slot)
             if not self._silence.is_over:  # behind the answer: who is woken knows of it
                 self._note_answer(call)
+
+    def _note_refusal(self, call: Call, error: ResponseError) -> None:
+        """Log what is no answer of the library's own: many a call has nobody who waits for it."""
+        if "PENSTOCK" not in str(error) and not isinstance(error, OutOfMemoryError):
+            self._n_refused += 1
+            if is_logged(self._n_refused):
+                what = " ".join(map(str, call.command[:2]))
+                self._logger.warning("the Redis server %s refuses %s: %s", self, what, error)
 
     def _replicated(self, answer: Any) -> None:
         """Complete what was stored before a WAIT, as many replicas as it says have it.

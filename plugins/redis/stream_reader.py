@@ -16,9 +16,10 @@ from collections.abc import AsyncIterator
 from typing import Any, Final, TypeAlias
 
 from redis.asyncio.connection import AbstractConnection
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from penstock.broker.errors import PenstockError
+from penstock.broker.plugin_guard import is_logged
 from penstock.plugins.redis.calls import FunctionCalls
 from penstock.plugins.redis.login import CONNECT_SECONDS, Address
 
@@ -65,10 +66,17 @@ class StreamReader:
             *("XREAD", "COUNT", most_entries, "BLOCK", int(1000 * _WAIT_SECONDS)),
             *("STREAMS", self._key, after),
         )
+        n_refused = 0
         while True:
             try:
                 answer = await self._ask(command)
-            except (RedisError, OSError, PenstockError):  # the pipeline tells of faults
+            except (RedisError, OSError, PenstockError) as error:  # the pipeline tells of faults
+                n_refused += isinstance(error, ResponseError)
+                if n_refused > 1 and is_logged(n_refused):  # a server that becomes a replica: once
+                    where = self._calls.server
+                    self._calls.logger.warning(
+                        "the Redis server %s refuses XREAD %s: %s", where, self._key, error
+                    )
                 await self._disconnect()
                 await asyncio.sleep(_RETRY_SECONDS)
             except BaseException:

@@ -7,9 +7,12 @@ import os
 import signal
 from pathlib import Path
 from typing import Any, Final
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import pytest
 import yaml
+from redis import Redis
 
 from penstock.netem.runs.broker_process import reserved_port
 from tests.helpers.cluster import Cluster, running_brokers, until
@@ -118,6 +121,69 @@ def test_what_brokers_cannot_share(
     done = penstock("check", str(tmp_path / "a" / "policy.yaml"))
     assert done.status == 2
     assert told in done.err
+
+
+def body_of(url: str) -> str:
+    """Return what is answered, whatever the status is."""
+    try:
+        with urlopen(url, timeout=10) as answer:  # noqa: S310
+            return bytes(answer.read()).decode()
+    except HTTPError as error:
+        return error.read().decode()
+
+
+def test_what_changes_at_the_engine_while_it_is_used(tmp_path: Path) -> None:
+    """Each change is named, in the log and to who asks; the broker goes on where it is undone."""
+    (tmp_path / "password").write_text("right\n")
+    with (
+        running_redis(tmp_path / "redis", "user penstock on >right ~* &* +@all") as redis,
+        Redis(port=redis.port) as admin,
+    ):
+        section = {"server": f"127.0.0.1:{redis.port}", "user": "penstock"}
+        section |= {"password_file": str(tmp_path / "password")}
+        console = {"console": {"http": "127.0.0.1:0"}}
+        with running_brokers(tmp_path, "a", redis=section, plugins=console) as cluster:
+            broker = cluster["a"]
+            ready = f"{broker.console_url}/readyz"
+            for right, told in {
+                "fcall": "takes no beat of this node: the Redis server refuses: this user has no",
+                "xread": f"127.0.0.1:{redis.port} refuses XREAD ",
+                "xadd": f"127.0.0.1:{redis.port} refuses FCALL penstock_cluster_1_change: ",
+            }.items():
+                with cluster.client("a") as client:
+                    admin.acl_setuser("penstock", enabled=True, commands=[f"-{right}"])
+                    client.subscribe(right)
+                    broker.wait_for_log(told)
+                if right == "fcall":
+                    until(lambda: "permissions to run the 'fcall'" in body_of(ready))
+                admin.acl_setuser("penstock", enabled=True, commands=[f"+{right}"])
+                until(lambda: "not ready" not in body_of(ready), right)
+            admin.config_set("maxmemory-policy", "allkeys-lru")
+            broker.wait_for_log("read allkeys-lru; allowed: noeviction")
+            admin.config_set("maxmemory-policy", "noeviction")
+            broker.wait_for_log("the engine stores again")
+
+            admin.execute_command("ACL", "SETUSER", "penstock", "resetpass", ">other")
+            admin.execute_command("CLIENT", "KILL", "USER", "penstock")
+            broker.wait_for_log("invalid username-password pair")
+            (tmp_path / "password").write_text("other\n")
+            broker.wait_for_log("connected to the Redis server")
+
+
+def test_functions_that_somebody_removes(tmp_path: Path) -> None:
+    """They are loaded again, and nothing is refused meanwhile."""
+    with (
+        running_redis(tmp_path / "redis") as redis,
+        Redis(port=redis.port) as admin,
+        running_brokers(tmp_path, "a", "b", redis={"server": f"127.0.0.1:{redis.port}"}) as cluster,
+        cluster.client("b", subscribes="x") as reader,
+        cluster.client("a") as writer,
+    ):
+        for number in range(5):
+            admin.function_flush()
+            writer.publish("x", b"%d" % number, 1)
+            assert reader.payloads(1) == [b"%d" % number]
+        assert "Function not found" in cluster["a"].log
 
 
 def test_brokers_whose_policies_differ_are_warned(tmp_path: Path) -> None:

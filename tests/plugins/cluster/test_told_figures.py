@@ -52,7 +52,7 @@ async def test_figures_of_all_members_are_added() -> None:
 
 async def test_a_node_that_was_evicted_meanwhile_goes_on_telling() -> None:
     """Who evicts it removes its figures as well, maybe between its two commands."""
-    engine: Any = SimpleNamespace(node="a", tell_figures=answered)
+    engine: Any = SimpleNamespace(node="a", tell_figures=answered, eviction=no_eviction)
     figures = ToldFigures(engine, ["b"], dict, LOGGER)
     await figures.tell()
     assert figures.sys_topics(SYS)["messages/received"] == "15"
@@ -61,3 +61,7 @@ async def test_a_node_that_was_evicted_meanwhile_goes_on_telling() -> None:
 async def answered(_: str) -> dict[str, str]:
     """Return what only another node has told."""
     return {"b": '{"sys": {"messages/received": "5"}}'}
+
+
+async def no_eviction() -> None:
+    """Say that the server deletes nothing by itself."""
