@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from paho.mqtt.client import MQTTv5
+from paho.mqtt.enums import CallbackAPIVersion
 from redis import Redis
 from redis.exceptions import RedisError
 
+from penstock.lanes.paho import Client as LanesClient
 from penstock.netem.runs.broker_process import RunningBroker, find_program, reserved_port
 from penstock.plugins.access.password_hash import make_hash
 from tests.helpers.cluster import until
@@ -198,6 +201,23 @@ def test_clients_come_through_the_load_balancer_and_go_on_when_a_broker_is_kille
             assert reader.subscribe("hall/#", 1)
             another.publish("hall/2", b"again")
             assert reader.payloads(1) == [b"again"]
+
+
+def test_both_lanes_of_a_client_come_to_one_broker(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else it would have one connection, and alarms would wait behind pictures."""
+    caplog.set_level("INFO", "penstock.lanes")
+    for client_id in ("one", "two", "three"):
+        with come(site, client_id):  # the load balancer listens
+            pass
+        client = LanesClient(CallbackAPIVersion.VERSION2, client_id, protocol=MQTTv5)
+        client.username_pw_set(*USER)
+        client.connect("127.0.0.1", site.port)
+        client.loop_start()
+        until(lambda found=client_id: f"{found}: two connections" in caplog.text, "the second one")
+        client.disconnect()
+        client.loop_stop()
 
 
 def test_clients_find_their_sessions_wherever_the_load_balancer_sends_them(site: Site) -> None:
