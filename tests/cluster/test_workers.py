@@ -117,16 +117,6 @@ def workers(tmp_path: Path) -> Iterator[Workers]:
         yield found
 
 
-async def test_clients_of_one_port_are_spread(workers: Workers) -> None:
-    """Each worker has some of them."""
-    async with contextlib.AsyncExitStack() as stack:
-        found = set()
-        for _ in range(40):
-            client = await stack.enter_async_context(await WireClient.dial(workers.port))
-            found.add(await workers.has(client))
-        assert found == {1, 2}
-
-
 async def test_a_worker_that_is_killed_under_load_comes_back(workers: Workers) -> None:
     """The other one goes on meanwhile, and nothing acknowledged is lost."""
     streams, reading = [Stream(f"load/{n}") for n in range(4)], Reading()
@@ -168,15 +158,6 @@ async def limits(workers: Workers) -> list[object]:
         async with await workers.dial(number) as client:
             found.append((await client.connect()).properties.get("maximum_packet_size"))
     return found
-
-
-async def test_a_reload_reaches_each_worker(workers: Workers, tmp_path: Path) -> None:
-    """By SIGHUP."""
-    change(tmp_path, 12_345)
-    workers.broker.process.send_signal(signal.SIGHUP)
-    told = "changed: limits.maximum_packet_size"
-    assert len(await asyncio.to_thread(workers.broker.lines_with, told, 2)) == 2
-    assert await limits(workers) == [12_345] * 2
 
 
 async def test_a_worker_that_is_started_again_has_what_the_others_have(
