@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -208,6 +209,10 @@ def test_both_lanes_of_a_client_come_to_one_broker(
 ) -> None:
     """Else it would have one connection, and alarms would wait behind pictures."""
     caplog.set_level("INFO", "penstock.lanes")
+
+    def has_two(client_id: str) -> bool:
+        return f"{client_id}: two connections" in caplog.text
+
     for client_id in ("one", "two", "three"):
         with come(site, client_id):  # the load balancer listens
             pass
@@ -215,7 +220,7 @@ def test_both_lanes_of_a_client_come_to_one_broker(
         client.username_pw_set(*USER)
         client.connect("127.0.0.1", site.port)
         client.loop_start()
-        until(lambda found=client_id: f"{found}: two connections" in caplog.text, "the second one")
+        until(partial(has_two, client_id), "the second one")
         client.disconnect()
         client.loop_stop()
 
