@@ -51,22 +51,6 @@ async def leave(client: WireClient) -> None:
     await client.rest()
 
 
-async def messages(client: WireClient, n: int) -> list[tuple[bytes, int]]:
-    """Return payload and QoS of the next messages, which are acknowledged."""
-    found: list[tuple[bytes, int]] = []
-    while len(found) < n:
-        packet = await client.receive()
-        if isinstance(packet, PubRel):
-            await client.send(PubComp(packet.packet_id))
-            continue
-        assert isinstance(packet, Publish), packet
-        found.append((bytes(packet.payload), packet.qos))
-        if packet.qos:
-            kind = PubAck if packet.qos == 1 else PubRec
-            await client.send(kind(packet.packet_id))
-    return found
-
-
 def prefix_of(cluster: Cluster) -> str:
     """Return what the keys of a cluster begin with."""
     return str(cluster.section["redis"]["prefix"])
@@ -91,10 +75,10 @@ async def test_what_waits_for_a_client_is_read_at_another_broker(
         await other.publish(f"{name}/1", b"2")
         await one.publish(f"{name}/2", b"3")
         async with await back(cluster, "c", name, version=version) as client:
-            assert await messages(client, 3) == [(b"1", 1), (b"2", 1), (b"3", 1)]
+            assert await client.messages(3) == [(b"1", 1), (b"2", 1), (b"3", 1)]
             await one.publish(f"{name}/2", b"4")
             await other.send(Publish(f"{name}/2", b"5", 0))
-            assert await messages(client, 2) == [(b"4", 1), (b"5", 0)]
+            assert await client.messages(2) == [(b"4", 1), (b"5", 0)]
 
 
 async def test_client_with_a_session_gets_messages_from_all_brokers(cluster: Cluster) -> None:
@@ -132,7 +116,7 @@ async def test_client_that_goes_elsewhere_without_leaving_is_taken_over(cluster:
             assert (again.packet_id, again.dup, again.qos) == (sent.packet_id, True, 1)
             await second.send(PubAck(again.packet_id))
             await publisher.publish("taken/2", b"2")
-            assert await messages(second, 1) == [(b"2", 1)]
+            assert await second.messages(1) == [(b"2", 1)]
 
 
 async def test_client_with_qos_2_under_way_goes_on_elsewhere(cluster: Cluster) -> None:
@@ -170,11 +154,11 @@ async def test_clean_start_ends_the_session_wherever_it_waits(cluster: Cluster) 
             await client.subscribe("anew/2", 1)
             await publisher.publish("anew/1", b"2")
             await publisher.publish("anew/2", b"3")
-            assert await messages(client, 1) == [(b"3", 1)]
+            assert await client.messages(1) == [(b"3", 1)]
             await leave(client)
         async with await back(cluster, "a", "anew") as client:
             await publisher.publish("anew/2", b"4")
-            assert await messages(client, 1) == [(b"4", 1)]
+            assert await client.messages(1) == [(b"4", 1)]
 
 
 async def test_session_expires_though_no_broker_has_it(cluster: Cluster) -> None:
@@ -232,11 +216,11 @@ async def test_away_member_of_a_shared_subscription_gets_what_no_other_can_take(
         async with await cluster.connected("c", "other-member") as other:
             await other.subscribe(share, 1)
             await publisher.publish("shared/1", b"2")
-            assert await messages(other, 1) == [(b"2", 1)]
+            assert await other.messages(1) == [(b"2", 1)]
         async with await back(cluster, "c", "member") as client:
-            assert await messages(client, 1) == [(b"1", 1)]
+            assert await client.messages(1) == [(b"1", 1)]
             await publisher.publish("shared/1", b"3")
-            assert await messages(client, 1) == [(b"3", 1)]
+            assert await client.messages(1) == [(b"3", 1)]
 
 
 async def test_many_sessions_get_a_message_each(cluster: Cluster) -> None:
@@ -253,7 +237,7 @@ async def test_many_sessions_get_a_message_each(cluster: Cluster) -> None:
     for number, client in enumerate(clients):
         if number % 2:
             client = await back(cluster, "bca"[number % 3], f"many-{number}")  # noqa: PLW2901
-        assert await messages(client, 1) == [(b"1", 1)]
+        assert await client.messages(1) == [(b"1", 1)]
         client.close()
 
 
@@ -269,7 +253,7 @@ async def test_limits_of_what_waits_hold_for_mailboxes(tmp_path: Path) -> None:
             for number in range(12):
                 await publisher.publish("limited/x", b"%d" % number)
         async with await back(brokers, "b", "limited") as client:
-            assert [payload for payload, _ in await messages(client, 5)] == [
+            assert [payload for payload, _ in await client.messages(5)] == [
                 b"%d" % number for number in range(7, 12)
             ]
 
@@ -290,10 +274,10 @@ async def test_publishers_are_held_back_for_a_client_that_acknowledges_nothing(
                 for number in range(6)
             ]
             assert codes == [0, 0, 0, 0, 0, ReasonCode.QUOTA_EXCEEDED]
-            assert await messages(client, 5) == [(b"%d" % number, 1) for number in range(5)]
+            assert await client.messages(5) == [(b"%d" % number, 1) for number in range(5)]
             while (await publisher.publish("stalls/x", b"6")).reason_code:
                 pass
-            assert await messages(client, 1) == [(b"6", 1)]
+            assert await client.messages(1) == [(b"6", 1)]
 
 
 @pytest.mark.parametrize("is_away", [False, True])

@@ -15,7 +15,10 @@ from penstock.broker.mqtt.packets import (
     Disconnect,
     Packet,
     PubAck,
+    PubComp,
     Publish,
+    PubRec,
+    PubRel,
     SubAck,
     Subscribe,
     SubscriptionRequest,
@@ -135,6 +138,20 @@ class WireClient:
             while chunk := await self.read():
                 data += chunk
         return data
+
+    async def message(self) -> Publish:
+        """Return the next message, which is acknowledged, as is what was released before it."""
+        while isinstance(packet := await self.receive(), PubRel):
+            await self.send(PubComp(packet.packet_id))
+        assert isinstance(packet, Publish), packet
+        if packet.qos:
+            await self.send((PubAck if packet.qos == 1 else PubRec)(packet.packet_id))
+        return packet
+
+    async def messages(self, n_messages: int) -> list[tuple[bytes, int]]:
+        """Return payload and QoS of the next messages, which are acknowledged."""
+        found = [await self.message() for _ in range(n_messages)]
+        return [(bytes(packet.payload), packet.qos) for packet in found]
 
     async def connect(self, client_id: str = "", **options: Any) -> ConnAck:
         """Send a CONNECT, without keep-alive unless asked for, and return the answer."""

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 import pytest
 
 from penstock.broker.counters import count
-from penstock.broker.mqtt.packets import PubAck, PubComp, Publish, PubRec, PubRel
+from penstock.broker.mqtt.packets import Publish
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.mqtt.writer import write_packet
 from penstock.broker.server import Server
@@ -27,7 +27,7 @@ from penstock.plugins.cluster.node_sink import Shared
 from penstock.plugins.redis.stream_reader import StreamReader
 from tests.broker.network.test_in_process import local_clients
 from tests.broker.serving import port_of, serving, until
-from tests.helpers.wire import WireClient, connected
+from tests.helpers.wire import connected
 
 
 class Reader:
@@ -82,22 +82,6 @@ def entry(lane: Lane, qos: int, *payloads: bytes) -> bytes:
     return buffer.take()
 
 
-async def received(client: WireClient, n_messages: int) -> list[tuple[bytes, int]]:
-    """Return payload and QoS of the next messages, acknowledged."""
-    found: list[tuple[bytes, int]] = []
-    while len(found) < n_messages:
-        packet = await client.receive()
-        assert packet is not None
-        if isinstance(packet, PubRel):
-            await client.send(PubComp(packet.packet_id))
-            continue
-        assert isinstance(packet, Publish), packet
-        found.append((bytes(packet.payload), packet.qos))
-        if packet.qos:
-            await client.send((PubAck if packet.qos == 1 else PubRec)(packet.packet_id))
-    return found
-
-
 @pytest.mark.parametrize("lane", [LANE_4, LANE_5])
 @pytest.mark.parametrize("qos", [0, 1, 2])
 async def test_an_entry_reaches_subscribers_in_order_and_is_deleted(lane: Lane, qos: int) -> None:
@@ -112,7 +96,7 @@ async def test_an_entry_reaches_subscribers_in_order_and_is_deleted(lane: Lane, 
             await client.subscribe("t", 2)
         ids = [reader.take(entry(lane, qos, *payloads), number) for number in (1, 2)]
         for client in (new, old):
-            assert await received(client, 600) == [(one, qos) for one in payloads * 2]
+            assert await client.messages(600) == [(one, qos) for one in payloads * 2]
         await until(lambda: reader.deleted == ids)
         assert reader.inbox.held_bytes == 0
 
@@ -129,7 +113,7 @@ async def test_what_is_read_again_is_given_once_and_deleted() -> None:
         twice = reader.take(entry(LANE_5, 1, b"1"), 1)
         reader.take(entry(LANE_5, 1, b"2"), 1, origin="c")
         reader.take(entry(LANE_5, 1, b"3"), 2)
-        assert sorted(await received(client, 3)) == [(b"1", 1), (b"2", 1), (b"3", 1)]
+        assert sorted(await client.messages(3)) == [(b"1", 1), (b"2", 1), (b"3", 1)]
         await until(lambda: len(reader.deleted) == 4)
         assert {first, twice} <= set(reader.deleted)
 
@@ -142,13 +126,13 @@ async def test_entries_of_a_node_that_has_left_are_known_when_they_come_again() 
     ):
         await client.subscribe("t", 1)
         only = reader.take(entry(LANE_5, 1, b"1"), 5)
-        assert await received(client, 1) == [(b"1", 1)]
+        assert await client.messages(1) == [(b"1", 1)]
         await until(lambda: reader.deleted == [only])
         await reader.inbox.forget("a")
         reader.take(entry(LANE_5, 1, b"1"), 5, entry_id=only)
         await until(lambda: reader.deleted == [only, only])
         reader.take(entry(LANE_5, 1, b"2"), 6)
-        assert await received(client, 1) == [(b"2", 1)]
+        assert await client.messages(1) == [(b"2", 1)]
 
 
 async def test_node_that_has_left_is_forgotten_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,7 +158,7 @@ async def test_entries_of_an_earlier_epoch_are_not_taken_for_those_of_this_one()
         assert list(reader.inbox._held) == [b"7-0"]
         stream.entries[b"7-0"] = [b"a 1 1", entry(LANE_5, 1, b"2")]
         following = asyncio.create_task(reader.inbox.follow(stream))
-        assert await received(client, 2) == [(b"1", 1), (b"2", 1)]
+        assert await client.messages(2) == [(b"1", 1), (b"2", 1)]
         await until(lambda: reader.deleted == [b"7-0"])
         assert reader.inbox.held_bytes == 0
         following.cancel()
@@ -194,7 +178,7 @@ async def test_what_was_just_read_of_a_node_that_leaves_is_given_first(
         await until(lambda: reader.deleted == [first])
         reader.take(entry(LANE_5, 1, b"2"), 2)
         await reader.inbox.forget("a")
-        assert await received(client, 2) == [(b"1", 1), (b"2", 1)]
+        assert await client.messages(2) == [(b"1", 1), (b"2", 1)]
 
 
 async def test_what_was_refused_is_counted_when_its_node_has_left(
@@ -231,14 +215,14 @@ async def test_a_forwarder_that_loses_its_connection_sends_the_rest_again(
     ):
         await client.subscribe("t", 2)
         ids = [reader.take(entry(LANE_5, qos, b"1", b"2"), 1)]
-        assert await received(client, 2) == [(b"1", qos), (b"2", qos)]
+        assert await client.messages(2) == [(b"1", qos), (b"2", qos)]
         await until(lambda: reader.deleted == ids)
         session = server.core.sessions.get("$uplink/$cluster/a/5")
         assert session is not None
         assert session.client is not None
         session.client.close(ReasonCode.QUOTA_EXCEEDED, None)
         ids.append(reader.take(entry(LANE_5, qos, b"3", b"4"), 2))
-        assert await received(client, 2) == [(b"3", qos), (b"4", qos)]
+        assert await client.messages(2) == [(b"3", qos), (b"4", qos)]
         await until(lambda: reader.deleted == ids)
 
 
@@ -255,9 +239,9 @@ async def test_messages_for_a_shared_subscription_go_to_one_member(version: int,
         await member.subscribe("$share/g/t", 2)
         await other.subscribe("t", 2)
         ids = [reader.take(entry(shared, qos, b"1", b"2"), 1)]
-        assert await received(member, 2) == [(b"1", qos), (b"2", qos)]
+        assert await member.messages(2) == [(b"1", qos), (b"2", qos)]
         ids.append(reader.take(entry(plain, qos, b"3"), 2))
-        assert await received(other, 1) == [(b"3", qos)]
+        assert await other.messages(1) == [(b"3", qos)]
         await until(lambda: sorted(reader.deleted) == ids)
 
 
@@ -292,7 +276,7 @@ async def test_forwarders_of_many_shared_subscriptions_end_when_they_are_idle(
         for number in range(1, 11):
             await member.subscribe(f"$share/g{number}/t", 1)
             reader.take(entry(Lane(5, f"$share/g{number}/t"), 1, b"x"), number)
-            assert await received(member, 1) == [(b"x", 1)]
+            assert await member.messages(1) == [(b"x", 1)]
             await until(lambda number=number: len(reader.deleted) == number)  # type: ignore[misc]
         await until(lambda: len(list(server.core.sessions)) <= 1 + 3)
 
@@ -345,7 +329,7 @@ async def test_what_is_held_is_limited_and_more_is_read_once_it_is_done(
         held: list[int] = []
         stream.on_read = lambda: held.append(reader.inbox.held_bytes)
         following = asyncio.create_task(reader.inbox.follow(stream))
-        assert await received(client, 2) == [(bytes(100), 1)] * 2
+        assert await client.messages(2) == [(bytes(100), 1)] * 2
         assert not any(held)
         following.cancel()
 
@@ -362,13 +346,13 @@ async def test_entries_of_a_server_that_has_taken_over_are_found_whatever_their_
         await client.subscribe("t", 1)
         stream.entries[b"5-0"] = [b"a 1 1", entry(LANE_5, 1, b"1")]
         following = asyncio.create_task(reader.inbox.follow(stream))
-        assert await received(client, 1) == [(b"1", 1)]
+        assert await client.messages(1) == [(b"1", 1)]
         stream.entries = {
             b"3-0": [b"a 1 2", entry(LANE_5, 1, b"2")],
             b"6-0": [b"a 1 3", entry(LANE_5, 1, b"3")],
         }
         stream.n_connections = 2
-        assert await received(client, 2) == [(b"2", 1), (b"3", 1)]
+        assert await client.messages(2) == [(b"2", 1), (b"3", 1)]
         following.cancel()
 
 
@@ -383,7 +367,7 @@ async def test_a_fault_is_no_end_of_reading(monkeypatch: pytest.MonkeyPatch) -> 
         await client.subscribe("t", 1)
         stream.entries[b"1-0"] = [b"a 1 1", entry(LANE_5, 1, b"1")]
         following = asyncio.create_task(reader.inbox.follow(stream))
-        assert await received(client, 1) == [(b"1", 1)]
+        assert await client.messages(1) == [(b"1", 1)]
         stream.fault = ValueError("what nobody has thought of")
         await until(lambda: stream.fault is None)
         # No packet: it says that it is longer than the frame.
@@ -391,7 +375,7 @@ async def test_a_fault_is_no_end_of_reading(monkeypatch: pytest.MonkeyPatch) -> 
         bad.add(LANE_5, 1, 1, b"\x32\xff")
         stream.entries[b"2-0"] = [b"a 1 2", bad.take()]
         stream.entries[b"3-0"] = [b"a 1 3", entry(LANE_5, 1, b"2")]
-        assert await received(client, 1) == [(b"2", 1)]
+        assert await client.messages(1) == [(b"2", 1)]
         await until(lambda: set(reader.deleted) >= {b"1-0", b"2-0", b"3-0"})
         assert reader.inbox.dropped == {"failed": 1}
         following.cancel()

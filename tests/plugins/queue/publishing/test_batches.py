@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from penstock.broker.config.checked_yaml import validate_config
-from penstock.broker.mqtt.packets import PubComp, Publish, PubRec, PubRel
 from penstock.broker.server import Server
 from penstock.plugins.queue.config import PublishingConfig
 from penstock.plugins.queue.publishing import batches as batches_module
@@ -102,19 +101,9 @@ async def done(batches: Batches, batch: BatchKey = BATCH) -> Publication:
     return one
 
 
-async def take(client: WireClient) -> Publish:
-    """Return the next message, which is acknowledged at once."""
-    while not isinstance(packet := await client.receive(), Publish):
-        assert isinstance(packet, PubRel)
-        await client.send(PubComp(packet.packet_id))
-    if packet.qos == 2:
-        await client.send(PubRec(packet.packet_id))
-    return packet
-
-
 async def payloads(client: WireClient, n_messages: int) -> list[str]:
     """Return the payloads of the next messages."""
-    return [(await take(client)).payload.decode() for _ in range(n_messages)]
+    return [(await client.message()).payload.decode() for _ in range(n_messages)]
 
 
 @contextlib.asynccontextmanager
@@ -141,7 +130,9 @@ async def test_rows_leave_as_they_are_asked_for(tmp_path: Path) -> None:
             assert (found.n_rows, found.unpublished) == (3, {})
             assert batches.counts.published_rows == 3
             assert batches.counts.without_subscriber == 0
-            messages = {packet.topic: packet for packet in [await take(device) for _ in range(3)]}
+            messages = {
+                packet.topic: packet for packet in [await device.message() for _ in range(3)]
+            }
             assert {topic: packet.qos for topic, packet in messages.items()} == {
                 "a": 2,
                 "b": 0,
@@ -152,7 +143,7 @@ async def test_rows_leave_as_they_are_asked_for(tmp_path: Path) -> None:
             assert messages["c"].properties["message_expiry_interval"] in (59, 60)
         async with await connected(port_of(server), "late") as late:
             await late.subscribe("c", 2)
-            packet = await take(late)
+            packet = await late.message()
             assert (packet.payload, packet.retain, packet.qos) == (b"3", True, 1)
 
 
