@@ -281,15 +281,9 @@ class Owners(SessionOwner):
         self, node: str, client_id: str, row: list[object], claimant: list[object]
     ) -> None:
         """Take note that an owner has let go."""
-        claim = self._claims.get(client_id)
-        if (
-            claim is not None
-            and claim.owner is not None
-            and (*claim.owner,) == (*row,)
-            and (*claim.row,) == (*claimant,)
-            and claim.owner.node == node
-        ):
-            claim.displaced = claim.owner
+        claim, owner, by = self._claims.get(client_id), Row._make(row), Row._make(claimant)
+        if claim is not None and (claim.owner, claim.row, node) == (owner, by, owner.node):
+            claim.displaced = owner
             claim.is_over.set()
 
     # -- sessions ----------------------------------------------------------------------------------
