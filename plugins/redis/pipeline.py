@@ -269,6 +269,7 @@ class Pipeline:
         self._is_writing = False
         self._is_lacking = self._lacks_replicas = False
         self._told: set[str] = set()
+        self._why_held = "a slot has moved"
         self._n_refused = 0
         self._task: asyncio.Task[None] | None = None
         self._expiry: asyncio.TimerHandle | None = None
@@ -462,7 +463,9 @@ class Pipeline:
             if call.is_kept or call.made_at > latest:
                 left.append(call)
             else:
-                call.fail(self.failure or f"the Redis server {self} takes no calls")
+                call.fail(
+                    self.failure or f"the Redis server {self} takes no calls: {self._why_held}"
+                )
         return left
 
     async def _run(self) -> None:
@@ -582,6 +585,7 @@ class Pipeline:
             elif isinstance(answer, ResponseError):
                 if isinstance(answer, NOT_CARRIED_OUT):
                     call.is_sent = False
+                    self._why_held = str(answer)
                     self._held_calls.append(call)
                     self.hold((call.slot,))
                 else:

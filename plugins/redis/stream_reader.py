@@ -22,6 +22,7 @@ from penstock.broker.errors import PenstockError
 from penstock.broker.plugin_guard import is_logged
 from penstock.plugins.redis.calls import FunctionCalls
 from penstock.plugins.redis.login import CONNECT_SECONDS, Address
+from penstock.plugins.redis.pipeline import NOT_CARRIED_OUT
 
 Entry: TypeAlias = tuple[bytes, list[bytes]]
 """Identifier of an entry, and its fields: each name is followed by its value."""
@@ -71,7 +72,7 @@ class StreamReader:
             try:
                 answer = await self._ask(command)
             except (RedisError, OSError, PenstockError) as error:  # the pipeline tells of faults
-                n_refused += isinstance(error, ResponseError)
+                n_refused += type(error) not in NOT_CARRIED_OUT and isinstance(error, ResponseError)
                 if n_refused > 1 and is_logged(n_refused):  # a server that becomes a replica: once
                     where = self._calls.server
                     self._calls.logger.warning(

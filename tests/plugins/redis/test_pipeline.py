@@ -141,6 +141,17 @@ async def test_a_call_that_was_never_sent_fails_without_a_doubt(tmp_path: Path) 
         await calls.close()
 
 
+async def test_a_server_that_takes_no_calls_says_why(tmp_path: Path) -> None:
+    """Such as one that somebody has made a replica."""
+    with running_redis(tmp_path) as process, Redis(port=process.port) as admin:
+        calls = routes(process.port, Patience(retry_seconds=0.2))
+        await calls.open()
+        admin.replicaof("127.0.0.1", 1)
+        with pytest.raises(StorageError, match=r"takes no calls: You can't write against a read"):
+            await calls.call("k", "SET", "k", "1")
+        await calls.close()
+
+
 async def test_a_call_that_is_kept_outlasts_the_others_while_there_is_no_server(
     tmp_path: Path,
 ) -> None:
