@@ -32,7 +32,7 @@
 --   :last       hash: node to epoch and number of what it has posted last; x NODE, what of its newest
 --               posts was refused
 --   :d          sorted set: QoS 2 messages that are here and that their publisher may send again, by
---               the time in ms at which they came
+--               the time in ms at which they came; the newest of them
 --   :x          sorted set: origin and client of sessions that wait for their client, by the time in
 --               ms at which they expire; and of those that have ended, until all nodes know it
 --   :g          hash: of those that have ended, how many messages had waited and are gone
@@ -63,6 +63,7 @@ local SHARED_BYTES = 512    -- a larger packet for several mailboxes is there on
 local MOST_REFUSALS_BYTES = 8192  -- that are kept of each node, for posts that are repeated
 
 local MOST_KNOWN_MS = 7 * 86400 * 1000  -- for so long a QoS 2 message is told from its repeats
+local MOST_KNOWN = 100000   -- of them in one set, some 11 MB: who never releases any fills no server
 
 local FENCED = 'PENSTOCK fenced'
 local GONE = 'PENSTOCK gone'
@@ -519,6 +520,7 @@ local function is_here(base, token)
   local now = now_ms()
   call('ZADD', key, text(now), id)
   call('ZREMRANGEBYSCORE', key, '-inf', text(now - MOST_KNOWN_MS))
+  call('ZREMRANGEBYRANK', key, 0, -MOST_KNOWN - 1)
   return false
 end
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -150,6 +151,21 @@ async def test_message_that_its_publisher_repeats_is_there_once() -> None:
         await plain(b.unsee(bucket(b), b"id"))
         await posted(b, b"3", token=b"?id")
         assert await values(a, own) == [b"1", b"2", b"3"]
+
+
+async def test_messages_that_are_never_released_fill_no_server() -> None:
+    """Clients that leave without PUBREL leave some. The newest are told from their repeats."""
+    at, n = server(), 100_000
+    async with joined(at, "a") as a:
+        own = await kept(a)
+        with Redis(port=shared_redis()) as redis:
+            now = int(time.time() * 1000)
+            redis.zadd(key := f"{bucket(a)}:d", {f"{number:06}": now for number in range(n)})
+            await posted(a, b"1", token=b"+newest")
+            assert redis.zcard(key) == n
+        for token in (b"?000000", b"?newest", b"?%06d" % (n - 1)):
+            await posted(a, token[-1:], token=token)
+        assert await values(a, own) == [b"1", b"0"]
 
 
 async def test_message_that_another_client_can_have_is_refused_where_this_one_has_gone() -> None:
