@@ -106,7 +106,8 @@ def _node(config: ClusterConfig, context: PluginContext) -> Node | None:
     """Return this broker as a node; None where there is no broker.
 
     Raises:
-        ConfigError: it has no name that can be one, or the package for Redis is not installed.
+        ConfigError: it has no name that can be one, a file that `redis` names cannot be read, or the
+            package for Redis is not installed.
     """
     machine = config.node or socket.gethostname()
     worker = context.worker
@@ -116,9 +117,11 @@ def _node(config: ClusterConfig, context: PluginContext) -> Node | None:
         raise _wrong(context, f"{KEY}.node", read, NAME_ALLOWED)
     try:
         from penstock.plugins.cluster.node import Node  # noqa: PLC0415 (of an extra)
+        from penstock.plugins.redis.server import check_files  # noqa: PLC0415 (of an extra)
     except ModuleNotFoundError as error:
         read = f"a cluster, and the package {error.name} is not installed"
         raise _wrong(context, KEY, read, "pip install 'penstock-mqtt[redis]' brings it") from error
+    check_files(config.redis, context.policy_file, f"{KEY}.redis")
     if context.sink_routes is None or context.local_clients is None:
         return None
     return Node(config, machine, name, context, context.sink_routes, context.local_clients)

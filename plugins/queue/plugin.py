@@ -342,6 +342,7 @@ def _redis_engine(config: QueueRedisConfig, context: PluginContext) -> Engine:
     """
     try:
         from penstock.plugins.queue.engines.redis.engine import RedisEngine, queue_server  # noqa: PLC0415 (of an extra)
+        from penstock.plugins.redis.server import check_files  # noqa: PLC0415 (of an extra)
     except ModuleNotFoundError as error:
         problem = ConfigProblem(
             f"{KEY}.engine",
@@ -349,4 +350,5 @@ def _redis_engine(config: QueueRedisConfig, context: PluginContext) -> Engine:
             "sqlite or memory; pip install 'penstock-mqtt[redis]' brings it",
         )
         raise ConfigError(context.policy_file, [problem]) from error
+    check_files(config, context.policy_file, f"{KEY}.redis")
     return RedisEngine(queue_server(config), clocks=Clocks(context.clock), logger=context.logger)

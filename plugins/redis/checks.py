@@ -46,10 +46,10 @@ async def check(
         raise EngineStartError(
             f"server {server}: read cluster_enabled: {int(not is_cluster)}; allowed: {allowed}"
         )
-    if found.get("role", "master") != "master":
+    role = found.get("role") or found.get("redis_mode")  # a sentinel has no role
+    if role in ("slave", "sentinel"):
         raise EngineStartError(
-            f"server {server}: read role: {found['role']}; allowed: master. A replica takes no "
-            "messages"
+            f"server {server}: read role: {role}; allowed: master. A replica takes no messages"
         )
     ahead = float(found.get("server_time_usec", "nan")) / 1_000_000 - time.time()
     if abs(ahead) > _SKEW_SECONDS:

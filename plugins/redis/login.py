@@ -30,6 +30,8 @@ def is_away(error: Exception) -> bool:
     """Say whether an error means that a server cannot be reached now, such as while it starts."""
     if isinstance(error, exceptions.AuthenticationError | exceptions.AuthorizationError):
         return False
+    if isinstance(error.__context__, ssl.SSLCertVerificationError):
+        return False
     lost = exceptions.ConnectionError | exceptions.TimeoutError | OSError | EngineAwayError
     return isinstance(error, lost)
 

@@ -9,6 +9,9 @@ from logging import Logger
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import RedisError
 
+from penstock.broker.config.listener_config import Tls
+from penstock.broker.errors import ConfigError, ConfigProblem, PenstockError
+from penstock.broker.network.tls import make_client_context
 from penstock.plugins.redis.checks import check
 from penstock.plugins.redis.config import RedisConfig, RedisSentinel, RedisTls
 from penstock.plugins.redis.discovery import (
@@ -20,7 +23,14 @@ from penstock.plugins.redis.discovery import (
 )
 from penstock.plugins.redis.errors import EngineAwayError, EngineStartError
 from penstock.plugins.redis.library import Library
-from penstock.plugins.redis.login import CONNECT_SECONDS, Address, Login, is_away, named
+from penstock.plugins.redis.login import (
+    CONNECT_SECONDS,
+    Address,
+    Login,
+    is_away,
+    named,
+    read_password,
+)
 from penstock.plugins.redis.pipeline import Patience
 from penstock.plugins.redis.routes import Finder
 from penstock.plugins.web.bind import split_bind
@@ -110,6 +120,26 @@ class RedisServer:
         if self.cluster:
             return ClusterFinder(self.cluster, self.login)
         return OneServer((self.host, self.port))
+
+
+def check_files(config: RedisConfig, policy_file: str, key: str) -> None:
+    """See that passwords and certificates can be read; `key` is that of the section.
+
+    Raises:
+        ConfigError: one cannot.
+    """
+    for path, one in ((key, config), (f"{key}.sentinel", config.sentinel)):
+        if one is None:
+            continue
+        try:
+            if one.password_file is not None:
+                read_password(one.password_file)
+            if one.tls is not None:
+                tls = one.tls
+                make_client_context(Tls(tls.certificate or "", tls.key or "", cafile=tls.ca))
+        except PenstockError as error:
+            problem = ConfigProblem(path, str(error), "files that can be read")
+            raise ConfigError(policy_file, [problem]) from error
 
 
 def redis_server(config: RedisConfig) -> RedisServer:

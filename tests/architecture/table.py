@@ -471,7 +471,8 @@ ABOVE_THE_CONTRACT: Final = {
     "plugins.queue.standalone_server": ("broker.plugin_loader",),
     # An HTTP API has its share of the files that the process may have open.
     "plugins.web.service": ("broker.network.open_files",),
-    # TLS of listeners exists once.
+    # Certificates are read in one way.
+    "plugins.redis.server": ("broker.network.tls",),
     "plugins.web.tls": ("broker.network.new_connection", "broker.network.tls"),
     # A file that holds messages is kept from others in one way.
     "plugins.queue.engines.checkpoints": ("broker.durable.database_file",),

@@ -36,3 +36,18 @@ def test_a_file_is_checked_without_an_engine(
     told = checked(tmp_path, capsys, section)
     assert " cluster.node: read none, and the host name 'two words'" in told
     assert not checked(tmp_path, capsys, section | {"node": "a"})
+
+
+def test_files_of_the_engine_are_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of the servers and of the sentinels; a start would take them for servers that are away."""
+    missing, text = tmp_path / "missing", tmp_path / "text"
+    text.write_text("no certificate")
+    for keys, told in (
+        ({"password_file": str(missing)}, "cluster.redis: read [Errno 2] No such file or direc"),
+        ({"tls": {"ca": str(missing)}}, f"cluster.redis: read cafile {missing}: No such file"),
+        ({"tls": {"ca": str(text)}}, f"cluster.redis: read cafile {text}: no certificates in PEM"),
+    ):
+        servers = {"servers": ["127.0.0.1:1"], "master": "m"}
+        sentinel = {"name": "c", "redis": {"sentinel": servers | keys}}
+        assert told in checked(tmp_path, capsys, {"name": "c", "redis": keys})
+        assert told.replace("redis", "redis.sentinel") in checked(tmp_path, capsys, sentinel)

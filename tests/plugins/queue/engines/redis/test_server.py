@@ -22,6 +22,7 @@ from penstock.plugins.queue.engines.contract import (
 from penstock.plugins.queue.engines.redis.engine import RedisEngine
 from penstock.plugins.queue.engines.redis.functions import LIBRARY
 from penstock.plugins.redis.discovery import RedisSentinels
+from penstock.plugins.redis.errors import EngineAwayError
 from penstock.plugins.redis.login import Login, ask_directly
 from penstock.plugins.redis.pipeline import Patience
 from penstock.plugins.redis.server import RedisServer
@@ -83,6 +84,7 @@ async def server_that_says(info: str) -> AsyncIterator[RedisServer]:
         ("redis_version:7.2.4\r\nvalkey_version:7.2.9\r\n", "read Valkey 7.2.9; allowed: Redis 7"),
         ("redis_version:7.0.15\r\ncluster_enabled:1\r\n", "cluster_enabled: 1; allowed: a server"),
         ("redis_version:7.0.15\r\nrole:slave\r\n", "read role: slave; allowed: master"),
+        ("redis_version:7.0.15\r\nredis_mode:sentinel\r\n", "read role: sentinel; allowed: master"),
         ("redis_version:7.0.15\r\nmaxmemory_policy:allkeys-lru\r\n", "read allkeys-lru; allowed:"),
         ("", "version of server"),
     ],
@@ -344,8 +346,10 @@ async def test_tls_checks_the_server_s_certificate(tmp_path: Path) -> None:
             RedisServer(port=process.port, login=Login(tls_ca=authority.cafile)),
             RedisServer(port=process.port, login=Login(tls_ca=str(tmp_path / "missing.pem"))),
         ):
-            with pytest.raises(EngineStartError, match=f"127.0.0.1:{process.port}"):
+            with pytest.raises(EngineStartError, match=f"127.0.0.1:{process.port}") as told:
                 await refused.connect(LOGGER)
+            is_waited_for = refused.login.tls_ca != other.cafile
+            assert isinstance(told.value, EngineAwayError) == is_waited_for
 
 
 async def test_two_programs_may_load_the_library_at_once() -> None:
