@@ -64,8 +64,10 @@ class ClusterPlugin(Plugin):
 
         Raises:
             EngineStartError: the servers cannot be used, or another broker has this node's name.
+            ConfigError: a file that `redis` names cannot be read.
         """
         try:
+            self._check_files(self.config)
             await self._started.start()
         except BaseException:
             await self.close()
@@ -84,8 +86,14 @@ class ClusterPlugin(Plugin):
         """Return why this node lets in no client that is new to it; "" where it does."""
         return self._started.problem()
 
-    async def reload(self, config: ClusterConfig) -> Reload:  # noqa: ARG002 (its keys need a restart)
-        """Tell the other nodes what the policy file says; see `Plugin`."""
+    def _check_files(self, config: ClusterConfig) -> None:
+        from penstock.plugins.redis.server import check_files  # noqa: PLC0415 (of an extra)
+
+        check_files(config.redis, self.context.policy_file, f"{KEY}.redis")
+
+    async def reload(self, config: ClusterConfig) -> Reload:
+        """Tell the other nodes what the policy file says; see `Plugin`. Keys need a restart."""
+        self._check_files(config)
         return Reload() if self.node is None else Reload(apply=self.node.reloaded)
 
     def figures(self) -> Iterator[Metric]:
@@ -106,8 +114,7 @@ def _node(config: ClusterConfig, context: PluginContext) -> Node | None:
     """Return this broker as a node; None where there is no broker.
 
     Raises:
-        ConfigError: it has no name that can be one, a file that `redis` names cannot be read, or the
-            package for Redis is not installed.
+        ConfigError: it has no name that can be one, or the package for Redis is not installed.
     """
     machine = config.node or socket.gethostname()
     worker = context.worker
@@ -117,11 +124,9 @@ def _node(config: ClusterConfig, context: PluginContext) -> Node | None:
         raise _wrong(context, f"{KEY}.node", read, NAME_ALLOWED)
     try:
         from penstock.plugins.cluster.node import Node  # noqa: PLC0415 (of an extra)
-        from penstock.plugins.redis.server import check_files  # noqa: PLC0415 (of an extra)
     except ModuleNotFoundError as error:
         read = f"a cluster, and the package {error.name} is not installed"
         raise _wrong(context, KEY, read, "pip install 'penstock-mqtt[redis]' brings it") from error
-    check_files(config.redis, context.policy_file, f"{KEY}.redis")
     if context.sink_routes is None or context.local_clients is None:
         return None
     return Node(config, machine, name, context, context.sink_routes, context.local_clients)

@@ -175,6 +175,10 @@ class QueuePlugin(Plugin):
 
         What is gone from the file is served as before: it may hold messages.
         """
+        if self.config.engine == "redis":
+            from penstock.plugins.redis.server import check_files  # noqa: PLC0415 (of an extra)
+
+            check_files(config.redis, self.context.policy_file, f"{KEY}.redis")
         read: list[str] = []
         applies: list[Callable[[], None]] = []
         if not self._access.is_open:
@@ -342,7 +346,6 @@ def _redis_engine(config: QueueRedisConfig, context: PluginContext) -> Engine:
     """
     try:
         from penstock.plugins.queue.engines.redis.engine import RedisEngine, queue_server  # noqa: PLC0415 (of an extra)
-        from penstock.plugins.redis.server import check_files  # noqa: PLC0415 (of an extra)
     except ModuleNotFoundError as error:
         problem = ConfigProblem(
             f"{KEY}.engine",
@@ -350,5 +353,4 @@ def _redis_engine(config: QueueRedisConfig, context: PluginContext) -> Engine:
             "sqlite or memory; pip install 'penstock-mqtt[redis]' brings it",
         )
         raise ConfigError(context.policy_file, [problem]) from error
-    check_files(config, context.policy_file, f"{KEY}.redis")
     return RedisEngine(queue_server(config), clocks=Clocks(context.clock), logger=context.logger)
