@@ -11,7 +11,8 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -92,239 +93,206 @@ def scripted_server(*answers: bytes | None) -> Iterator[tuple[str, list[bytes]]]
     thread.join()
 
 
+@contextmanager
+def served(**keys: Any) -> Iterator[str]:
+    """Run the plugin, with these keys of the policy file, in a thread; yield its URL."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    running = running_plugin(**keys)
+    try:
+        plugin = asyncio.run_coroutine_threadsafe(running.__aenter__(), loop).result()
+        try:
+            yield f"{plugin.http_url}"
+        finally:
+            asyncio.run_coroutine_threadsafe(running.__aexit__(None, None, None), loop).result()
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+@pytest.fixture
+def client() -> Iterator[QueueClient]:
+    """Return a client of a server of `QUEUES`."""
+    with served(queues=QUEUES) as url, closing(QueueClient(url)) as client:
+        yield client
+
+
 def answer(body: bytes, status: str = "200 OK", more: str = "") -> bytes:
     """Return an HTTP answer."""
     return f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n{more}\r\n".encode() + body
 
 
-async def test_messages_go_through_the_queue() -> None:
+def test_messages_go_through_the_queue(client: QueueClient) -> None:
     """Enqueue, receive and settle as a back end does them."""
-    async with running_plugin(queues=QUEUES) as plugin:
-        assert plugin.http_url is not None
-        client = QueueClient(plugin.http_url)
-
-        def work() -> None:
-            stored = client.enqueue("work", [("a/1", b"\x00"), ("a/2", b"two")], publisher="me")
-            assert stored == (2, [])
-            received = client.receive("work", wait_seconds=5)
-            received += client.receive("work", wait_seconds=5) if len(received) < 2 else []
-            assert sorted((one.topic, one.payload, one.publisher) for one in received) == [
-                ("a/1", b"\x00", "me"),
-                ("a/2", b"two", "me"),
-            ]
-            handles = [one.receipt_handle for one in received]
-            assert client.settle("work", handles, "extend", seconds=60) == {}
-            assert client.settle("work", handles) == {}
-            assert client.settle("work", [*handles, "forged"]) == {
-                0: "stale",
-                1: "stale",
-                2: "unknown",
-            }
-            assert client.receive("work") == []
-            assert [queue["messages"] for queue in client.queues()] == [0, 0]
-
-        await asyncio.to_thread(work)
+    stored = client.enqueue("work", [("a/1", b"\x00"), ("a/2", b"two")], publisher="me")
+    assert stored == (2, [])
+    received = client.receive("work", wait_seconds=5)
+    received += client.receive("work", wait_seconds=5) if len(received) < 2 else []
+    assert sorted((one.topic, one.payload, one.publisher) for one in received) == [
+        ("a/1", b"\x00", "me"),
+        ("a/2", b"two", "me"),
+    ]
+    handles = [one.receipt_handle for one in received]
+    assert client.settle("work", handles, "extend", seconds=60) == {}
+    assert client.settle("work", handles) == {}
+    assert client.settle("work", [*handles, "forged"]) == {
+        0: "stale",
+        1: "stale",
+        2: "unknown",
+    }
+    assert client.receive("work") == []
+    assert [queue["messages"] for queue in client.queues()] == [0, 0]
 
 
-async def test_settings_change_by_themselves_and_stored_messages_have_ids() -> None:
+def test_settings_change_by_themselves_and_stored_messages_have_ids(client: QueueClient) -> None:
     """What is left out stays; an id is the place that a receiver is told."""
-    async with running_plugin(queues={"work": {}}) as plugin:
-        client = QueueClient(f"{plugin.http_url}")
-
-        def work() -> None:
-            client.change_queue("work", {"max_messages": 7})
-            client.change_group("work", "default", {"visibility_timeout": 5})
-            assert client.change_queue("work", {"n_max": 9})["settings"]["max_messages"] == 7
-            (group,) = client.groups_of("work")
-            assert group["settings"]["visibility_timeout"] == 5
-            enqueued = client.enqueue("work", [("a", b"x")] * 3)
-            received = client.receive("work", max_messages=9, min_messages=3, wait_seconds=5)
-            places = {f"{one.physical_queue}-{one.offset}" for one in received}
-            assert places <= set(enqueued.ids)
-            assert len(set(enqueued.ids)) == 3
-
-        await asyncio.to_thread(work)
+    client.change_queue("work", {"max_messages": 7})
+    client.change_group("work", "default", {"visibility_timeout": 5})
+    assert client.change_queue("work", {"n_max": 9})["settings"]["max_messages"] == 7
+    (group,) = client.groups_of("work")
+    assert group["settings"]["visibility_timeout"] == 5
+    enqueued = client.enqueue("work", [("a", b"x")] * 3)
+    received = client.receive("work", max_messages=9, min_messages=3, wait_seconds=5)
+    places = {f"{one.physical_queue}-{one.offset}" for one in received}
+    assert places <= set(enqueued.ids)
+    assert len(set(enqueued.ids)) == 3
 
 
-async def test_a_receive_acknowledges_what_the_last_one_has_brought() -> None:
+def test_a_receive_acknowledges_what_the_last_one_has_brought(client: QueueClient) -> None:
     """One request instead of two, until nothing is left."""
-    async with running_plugin(queues=QUEUES) as plugin:
-        assert plugin.http_url is not None
-        client = QueueClient(plugin.http_url)
-
-        def work() -> None:
-            client.enqueue("work", [(f"a/{n}", b"") for n in range(5)])
-            found: list[str] = []
-            handles: list[str] = []
-            while batch := client.receive("work", max_messages=2, acknowledge=handles):
-                assert batch.failed == {}
-                found += [one.topic for one in batch]
-                handles = [one.receipt_handle for one in batch]
-            assert sorted(found) == [f"a/{n}" for n in range(5)]
-            assert [queue["messages"] for queue in client.queues()] == [0, 0]
-            batch = client.receive("work", acknowledge=["forged", *handles])
-            assert batch.failed == {
-                0: "unknown",
-                **dict.fromkeys(range(1, 1 + len(handles)), "stale"),
-            }
-
-        await asyncio.to_thread(work)
+    client.enqueue("work", [(f"a/{n}", b"") for n in range(5)])
+    found: list[str] = []
+    handles: list[str] = []
+    while batch := client.receive("work", max_messages=2, acknowledge=handles):
+        assert batch.failed == {}
+        found += [one.topic for one in batch]
+        handles = [one.receipt_handle for one in batch]
+    assert sorted(found) == [f"a/{n}" for n in range(5)]
+    assert [queue["messages"] for queue in client.queues()] == [0, 0]
+    batch = client.receive("work", acknowledge=["forged", *handles])
+    assert batch.failed == {
+        0: "unknown",
+        **dict.fromkeys(range(1, 1 + len(handles)), "stale"),
+    }
 
 
-async def test_a_message_that_is_given_back_comes_again_and_may_become_a_dead_letter() -> None:
+def test_a_message_that_is_given_back_comes_again_and_may_become_a_dead_letter(
+    client: QueueClient,
+) -> None:
     """`nack`, `dead` and redrive, and a look at what waits."""
+
+    def receive() -> ReceivedMessage:
+        (received,) = client.receive("new", wait_seconds=5, visibility_timeout=600)
+        return received
+
+    client.put_queue("failed", {"physical_queues": 1})
     groups = {"default": {"dead_letter_queue": "failed"}}
-    queues = {"work": {"physical_queues": 1, "groups": groups}, "failed": {"physical_queues": 1}}
-    async with running_plugin(queues=queues) as plugin:
-        assert plugin.http_url is not None
-        client = QueueClient(plugin.http_url)
-
-        def receive() -> ReceivedMessage:
-            (received,) = client.receive("work", wait_seconds=5, visibility_timeout=600)
-            return received
-
-        def work() -> None:
-            client.enqueue("work", [("a", b"poison")])
-            assert client.settle("work", [receive().receipt_handle], "nack") == {}
-            again = receive()
-            assert (again.payload, again.receive_count) == (b"poison", 2)
-            assert client.settle("work", [again.receipt_handle], "dead") == {}
-            (peeked,) = client.peek("failed")
-            assert base64.b64decode(peeked["payload"]) == b"poison"
-            assert client.peek("work", group="default") == []
-            assert client.redrive("failed") == 1
-            assert receive().payload == b"poison"
-
-        await asyncio.to_thread(work)
+    client.put_queue("new", {"physical_queues": 1, "groups": groups})
+    client.enqueue("new", [("a", b"poison")])
+    assert client.settle("new", [receive().receipt_handle], "nack") == {}
+    again = receive()
+    assert (again.payload, again.receive_count) == (b"poison", 2)
+    assert client.settle("new", [again.receipt_handle], "dead") == {}
+    (peeked,) = client.peek("failed")
+    assert base64.b64decode(peeked["payload"]) == b"poison"
+    assert client.peek("new", group="default") == []
+    assert client.redrive("failed") == 1
+    assert receive().payload == b"poison"
 
 
-async def test_ranges_are_planned_read_and_committed() -> None:
+def test_ranges_are_planned_read_and_committed(client: QueueClient) -> None:
     """Positions, ranges and commit as Spark uses them."""
-    async with running_plugin(queues=QUEUES) as plugin:
-        assert plugin.http_url is not None
-        client = QueueClient(plugin.http_url)
-
-        def work() -> None:
-            client.enqueue("log", [(f"a/{n}", b"%d" % n) for n in range(10)])
-            start = client.position("log")
-            assert dict(start.offsets) == {0: 0, 1: 0}
-            end = client.plan("log", start)
-            assert end == client.position("log", "latest")
-            assert end == Position(start.incarnation, {0: 5, 1: 5})
-            assert client.plan("log", end, wait_seconds=0.01) == end
-            assert sum(client.plan("log", start, max_messages=4).offsets.values()) == 4
-            batch = client.read_range("log", 1, 1, 5, incarnation=start.incarnation)
-            assert batch.offset == [1, 2, 3, 4]
-            assert len(set(batch.payload)) == 4
-            assert client.read_range("log", 1, 1, 5) == batch
-            assert client.read_range("log", 1, 1, 5, max_messages=2).offset == [1, 2]
-            assert client.read_range("log", 1, 5, 5) == Batch([], [], [], [], [], [], [])
-            client.commit("log", "reader", Position(start.incarnation, {0: 5, 1: 3}))
-            assert dict(client.position("log").offsets) == {0: 5, 1: 3}
-            with pytest.raises(RangeGoneError, match="allowed: 3 or more") as raised:
-                client.read_range("log", 1, 1, 5)
-            assert (raised.value.status, raised.value.earliest) == (410, 3)
-            assert dict(client.seek("log", "reader", "latest").offsets) == {0: 5, 1: 5}
-
-        await asyncio.to_thread(work)
+    client.enqueue("log", [(f"a/{n}", b"%d" % n) for n in range(10)])
+    start = client.position("log")
+    assert dict(start.offsets) == {0: 0, 1: 0}
+    end = client.plan("log", start)
+    assert end == client.position("log", "latest")
+    assert end == Position(start.incarnation, {0: 5, 1: 5})
+    assert client.plan("log", end, wait_seconds=0.01) == end
+    assert sum(client.plan("log", start, max_messages=4).offsets.values()) == 4
+    batch = client.read_range("log", 1, 1, 5, incarnation=start.incarnation)
+    assert batch.offset == [1, 2, 3, 4]
+    assert len(set(batch.payload)) == 4
+    assert client.read_range("log", 1, 1, 5) == batch
+    assert client.read_range("log", 1, 1, 5, max_messages=2).offset == [1, 2]
+    assert client.read_range("log", 1, 5, 5) == Batch([], [], [], [], [], [], [])
+    client.commit("log", "reader", Position(start.incarnation, {0: 5, 1: 3}))
+    assert dict(client.position("log").offsets) == {0: 5, 1: 3}
+    with pytest.raises(RangeGoneError, match="allowed: 3 or more") as raised:
+        client.read_range("log", 1, 1, 5)
+    assert (raised.value.status, raised.value.earliest) == (410, 3)
+    assert dict(client.seek("log", "reader", "latest").offsets) == {0: 5, 1: 5}
 
 
-async def test_positions_of_a_queue_that_was_deleted_are_refused() -> None:
+def test_positions_of_a_queue_that_was_deleted_are_refused(client: QueueClient) -> None:
     """A queue of the same name is another one, whatever its offsets are."""
-    async with running_plugin(queues=QUEUES) as plugin:
-        assert plugin.http_url is not None
-        client = QueueClient(plugin.http_url)
-
-        def work() -> None:
-            settings = {"physical_queues": 1, "groups": {"reader": {"kind": "offsets"}}}
-            client.put_queue("new", settings)
-            client.enqueue("new", [("a", b"1")])
-            old = client.position("new", "latest")
-            client.delete_queue("new")
-            client.put_queue("new", settings)
-            client.enqueue("new", [("a", b"2")])
-            new = client.position("new").incarnation
-            asks: list[Callable[[], object]] = [
-                lambda: client.plan("new", old),
-                lambda: client.read_range("new", 0, 0, 1, incarnation=old.incarnation),
-                lambda: client.commit("new", "reader", old),
-            ]
-            for ask in asks:
-                with pytest.raises(OtherIncarnationError) as raised:
-                    ask()
-                assert (raised.value.status, raised.value.incarnation) == (409, new)
-
-        await asyncio.to_thread(work)
+    settings = {"physical_queues": 1, "groups": {"reader": {"kind": "offsets"}}}
+    client.put_queue("new", settings)
+    client.enqueue("new", [("a", b"1")])
+    old = client.position("new", "latest")
+    client.delete_queue("new")
+    client.put_queue("new", settings)
+    client.enqueue("new", [("a", b"2")])
+    new = client.position("new").incarnation
+    asks: list[Callable[[], object]] = [
+        lambda: client.plan("new", old),
+        lambda: client.read_range("new", 0, 0, 1, incarnation=old.incarnation),
+        lambda: client.commit("new", "reader", old),
+    ]
+    for ask in asks:
+        with pytest.raises(OtherIncarnationError) as raised:
+            ask()
+        assert (raised.value.status, raised.value.incarnation) == (409, new)
 
 
-async def test_queues_and_groups_are_created_changed_and_deleted() -> None:
+def test_queues_and_groups_are_created_changed_and_deleted(client: QueueClient) -> None:
     """Settings are those of the policy file."""
-    async with running_plugin(queues=QUEUES) as plugin:
-        assert plugin.http_url is not None
-        client = QueueClient(plugin.http_url)
-
-        def work() -> None:
-            client.put_queue("new", {"max_messages": 1})
-            with pytest.raises(NotStoredError) as raised:
-                client.enqueue("new", [("a", b"1"), ("a", b"2")])
-            assert raised.value.status == 429
-            assert (raised.value.stored, raised.value.refused) == (1, {1: "queue_full"})
-            client.put_queue("new", {"max_messages": 2})
-            assert client.enqueue("new", [("a", b"2")]).stored == 1
-            client.put_group("new", "late", {"start": "latest"})
-            assert client.receive("new", "late") == []
-            client.delete_group("new", "late")
-            with pytest.raises(UnknownNameError):
-                client.group("new", "late")
-            assert client.purge("new") == 2
-            client.delete_queue("new")
-            with pytest.raises(UnknownNameError):
-                client.queue("new")
-
-        await asyncio.to_thread(work)
+    client.put_queue("new", {"max_messages": 1})
+    with pytest.raises(NotStoredError) as raised:
+        client.enqueue("new", [("a", b"1"), ("a", b"2")])
+    assert raised.value.status == 429
+    assert (raised.value.stored, raised.value.refused) == (1, {1: "queue_full"})
+    client.put_queue("new", {"max_messages": 2})
+    assert client.enqueue("new", [("a", b"2")]).stored == 1
+    client.put_group("new", "late", {"start": "latest"})
+    assert client.receive("new", "late") == []
+    client.delete_group("new", "late")
+    with pytest.raises(UnknownNameError):
+        client.group("new", "late")
+    assert client.purge("new") == 2
+    client.delete_queue("new")
+    with pytest.raises(UnknownNameError):
+        client.queue("new")
 
 
-async def test_a_message_with_a_known_deduplication_identifier_is_not_stored_again() -> None:
+def test_a_message_with_a_known_identifier_is_not_stored_again(
+    client: QueueClient,
+) -> None:
     """The answer says which it was."""
-    async with running_plugin(queues=QUEUES) as plugin:
-        assert plugin.http_url is not None
-        client = QueueClient(plugin.http_url)
-
-        def work() -> None:
-            message = OutgoingMessage("a", b"1", deduplication_id="17")
-            assert client.enqueue("work", [message]) == (1, [])
-            assert client.enqueue("work", [("a", b"2"), message]) == (1, [1])
-
-        await asyncio.to_thread(work)
+    message = OutgoingMessage("a", b"1", deduplication_id="17")
+    assert client.enqueue("work", [message]) == (1, [])
+    assert client.enqueue("work", [("a", b"2"), message]) == (1, [1])
 
 
-async def test_range_longer_than_one_answer_comes_whole() -> None:
+def test_range_longer_than_one_answer_comes_whole(client: QueueClient) -> None:
     """The client asks on until it has the range."""
-    async with running_plugin(queues=QUEUES) as plugin:
-        assert plugin.http_url is not None
-        client = QueueClient(plugin.http_url)
-
-        def work() -> None:
-            for n in range(10):
-                client.enqueue("log", [("a", bytes([n]) * 1_000_000)] * 2)
-            (n_0, n_1) = client.position("log", "latest").offsets.values()
-            batches = client.read_range("log", 0, 0, n_0), client.read_range("log", 1, 0, n_1)
-            assert [len(batch.offset) for batch in batches] == [n_0, n_1]
-            payloads = batches[0].payload + batches[1].payload
-            assert sorted(payload[0] for payload in payloads) == sorted([*range(10)] * 2)
-
-        await asyncio.to_thread(work)
+    for n in range(10):
+        client.enqueue("log", [("a", bytes([n]) * 1_000_000)] * 2)
+    (n_0, n_1) = client.position("log", "latest").offsets.values()
+    batches = client.read_range("log", 0, 0, n_0), client.read_range("log", 1, 0, n_1)
+    assert [len(batch.offset) for batch in batches] == [n_0, n_1]
+    payloads = batches[0].payload + batches[1].payload
+    assert sorted(payload[0] for payload in payloads) == sorted([*range(10)] * 2)
 
 
-async def test_refusal_carries_status_and_reason() -> None:
+def test_refusal_carries_status_and_reason(client: QueueClient) -> None:
     """What the server says against a request is the error's message."""
-    async with running_plugin(queues=QUEUES) as plugin:
-        assert plugin.http_url is not None
-        client = QueueClient(plugin.http_url)
-        with pytest.raises(UnknownNameError, match=r"404: queue.*no.*log, work"):
-            await asyncio.to_thread(client.position, "no")
-        with pytest.raises(ConflictError):
-            await asyncio.to_thread(client.receive, "log", "reader")
+    with pytest.raises(UnknownNameError, match=r"404: queue.*no.*log, work"):
+        client.position("no")
+    with pytest.raises(ConflictError):
+        client.receive("log", "reader")
 
 
 TOKENS = """
@@ -335,14 +303,11 @@ tokens:
 """
 
 
-async def test_a_token_says_what_a_client_may_do(tmp_path: Path) -> None:
+def test_a_token_says_what_a_client_may_do(tmp_path: Path) -> None:
     """No token, a wrong one, and one without the role are refused as `AccessError`."""
     digest = hashlib.sha256(b"the token").hexdigest()
     (tmp_path / "tokens.yaml").write_text(TOKENS.format(digest=digest))
-    tokens = str(tmp_path / "tokens.yaml")
-    async with running_plugin(queues=QUEUES, tokens=tokens) as plugin:
-        assert plugin.http_url is not None
-        url = plugin.http_url
+    with served(queues=QUEUES, tokens=str(tmp_path / "tokens.yaml")) as url:
 
         def status(token: str | None, ask: Callable[[QueueClient], object]) -> int:
             try:
@@ -351,47 +316,40 @@ async def test_a_token_says_what_a_client_may_do(tmp_path: Path) -> None:
                 return error.status
             return 200
 
-        def work() -> None:
-            assert status(None, lambda client: client.queue("work")) == 401
-            assert status("a token", lambda client: client.queue("work")) == 401
-            assert status("the token", lambda client: client.receive("work")) == 200
-            assert status("the token", lambda client: client.enqueue("work", [("a", b"")])) == 403
-            assert status("the token", lambda client: client.receive("log")) == 403
-
-        await asyncio.to_thread(work)
+        assert status(None, lambda client: client.queue("work")) == 401
+        assert status("a token", lambda client: client.queue("work")) == 401
+        assert status("the token", lambda client: client.receive("work")) == 200
+        assert status("the token", lambda client: client.enqueue("work", [("a", b"")])) == 403
+        assert status("the token", lambda client: client.receive("log")) == 403
 
 
-async def test_tls_is_checked_by_the_authority_that_is_named(tmp_path: Path) -> None:
+def test_tls_is_checked_by_the_authority_that_is_named(tmp_path: Path) -> None:
     """A server is believed with `ca_file`, and not without."""
     authority = trustme.CA()
     certificate = authority.issue_cert("127.0.0.1")
     certificate.private_key_and_cert_chain_pem.write_to_path(tmp_path / "server.pem")
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
     tls = {"certificate": str(tmp_path / "server.pem"), "key": str(tmp_path / "server.pem")}
-    async with running_plugin(queues=QUEUES, http_tls=tls) as plugin:
-        assert plugin.http_url is not None
-        assert plugin.http_url.startswith("https://")
-        client = QueueClient(plugin.http_url, ca_file=str(tmp_path / "ca.pem"))
+    with served(queues=QUEUES, http_tls=tls) as url:
+        assert url.startswith("https://")
+        client = QueueClient(url, ca_file=str(tmp_path / "ca.pem"))
         sent = pickle.loads(pickle.dumps(client))  # noqa: S301 (made here)
         for one in (client, sent):
-            assert len(await asyncio.to_thread(one.queues)) == 2
+            assert len(one.queues()) == 2
         with pytest.raises(NoAnswerError, match="certificate verify failed"):
-            await asyncio.to_thread(QueueClient(plugin.http_url).queues)
+            QueueClient(url).queues()
 
 
-async def test_client_is_shared_by_threads() -> None:
+def test_client_is_shared_by_threads(client: QueueClient) -> None:
     """Each thread has its own connection."""
-    async with running_plugin(queues=QUEUES) as plugin:
-        assert plugin.http_url is not None
-        client = QueueClient(plugin.http_url)
 
-        def enqueue(number: int) -> int:
-            message = ("a", b"%d" % number)
-            return sum(client.enqueue("work", [message]).stored for _ in range(20))
+    def enqueue(number: int) -> int:
+        message = ("a", b"%d" % number)
+        return sum(client.enqueue("work", [message]).stored for _ in range(20))
 
-        stored = await asyncio.gather(*(asyncio.to_thread(enqueue, n) for n in range(4)))
-        assert sum(stored) == 80
-        assert (await asyncio.to_thread(client.queue, "work"))["messages"] == 80
+    with ThreadPoolExecutor(4) as threads:
+        assert sum(threads.map(enqueue, range(4))) == 80
+    assert client.queue("work")["messages"] == 80
 
 
 def test_client_can_be_sent_to_another_process() -> None:
@@ -486,19 +444,12 @@ def test_connection_that_was_closed_meanwhile_is_not_used() -> None:
     assert len(requests) == 2
 
 
-async def test_long_poll_may_take_longer_than_the_timeout() -> None:
+def test_long_poll_may_take_longer_than_the_timeout(client: QueueClient) -> None:
     """The timeout is on top of what the client asked the server to wait."""
-    async with running_plugin(queues=QUEUES) as plugin:
-        assert plugin.http_url is not None
-        client = QueueClient(plugin.http_url, timeout_seconds=5)
-
-        def work() -> float:
-            client.enqueue("work", [("a", b"x")])
-            assert len(client.receive("work", wait_seconds=7)) == 1
-            timeout: float = client._requests._local.connection.sock.gettimeout()
-            return timeout
-
-        assert await asyncio.to_thread(work) == 12
+    client.enqueue("work", [("a", b"x")])
+    patient = QueueClient(client.url, timeout_seconds=5)
+    assert len(patient.receive("work", wait_seconds=7)) == 1
+    assert patient._requests._local.connection.sock.gettimeout() == 12
 
 
 def test_server_that_is_not_there_is_told() -> None:
