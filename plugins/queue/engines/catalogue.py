@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping
 
 from penstock.plugins.queue.engines.contract import (
     ExistsError,
-    GroupKindError,
     GroupSnapshot,
     GroupSpec,
     QueueSnapshot,
@@ -267,10 +266,8 @@ class Catalogue:
     async def create_group(self, queue: str, group: str, spec: GroupSpec) -> GroupSnapshot:
         """Create a group."""
         found = self._state.find(queue)
-        there = found.groups.get(group)
+        there = found.same_group(group, spec)
         if there is not None:
-            if there.spec != spec:
-                raise ExistsError(f"group {group} of queue {queue}: it exists with other settings")
             return there.snapshot(self._state.now())
         starts = await self._reader.locate(found, spec.start)
         made = self._new_group(found, group, spec)
@@ -299,12 +296,7 @@ class Catalogue:
     async def change_group(self, queue: str, group: str, spec: GroupSpec) -> GroupSnapshot:
         """Give a group other settings."""
         found = self._state.find(queue)
-        changed = found.group(group)
-        if changed.spec.kind != spec.kind:
-            raise GroupKindError(
-                f"group {group} of queue {queue}: kind: read {spec.kind}; allowed: "
-                f"{changed.spec.kind}, which it was created with"
-            )
+        changed = found.group(group, spec.kind)
 
         def build(transaction: Transaction) -> None:
             check_group(found, changed)

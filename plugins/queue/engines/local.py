@@ -184,7 +184,7 @@ class LocalEngine(StoredQueues[LocalQueue]):
     ) -> Position:
         """Move an offsets group up to a position."""
         found = self._state.find(queue)
-        readers = found.offsets_group(group)
+        readers = found.group(group, "offsets")
         readers.used_at = self._state.now()
         offsets = found.checked(position)
         found.check_reader(readers, reader)
@@ -214,7 +214,7 @@ class LocalEngine(StoredQueues[LocalQueue]):
 
     def visible(self, queue: str, group: str) -> Mapping[int, int]:
         """Return how many messages a lease group could receive."""
-        receivers = self._state.find(queue).lease_group(group)
+        receivers = self._state.find(queue).group(group, "lease")
         now = self._state.now()
         receivers.used_at = now
         receivers.expire(now)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Generic, Protocol, TypeVar
 
 from penstock.plugins.queue.engines.contract import (
+    ExistsError,
     GroupKindError,
     GroupOutline,
     GroupSnapshot,
@@ -205,46 +206,33 @@ class StoredQueue(Waitable, ABC, Generic[PartT, GroupT]):
             )
         return found
 
-    def group(self, name: str) -> GroupT:
+    def group(self, name: str, kind: str | None = None) -> GroupT:
         """Return a group.
 
         Raises:
             UnknownGroupError: there is none of this name.
+            GroupKindError: it is of the other kind.
         """
         found = self.groups.get(name)
         if found is None:
             known = ", ".join(sorted(self.groups)) or "none"
             raise UnknownGroupError(f"group of queue {self.name}: read {name!r}; allowed: {known}")
-        return found
-
-    def lease_group(self, name: str) -> GroupT:
-        """Return a group of kind `lease`.
-
-        Raises:
-            UnknownGroupError: there is none of this name.
-            GroupKindError: it is of the other kind.
-        """
-        found = self.group(name)
-        if found.spec.kind != "lease":
+        if kind not in (None, found.spec.kind):
             raise GroupKindError(
-                f"group {name} of queue {self.name}: it reads ranges; allowed: a group of kind "
-                "lease"
+                f"group {name} of queue {self.name}: asked as one of kind {kind}; allowed: "
+                f"{found.spec.kind}, which it was created with"
             )
         return found
 
-    def offsets_group(self, name: str) -> GroupT:
-        """Return a group of kind `offsets`.
+    def same_group(self, name: str, spec: GroupSpec) -> GroupT | None:
+        """Return a group that is to be created; None where there is none yet.
 
         Raises:
-            UnknownGroupError: there is none of this name.
-            GroupKindError: it is of the other kind.
+            ExistsError: it exists with other settings.
         """
-        found = self.group(name)
-        if found.spec.kind != "offsets":
-            raise GroupKindError(
-                f"group {name} of queue {self.name}: it settles single messages; allowed: a group "
-                "of kind offsets"
-            )
+        found = self.groups.get(name)
+        if found is not None and found.spec != spec:
+            raise ExistsError(f"group {name} of queue {self.name}: it exists with other settings")
         return found
 
     def check_reader(self, group: GroupT, reader: str) -> None:

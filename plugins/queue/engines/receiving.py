@@ -56,7 +56,7 @@ class Receiving:
     ) -> list[ReceivedMessage]:
         """Receive messages of one physical queue."""
         found = self._state.find(queue)
-        receivers = found.lease_group(group)
+        receivers = found.group(group, "lease")
         found.part(physical_queue)
         place = receivers.places[physical_queue]
         receivers.used_at = self._state.now()
@@ -226,7 +226,7 @@ class Receiving:
     ) -> Mapping[int, str]:
         """Settle receives."""
         found = self._state.find(queue)
-        receivers = found.lease_group(group)
+        receivers = found.group(group, "lease")
         now = self._state.now()
         receivers.used_at = now
         receivers.expire(now)

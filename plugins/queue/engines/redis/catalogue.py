@@ -24,7 +24,6 @@ from typing import Any, Final
 
 from penstock.plugins.queue.engines.contract import (
     ExistsError,
-    GroupKindError,
     GroupSnapshot,
     GroupSpec,
     QueueSnapshot,
@@ -272,12 +271,8 @@ class Catalogue:
         async with self._lock:
             while True:
                 found = self.find(queue)
-                there = found.groups.get(group)
+                there = found.same_group(group, spec)
                 if there is not None:
-                    if there.spec != spec:
-                        raise ExistsError(
-                            f"group {group} of queue {queue}: it exists with other settings"
-                        )
                     return there.snapshot(self._functions.now())
                 made = _new_group(spec)
                 starts = {}
@@ -301,12 +296,7 @@ class Catalogue:
         async with self._lock:
             while True:
                 found = self.find(queue)
-                changed = found.group(group)
-                if changed.spec.kind != spec.kind:
-                    raise GroupKindError(
-                        f"group {group} of queue {queue}: kind: read {spec.kind}; allowed: "
-                        f"{changed.spec.kind}, which it was created with"
-                    )
+                changed = found.group(group, spec.kind)
                 entry = json.loads(found.raw)
                 entry["groups"][group]["spec"] = asdict(spec)
                 if await self._put(queue, found.raw, entry):

@@ -257,7 +257,7 @@ class RedisEngine(StoredQueues[RedisQueue]):
     ) -> Position:
         """Move an offsets group up to a position."""
         found = await self._find(queue)
-        readers = found.offsets_group(group)
+        readers = found.group(group, "offsets")
         readers.used_at = self._functions.now()
         if reader != readers.reader:
             found.checked(Position(position.incarnation, {}))
@@ -286,7 +286,7 @@ class RedisEngine(StoredQueues[RedisQueue]):
     def visible(self, queue: str, group: str) -> Mapping[int, int]:
         """Return how many messages a lease group could receive."""
         found = self._catalogue.find(queue)
-        receivers = found.lease_group(group)
+        receivers = found.group(group, "lease")
         receivers.used_at = now = self._functions.now()
         receivers.expire(now)
         counts = {number: place.n_visible() for number, place in receivers.places.items()}

@@ -66,7 +66,7 @@ class Receiving:
     ) -> list[ReceivedMessage]:
         """Receive messages of one physical queue."""
         found = self._catalogue.find(queue)
-        receivers = found.lease_group(group)
+        receivers = found.group(group, "lease")
         part = found.part(physical_queue)
         receivers.used_at = now = self._functions.now()
         receivers.expire(now)
@@ -328,7 +328,7 @@ class Receiving:
     ) -> Mapping[int, str]:
         """Settle receives."""
         found = self._catalogue.find(queue)
-        receivers = found.lease_group(group)
+        receivers = found.group(group, "lease")
         receivers.used_at = now = self._functions.now()
         receivers.expire(now)
         receives, unknown = self._read_handles(receivers, receipt_handles)
