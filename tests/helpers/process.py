@@ -22,9 +22,7 @@ from tests.helpers import forks
 ROOT: Final = Path(__file__).resolve().parents[2]
 
 SECONDS: Final = 120.0
-"""The longest wait for an expected event, on a busy machine. Only a failing test waits for so long.
-A program of Python needs a quarter of a second to start on a quiet machine, and half a minute where
-twenty others compute.
+"""The longest wait for an expected event, on a busy machine.
 
 Only a test that fails waits for so long. A program of Python needs a quarter of a second to start
 on a quiet machine, and half a minute where twenty others compute.

@@ -424,15 +424,6 @@ async def test_pending_bytes_are_bounded_and_one_long_message_passes() -> None:
     assert reasons == ["", "", "pending_full"]
 
 
-async def test_budget_is_shared_by_all_queues() -> None:
-    """The limit of what is pending holds over all queues."""
-    budget = PendingBudget(1, 1000)
-    (first, _), (second, _) = make_intake(budget=budget), make_intake(budget=budget)
-    offer(first, message(), None)
-    offer(second, message(), None)
-    assert second.counts.dropped == {"pending_full": 1}
-
-
 async def test_full_queue_refuses_and_what_it_had_no_room_for_is_given_back() -> None:
     """A message that is not stored holds neither the queue's room nor that of what is pending."""
     budget = PendingBudget(1, 1000)

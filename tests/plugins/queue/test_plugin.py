@@ -144,26 +144,6 @@ async def test_published_message_is_acknowledged_when_it_is_stored(tmp_path: Pat
         assert await received(plugin, "pictures") == []
 
 
-async def test_full_queue_refuses_before_anybody_gets_the_message() -> None:
-    """`reserve` says so, `refuse` counts it, and the broker is told when there is room."""
-    async with running_plugin(queues={"q": {"max_messages": 1}}) as plugin:
-        (sink,) = plugin.sinks
-        told: list[bool] = []
-        sink.on_room = lambda: told.append(True)
-        first, second = message(), message()
-        assert sink.reserve(first) == ""
-        assert sink.reserve(second) == "queue_full"
-        sink.refuse(second, "queue_full")
-        sink.release(first)
-        assert sink.reserve(second) == ""
-        receipts = Receipts()
-        sink.accept(second, receipts)
-        await until(partial(receipts.have, [ReasonCode.SUCCESS]))
-        assert (sink.counts.matched, sink.counts.stored) == (2, 1)
-        assert sink.counts.dropped == {"queue_full": 1}
-        assert told == [True]
-
-
 async def test_a_message_that_never_fits_is_told_from_a_full_queue() -> None:
     """Nobody has to wait with it."""
     async with running_plugin(queues={"q": {"max_bytes": 10}}) as plugin:
@@ -189,26 +169,6 @@ async def test_publishers_are_told_of_room_that_one_of_them_can_use() -> None:
         await plugin.engine.purge("q")
         await plugin.service.maintain()
         assert told == [True]
-
-
-async def test_repeat_of_a_stored_message_is_acknowledged_and_not_stored() -> None:
-    """A QoS 2 message that is repeated after a crash is in the queue once."""
-    async with running_plugin() as plugin:
-        (sink,) = plugin.sinks
-        receipts = Receipts(b"client/1", is_repeat=True)
-        for _ in range(2):
-            offered = message(qos=2)
-            assert sink.reserve(offered) == ""
-            sink.accept(offered, receipts)
-        await until(partial(receipts.have, [ReasonCode.SUCCESS] * 2))
-        assert plugin.engine.snapshot("q").messages == 1
-        told: list[bool] = []
-        sink.forget(b"client/1", told.append)
-        await until(lambda: told == [True])
-        sink.reserve(offered)
-        sink.accept(offered, receipts)
-        await until(partial(receipts.have, [ReasonCode.SUCCESS] * 3))
-        assert plugin.engine.snapshot("q").messages == 2
 
 
 async def test_queues_of_requests_are_fed_by_the_broker() -> None:
@@ -249,22 +209,6 @@ async def test_queue_of_a_request_is_fed_after_a_restart(tmp_path: Path) -> None
     await again.start()
     assert routes.names == [("+", "queue.new", ["a/#"])]
     await again.close()
-
-
-async def test_messages_outlive_the_program(tmp_path: Path) -> None:
-    """With `sqlite` what was acknowledged is there after a restart, received or not."""
-    path = str(tmp_path / "queue.db")
-    for payload in (b"first", b"second"):
-        async with running_plugin(engine="sqlite", path=path, queues=QUEUES) as plugin:
-            receipts = Receipts()
-            offered = message(payload)
-            plugin.sinks[0].reserve(offered)
-            plugin.sinks[0].accept(offered, receipts)
-            await until(partial(receipts.have, [ReasonCode.SUCCESS]))
-            await plugin.service.queue("pictures").receive("default", ReceiveRequest(1))
-    async with running_plugin(engine="sqlite", path=path, queues=QUEUES) as plugin:
-        messages = await received(plugin, "pictures", LONG_SECONDS)
-        assert sorted(one.payload for one in messages) == [b"first", b"second"]
 
 
 async def test_close_stores_what_was_accepted(tmp_path: Path) -> None:

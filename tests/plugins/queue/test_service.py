@@ -13,14 +13,13 @@ from penstock.plugins.queue.engines.contract import (
     AppendResult,
     EngineStartError,
     GroupSpec,
-    KeyOrderError,
     NewMessage,
     QueueSpec,
     UnknownGroupError,
     UnknownQueueError,
 )
 from penstock.plugins.queue.logical_queue import ReceiveRequest
-from penstock.plugins.queue.service import InUseError, QueueService, SettingError
+from penstock.plugins.queue.service import InUseError, QueueService
 from penstock.plugins.queue.strategies.enqueue import physical_queue_of
 from tests.plugins.queue.running import LONG_SECONDS, Receipts, message, put, running_service, until
 
@@ -33,15 +32,6 @@ def held(service: QueueService, group: str = "default") -> int:
     requests = service.figures("q")["groups"][group].get("requests", {"held": 0})
     number: int = requests["held"]
     return number
-
-
-async def test_queue_of_the_policy_file_is_created_with_its_groups() -> None:
-    """What the file has can be used at once; a queue without groups has `default`."""
-    async with running_service(key="topic", max_messages=7) as service:
-        snapshot = service.engine.snapshot("q")
-        assert (snapshot.spec.key, snapshot.spec.max_messages) == ("topic", 7)
-        assert list(snapshot.groups) == ["default"]
-        assert service.names() == ["q"]
 
 
 async def test_changed_policy_file_changes_queue_and_groups(tmp_path: Path) -> None:
@@ -200,48 +190,6 @@ async def test_unknown_names_are_told_with_the_known_ones() -> None:
             await service.queue("q").receive("x", AT_ONCE)
 
 
-@pytest.mark.parametrize(
-    ("name", "spec", "told"),
-    [
-        ("a b", QueueSpec(), "queue: read 'a b'; allowed: a name of 1 to 80 letters"),
-        ("x", QueueSpec(physical_queues=0), "queue x: physical_queues: read 0"),
-        ("x", QueueSpec(key="size"), "queue x: key: read 'size'; allowed: topic, topic:LEVEL"),
-        ("x", QueueSpec(topics=("a/#/b",)), "queue x: topics.0: read 'a/#/b'"),
-        ("x", QueueSpec(keeps_last=True), "a key with keeps_last"),
-        ("x", QueueSpec(groups={"a/b": GroupSpec()}), "a name of 1 to 80 letters"),
-        ("x", QueueSpec(groups={"g": GroupSpec(order="key")}), "a key with order: key"),
-        (
-            "x",
-            QueueSpec(groups={"g": GroupSpec(max_receives=1, dead_letter_queue="none")}),
-            "dead_letter_queue: read none; allowed: another queue that exists: q",
-        ),
-    ],
-)
-async def test_wrong_settings_of_a_request_are_told(name: str, spec: QueueSpec, told: str) -> None:
-    """Settings of requests are checked by the rules of the policy file."""
-    async with running_service() as service:
-        with pytest.raises(SettingError) as raised:
-            await service.create(name, spec)
-        assert told in str(raised.value)
-        assert service.names() == ["q"]
-
-
-async def test_wrong_settings_of_a_group_are_told() -> None:
-    """A group of a request is checked against its queue."""
-    async with running_service() as service:
-        for name, spec, told in (
-            ("a/b", GroupSpec(), "group: read 'a/b'"),
-            ("g", GroupSpec(visibility_timeout=0.0), "visibility_timeout: read 0.0"),
-            ("g", GroupSpec(order="key"), "order: read key; allowed: any, or give the queue a key"),
-            ("g", GroupSpec(dead_letter_queue="q"), "dead_letter_queue: read q"),
-        ):
-            with pytest.raises(SettingError) as raised:
-                await service.create_group("q", name, spec)
-            assert told in str(raised.value)
-        with pytest.raises(SettingError):
-            await service.change_group("q", "default", GroupSpec(visibility_timeout=-1.0))
-
-
 async def test_changed_queue_deals_and_receives_over_its_physical_queues() -> None:
     """More physical queues are used from the change on."""
     async with running_service(physical_queues=1, dequeue="rds", sleep_time=0.01) as service:
@@ -290,20 +238,6 @@ async def test_the_file_parts_no_key_until_its_queue_is_empty(
         assert [one.physical_queue for one in outcomes] == [
             physical_queue_of(one, 8) for one in topics
         ]
-
-
-async def test_a_request_that_would_part_keys_is_refused_until_the_queue_is_empty() -> None:
-    """Nothing has changed then."""
-    async with running_service(key="topic", physical_queues=2) as service:
-        await put(service, b"1")
-        spec = service.engine.snapshot("q").spec
-        with pytest.raises(KeyOrderError, match="read 4; allowed: 2, while it holds messages"):
-            await service.change("q", replace(spec, physical_queues=4))
-        await service.change("q", replace(spec, max_messages=5))
-        (received,) = await service.queue("q").receive("default", AT_ONCE)
-        await service.settle("q", "default", "ack", [received.receipt_handle], 0.0)
-        await service.change("q", replace(spec, physical_queues=4))
-        assert service.engine.snapshot("q").spec.physical_queues == 4
 
 
 async def test_a_message_that_waits_when_its_queue_is_deleted_is_refused() -> None:

@@ -1,10 +1,7 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import re
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -17,11 +14,12 @@ import pytest
 
 from penstock.plugins.queue.__main__ import main
 from penstock.plugins.queue.client import AccessError, QueueClient, QueueError
-from tests.helpers import forks
 from tests.helpers.gateway import stored_payloads
+from tests.helpers.process import Program
 from tests.helpers.redis_server import shared_redis
 from tests.plugins.queue.running import LONG_SECONDS
 
+COMMAND = [sys.executable, "-m", "penstock.plugins.queue", "-c", "policy.yaml"]
 POLICY = """
 plugins:
   queue:
@@ -36,42 +34,25 @@ plugins:
 @contextmanager
 def running_gateway(
     folder: Path, policy: str = POLICY, *, is_forked: bool = True
-) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Start ``penstock queue`` in a folder, as a fork or as a user does; yield process and URL."""
+) -> Iterator[tuple[Program, str]]:
+    """Start ``penstock queue`` in a folder, as a fork or as a user does; yield it and its URL."""
     (folder / "policy.yaml").write_text(policy)
-    command = [sys.executable, "-m", "penstock.plugins.queue", "-c", "policy.yaml"]
-    root = Path(__file__).resolve().parents[3]
-    start = forks.Popen if is_forked else subprocess.Popen
-    with start(
-        command,
-        cwd=folder,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONPATH": str(root)},
-    ) as process:
-        try:
-            assert process.stderr is not None
-            told = ""
-            while (found := re.search(r"listens on (http://\S+)", told)) is None:
-                line = process.stderr.readline()
-                assert line, f"the gateway ended at its start:\n{told}"
-                told += line
-            yield process, found[1]
-        finally:
-            process.kill()
+    gateway = Program(COMMAND, cwd=folder, is_forked=is_forked)
+    try:
+        yield gateway, gateway.wait_for_match(r"listens on (http://\S+)")[1]
+    finally:
+        gateway.end()
 
 
 def test_gateway_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
     """The program answers over HTTP, ends with status 0, and its messages are there next time."""
-    with running_gateway(tmp_path, is_forked=False) as (process, url):
+    with running_gateway(tmp_path, is_forked=False) as (gateway, url):
         QueueClient(url).enqueue("work", [("a", b"kept")])
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(LONG_SECONDS) == 0
-    with running_gateway(tmp_path) as (process, url):
+        assert gateway.stop() == 0
+    with running_gateway(tmp_path) as (gateway, url):
         client = QueueClient(url)
         assert [one.payload for one in client.receive("work", wait_seconds=5)] == [b"kept"]
-        process.send_signal(signal.SIGINT)
-        assert process.wait(LONG_SECONDS) == 0
+        assert gateway.stop(signal.SIGINT) == 0
 
 
 def test_two_gateways_share_the_queues_of_a_redis_server(tmp_path: Path) -> None:
@@ -105,25 +86,20 @@ def test_sighup_reads_the_tokens_again(tmp_path: Path) -> None:
             f"tokens: [{{name: me, token_sha256: {digest}, roles: {{work: [read]}}}}]"
         )
 
-    def hang_up(process: subprocess.Popen[str]) -> str:
-        process.send_signal(signal.SIGHUP)
-        assert process.stderr is not None
-        while "reloaded: " not in (line := process.stderr.readline()):
-            assert line
-        return line
-
     allow("first")
     with running_gateway(
         tmp_path, POLICY.replace("queue:", "queue:\n    tokens: tokens.yaml", 1)
-    ) as (process, url):
+    ) as (gateway, url):
         assert QueueClient(url, token="first").queue("work")["messages"] == 0
         allow("second")
-        assert "reloaded: plugins.queue.tokens tokens.yaml" in hang_up(process)
+        gateway.process.send_signal(signal.SIGHUP)
+        gateway.wait_for_log("reloaded: plugins.queue.tokens tokens.yaml")
         assert QueueClient(url, token="second").queue("work")["messages"] == 0
         with pytest.raises(AccessError):
             QueueClient(url, token="first").queue("work")
         tokens.write_text("tokens: [17]")
-        assert "not reloaded: tokens.yaml: tokens.0" in hang_up(process)
+        gateway.process.send_signal(signal.SIGHUP)
+        gateway.wait_for_log("not reloaded: tokens.yaml: tokens.0")
         assert QueueClient(url, token="second").queue("work")["messages"] == 0
 
 
@@ -144,7 +120,7 @@ def test_nothing_acknowledged_is_lost_when_the_process_is_killed(tmp_path: Path)
             pass
 
     for kill in range(3):
-        with running_gateway(tmp_path) as (process, url):
+        with running_gateway(tmp_path) as (gateway, url):
             threads = [
                 threading.Thread(target=enqueue, args=(url, f"{kill}-{n}")) for n in range(4)
             ]
@@ -154,7 +130,7 @@ def test_nothing_acknowledged_is_lost_when_the_process_is_killed(tmp_path: Path)
             deadline = time.monotonic() + LONG_SECONDS
             while len(acknowledged) < before + 50 * (kill + 1) and time.monotonic() < deadline:
                 time.sleep(0.005)
-            process.kill()
+            gateway.kill()
             for thread in threads:
                 thread.join()
     with running_gateway(tmp_path) as (_, url):
@@ -166,18 +142,11 @@ def test_nothing_acknowledged_is_lost_when_the_process_is_killed(tmp_path: Path)
 
 def test_second_gateway_on_the_same_file_is_refused(tmp_path: Path) -> None:
     """Another process is told who has the file and ends with status 2."""
-    with running_gateway(tmp_path) as (process, _):
-        ended = subprocess.run(
-            [sys.executable, "-m", "penstock.plugins.queue", "-c", "policy.yaml"],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=False,
-            env=os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[3])},
-        )
-        assert ended.returncode == 2
-        assert f"queue.db: in use by process {process.pid}" in ended.stderr
-        assert "Traceback" not in ended.stderr
+    with running_gateway(tmp_path) as (gateway, _):
+        second = Program(COMMAND, cwd=tmp_path, is_forked=True)
+        assert second.wait() == 2
+        assert f"queue.db: in use by process {gateway.process.pid}" in second.log
+        assert "Traceback" not in second.log
 
 
 @pytest.mark.parametrize(

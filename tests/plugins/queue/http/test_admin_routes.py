@@ -136,20 +136,6 @@ async def test_tags_stay_where_none_are_given() -> None:
         assert changed["settings"]["tags"] == {}
 
 
-async def test_groups_come_change_and_go() -> None:
-    """One that comes later begins where it is told to."""
-    async with serving() as server:
-        await server.store_rows("work", "x")
-        path = "/queues/work/groups/late"
-        made = (await server.ask("PUT", path, {"start": "latest"})).json
-        assert (made["waiting"], sum(made["position"].values())) == (0, 1)
-        changed = (await server.ask("PUT", path, {"visibility_timeout": 5})).json
-        assert changed["settings"]["visibility_timeout"] == 5
-        assert (await server.ask("DELETE", path)).json == {"deleted": True}
-        answer = await server.ask("GET", path)
-        assert (answer.status, answer.json["error"]) == (404, "group: read late; allowed: default")
-
-
 @pytest.mark.parametrize(
     ("path", "body", "told"),
     [
@@ -166,6 +152,8 @@ async def test_groups_come_change_and_go() -> None:
         ("/queues/work/groups/a b", {}, "group: read 'a b'; allowed: a name"),
         ("/queues/work/groups/g", {"order": "key"}, "order: read key; allowed: any"),
         ("/queues/work/groups/g", {"dead_letter_queue": "no"}, "dead_letter_queue: read no"),
+        ("/queues/work/groups/g", {"dead_letter_queue": "work"}, "dead_letter_queue: read work"),
+        ("/queues/work/groups/default", {"visibility_timeout": 0}, "visibility_timeout: read 0"),
         ("/queues/work/groups/g", {"start": "noon"}, "start: read 'noon'"),
     ],
 )
@@ -214,16 +202,6 @@ async def test_a_change_that_would_part_the_messages_of_a_key_is_a_conflict() ->
         assert (
             await server.ask("PUT", "/queues/work", keys | {"physical_queues": 3})
         ).status == 200
-
-
-async def test_a_full_queue_that_was_purged_takes_messages_again() -> None:
-    """At once."""
-    async with serving(queues={"work": {"max_messages": 1}}) as server:
-        await server.store_rows("work", "x")
-        row = {"topic": "a", "text": "y"}
-        assert (await server.ask("POST", "/queues/work/messages", row)).status == 429
-        await server.ask("POST", "/queues/work/purge", {})
-        assert (await server.ask("POST", "/queues/work/messages", row)).status == 200
 
 
 async def test_health_says_what_is_set_aside(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -194,23 +194,6 @@ async def test_columns_and_filters_that_are_none_are_told() -> None:
             assert (answer.status, told in answer.json["error"]) == (400, True), answer.body
 
 
-async def test_positions_of_a_deleted_queue_mean_nothing() -> None:
-    """409 with the incarnation of the queue that exists, for each request that has a position."""
-    async with serving() as server:
-        old = await position(server)
-        await server.ask("DELETE", "/queues/log")
-        settings = {"physical_queues": 1, "groups": {"spark": {"kind": "offsets"}}}
-        assert (await server.ask("PUT", "/queues/log", settings)).status == 200
-        now = (await position(server))["incarnation"]
-        path = f"/queues/log/physical/0/range?start=0&end=0&incarnation={old['incarnation']}"
-        for answer in (
-            await server.ask("POST", PLAN, old),
-            await server.ask("POST", COMMIT, old),
-            await server.ask("GET", path),
-        ):
-            assert (answer.status, answer.json["incarnation"]) == (409, now)
-
-
 async def test_a_group_seeks_to_a_time() -> None:
     """To the first message that arrived at or after it; and to both ends."""
     async with serving() as server:
@@ -224,17 +207,6 @@ async def test_a_group_seeks_to_a_time() -> None:
             assert (answer.status, answer.json["offsets"]) == (200, {"0": offset})
         assert (await position(server, str(middle)))["offsets"] == {"0": 1}
         assert (await position(server, "latest"))["offsets"] == {"0": 2}
-
-
-async def test_a_range_is_cut_at_the_most_messages() -> None:
-    """In both formats alike."""
-    path = "/queues/log/physical/0/range?start=1&end=4&max_messages=2"
-    async with serving() as server:
-        await server.store_rows("log", "a", "b", "c", "d")
-        answer = await server.ask("GET", path)
-        assert [one["offset"] for one in answer.json["messages"]] == [1, 2]
-        answer = await server.ask("GET", path, headers={"Accept": BATCH_CONTENT_TYPE})
-        assert read_batch(answer.body).payload == [b"b", b"c"]
 
 
 async def test_offsets_that_are_none_are_told() -> None:
