@@ -181,14 +181,6 @@ async def test_purging_and_redriving_say_how_many_messages() -> None:
         assert (await server.ask("POST", "/queues/work/purge", {})).json == {"removed": 3}
 
 
-async def test_deleting_a_dead_letter_queue_in_use_is_a_conflict() -> None:
-    """The queue of the groups is named."""
-    queues = {"work": {"groups": {"default": {"dead_letter_queue": "dead"}}}, "dead": {}}
-    async with serving(queues=queues) as server:
-        answer = await server.ask("DELETE", "/queues/dead")
-        assert (answer.status, "work/default" in answer.json["error"]) == (409, True)
-
-
 async def test_a_change_that_would_part_the_messages_of_a_key_is_a_conflict() -> None:
     """The error says what to do."""
     keys = {"key": "topic", "physical_queues": 2}

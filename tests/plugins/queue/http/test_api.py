@@ -189,12 +189,3 @@ async def test_mistakes_are_told(method: str, path: str, body: Any, status: int,
         answer = await server.ask(method, path, body)
         assert (answer.status, list(answer.json)) == (status, ["error"])
         assert told in answer.json["error"]
-
-
-async def test_a_request_without_a_type_is_refused() -> None:
-    """A page in a browser may send one to this machine without being asked."""
-    async with serving() as server:
-        plain = {"Content-Type": "text/plain"}
-        answer = await server.ask("POST", "/queues/work/purge", {}, plain)
-        assert answer.status == 415
-        assert answer.json["error"] == 'Content-Type: read "text/plain"; allowed: application/json'
