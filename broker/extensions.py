@@ -669,7 +669,7 @@ class SessionStore(ABC):
         """Take note that a session has a filter no more; not told of one that has ended."""
 
     def drained(self, client_id: str) -> None:  # noqa: B027
-        """Take note that a session has room, and nothing waits that it has been given.
+        """Take note that a session has room, and nothing small waits that it has been given.
 
         It is called when its client has connected, and again and again; it must not call the
         broker, and cost next to nothing where nothing is left to give.

@@ -150,6 +150,7 @@ class KeptSessions:
         self._core.turn.congested.clear()  # there is no publisher to slow down
         if session.client is not None:
             session.outgoing.want_pump()
+            self.pumped(session)  # there is no pump while the connection takes nothing
         return taken
 
     def _deliver(
@@ -214,9 +215,10 @@ class KeptSessions:
         target = Target(session, found)
         return target.for_own if message.publisher == session.client_id else target
 
-    def drained(self, session: Session) -> None:
-        """Tell the owner that a connected session can be given more."""
-        self._tell(self.store.drained, session.client_id)
+    def pumped(self, session: Session) -> None:
+        """Tell the owner if a connected session can be given more."""
+        if session.outbox.takes_more and not (session.resend or session.retained_due):
+            self._tell(self.store.drained, session.client_id)
 
     # -- the end of a connection -----------------------------------------------------------------
 

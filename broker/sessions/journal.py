@@ -65,8 +65,8 @@ class KeptSessions(Protocol):
     def unsubscribed(self, session: Any, topic_filter: str) -> None:
         """Remove a subscription that the owner routes messages to."""
 
-    def drained(self, session: Any) -> None:
-        """Tell the owner that a connected session can be given more."""
+    def pumped(self, session: Any) -> None:
+        """Tell the owner of a connected session whether it can be given more."""
 
     def left(self, session: Any) -> None:
         """Unload a session without a connection once what has changed of it is safe."""

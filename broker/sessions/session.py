@@ -498,10 +498,10 @@ def _after_pump(client: Client, session: Session, now: float) -> None:
         if not (session.outbox.n_messages or session.resend or session.retained_due):
             session.is_direct = session.outbox.order is None
             client.throttle.is_slow = False
-            kept = client.core.kept
-            if kept is not None and kept.has(session):
-                kept.drained(session)
         client.throttle.let_go()
+    kept = client.core.kept
+    if kept is not None and kept.has(session):
+        kept.pumped(session)
     _set_look_timer(session, outgoing, now)
 
 

@@ -6,6 +6,7 @@ import asyncio
 import signal
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from redis import Redis
@@ -22,6 +23,7 @@ from penstock.broker.mqtt.packets import (
     Will,
 )
 from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.plugins.console.commands.asking import Console
 from tests.helpers.cluster import (
     Cluster,
     Publisher,
@@ -30,6 +32,7 @@ from tests.helpers.cluster import (
     lasting,
     reached,
     running_brokers,
+    until,
     until_away,
 )
 from tests.helpers.redis_server import shared_redis
@@ -99,6 +102,34 @@ async def test_client_with_a_session_gets_messages_from_all_brokers(cluster: Clu
             assert bytes(packet.payload) == b"%d" % number
             assert sorted(packet.properties["subscription_identifier"]) == [5, 6]
             await client.send(PubAck(packet.packet_id))
+
+
+@pytest.mark.parametrize("options", [{}, lasting()], ids=["clean", "lasting"])
+async def test_small_messages_pass_large_ones_that_are_withheld(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    """However many of them another broker has published before."""
+    policy = {"policy": "conservative", "threshold_l": 1e-6, "max_withhold": 600}
+    plugins = {"console": {"http": "127.0.0.1:0"}, "probing": {}, "withholding": policy}
+    with running_brokers(tmp_path, "a", "b", plugins=plugins) as cluster:
+        console = Console(cluster["a"].console_url)
+        async with (
+            await cluster.connected("a", "reader", **options) as client,
+            await cluster.connected("b", "camera") as camera,
+        ):
+            await client.subscribe("site/#", 1)
+
+            def has_rtt() -> bool:
+                return console.get("clients", search="reader")["clients"][0]["rtt"] is not None
+
+            await asyncio.to_thread(until, has_rtt, "an RTT")
+            for number in range(40):
+                await camera.publish(f"site/picture/{number}", bytes(100_000))
+            for alarm in (b"1", b"2"):
+                await camera.publish("site/alarm", alarm)
+                packet = await client.take(Publish)
+                assert (packet.topic, bytes(packet.payload)) == ("site/alarm", alarm)
+                await client.send(PubAck(packet.packet_id))
 
 
 async def test_client_that_goes_elsewhere_without_leaving_is_taken_over(cluster: Cluster) -> None:
