@@ -216,8 +216,14 @@ class KeptSessions:
         return target.for_own if message.publisher == session.client_id else target
 
     def pumped(self, session: Session) -> None:
-        """Tell the owner if a connected session can be given more."""
-        if session.outbox.takes_more and not (session.resend or session.retained_due):
+        """Tell the owner if a connected session can be given more: what is small passes the rest."""
+        if session.resend or session.retained_due:
+            return
+        outbox, rules = session.outbox, session.outbox.rules
+        if not outbox.n_messages or (
+            next(outbox.ready(), None) is None
+            and rules.over_half.isdisjoint((outbox, rules.backlog))
+        ):
             self._tell(self.store.drained, session.client_id)
 
     # -- the end of a connection -----------------------------------------------------------------

@@ -162,14 +162,6 @@ class Outbox:
         large = self._next_large()
         return large is not None and large.withheld_since is not None
 
-    @property
-    def takes_more(self) -> bool:
-        """Whether more of what is kept elsewhere may come: what is small passes what waits here."""
-        rules = self._rules
-        return not self.n_messages or (
-            not (self._ready or self._ready0) and rules.over_half.isdisjoint((self, rules.backlog))
-        )
-
     def _next_large(self) -> Delivery | None:
         held = self._held
         return held.firsts[0] if held is not None and held.firsts else None
