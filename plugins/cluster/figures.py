@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from penstock.broker.counters import Metric, Sample, count
+from penstock.plugins.cluster.node_sink import MOST_INBOX_BYTES
 
 if TYPE_CHECKING:
     from penstock.plugins.cluster.mail import MailRoom
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
 def figures(node: Node) -> Iterator[Metric]:
     """Yield figures of members, owners and routes, and of messages."""
     members = node.others.members
-    nodes = _one("nodes", "Members of the cluster, this one included.", len(members) + 1)
-    yield nodes._replace(across="max")
+    told, name = "Members of the cluster, this one included.", node.engine.cluster
+    yield _by("nodes", told, "cluster", {name: len(members) + 1})._replace(across="max")
     yield _one("own_routes", "Topic filters of this node's sessions.", len(node.own.counts))
     owners = node.owners
     yield _one("clients_owned", "Clients that this node has.", len(owners.owned))
@@ -72,6 +73,8 @@ def _messages(node: Node) -> Iterator[Metric]:
     told = "Bytes in the inboxes of nodes, as the engine has last said."
     inboxes = {n: one.inbox_bytes for n, one in sinks}
     yield _by("inboxes_bytes", told, "node", inboxes)._replace(across="max")
+    told = "Bytes in one inbox beyond which nothing more is put into it."
+    yield _one("inboxes_limit_bytes", told, MOST_INBOX_BYTES)._replace(across="max")
     yield _one("inbox_entries_total", "Entries of the own inbox.", inbox.n_entries)
     yield _one("inbox_messages_total", "Messages in them.", inbox.n_messages)
     yield _one("inbox_bytes_total", "Bytes of them.", inbox.n_bytes)

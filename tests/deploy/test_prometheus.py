@@ -16,6 +16,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.broker.mqtt.packets import PubAck, Publish
+from tests.helpers.cluster import running_brokers
 from tests.helpers.operated import HOLDING
 from tests.helpers.process import SECONDS, anonymous_policy, running_broker
 from tests.helpers.sidecar import before, running_sidecar
@@ -83,7 +84,7 @@ async def traffic(port: int) -> None:
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Labels]:
-    """What an edge broker with all plugins, and a proxy, tell Prometheus."""
+    """What an edge broker with all plugins, one of a cluster, and a proxy tell Prometheus."""
     folder = tmp_path_factory.mktemp("broker")
     cloud = {"upstream": {"address": "127.0.0.1:9"}, "up": [{"filter": "up/#"}]}
     groups = {"default": {"dead_letter_queue": "dead"}}
@@ -97,11 +98,16 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Labels]:
     }
     policy = anonymous_policy(plugins, persistence={"path": "sessions.db"})
     proxy_file = before(9, plugins={"console": CONSOLE})
-    with running_broker(policy, folder) as broker, running_sidecar(proxy_file, folder) as proxy:
+    with (
+        running_broker(policy, folder) as broker,
+        running_brokers(folder, "node", plugins={"console": CONSOLE}) as cluster,
+        running_sidecar(proxy_file, folder) as proxy,
+    ):
         asyncio.run(traffic(broker.port))
         found = scraped(proxy.wait_for_match(r"console API listens on (http://\S+)")[1])
-        for name, labels in scraped(broker.console_url).items():
-            found.setdefault(name, set()).update(labels)
+        for one in (broker, cluster["node"]):
+            for name, labels in scraped(one.console_url).items():
+                found.setdefault(name, set()).update(labels)
         yield found
 
 
