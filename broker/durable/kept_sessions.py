@@ -216,7 +216,7 @@ class KeptSessions:
         return target.for_own if message.publisher == session.client_id else target
 
     def pumped(self, session: Session) -> None:
-        """Tell the owner if a connected session can be given more: what is small passes the rest."""
+        """Tell the owner if a connected session can be given more: small messages pass others."""
         if session.resend or session.retained_due:
             return
         outbox, rules = session.outbox, session.outbox.rules

@@ -122,6 +122,7 @@ class _Store(SessionStore):
 
     def drained(self, client_id: str) -> None:
         """Give it more as soon as the broker has settled."""
+        self._node.drained.add(client_id)
         self._node.wanting.add(client_id)
 
     def _of(self, row: int) -> Iterable[Mailbox]:
@@ -210,6 +211,7 @@ class Node(VirtualBroker):
         n_in_runs: messages that were.
         wait: what a claim waits for; None for nothing.
         wanting: clients that are to be given what waits.
+        drained: clients that may be given more.
         given: entries that sessions in memory have been given.
         clients: Client Identifiers by the rows of sessions.
         numbers: entries by the rows of deliveries.
@@ -225,6 +227,7 @@ class Node(VirtualBroker):
         self.n_in_runs = 0
         self.wait: Awaitable[None] | None = None
         self.wanting: set[str] = set()
+        self.drained: set[str] = set()
         self.given: dict[str, set[int]] = {}
         self.clients: dict[int, str] = {}
         self.numbers: dict[int, int] = {}
@@ -278,7 +281,7 @@ class Node(VirtualBroker):
         box, session = self.boxes.get(client_id), self.core.sessions.get(client_id)
         if box is None or box.owner is not self or session is None or session.client is None:
             return False
-        if session.outbox.n_messages:
+        if client_id not in self.drained:
             return False  # the broker will say when it wants more
         given = self.given.setdefault(client_id, set())
         waiting = [number for number in box.entries if number not in given][:WINDOW]
@@ -295,6 +298,8 @@ class Node(VirtualBroker):
                 self.wanting.add(client_id)
             return n_taken > 0
         given.update(waiting)
+        if mail:
+            self.drained.discard(client_id)
         for each, taken in zip(mail, self.kept.deliver(session, mail, self.now), strict=True):
             if taken is None:
                 del box.entries[self.numbers.pop(each.message.row)]

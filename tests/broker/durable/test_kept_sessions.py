@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from penstock.broker.config.limits import Limits
 from penstock.broker.mqtt.packets import (
     ConnAck,
     Connect,
@@ -22,6 +23,7 @@ from penstock.broker.mqtt.packets import (
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from tests.helpers.access import Access, Later, finish
 from tests.helpers.durable import keep
+from tests.helpers.gates import SwitchGate
 from tests.helpers.kept import EPOCH, Mailboxes, Node
 from tests.helpers.sinks import HoldingSink
 from tests.helpers.virtual import VirtualClient
@@ -73,6 +75,25 @@ def test_what_the_broker_has_itself_comes_without_the_owner() -> None:
     client.subscribe("$SYS/#")
     assert node.core.tree.n_subscriptions == 1
     assert node.owner.told == [("subscribed", "s", "t/#")]
+
+
+def test_small_messages_pass_large_ones_that_wait() -> None:
+    """As far as these fill half of the limits: what the owner has needs no memory here."""
+    boxes = Mailboxes()
+    node = Node(boxes, gate=SwitchGate(), limits=Limits(queued_bytes=1000))
+    client = connected(node)
+    client.subscribe("#", 1)
+    for number in range(4):
+        boxes.put("s", f"large/{number}", bytes(101))
+    boxes.put("s", "small/1", b"1")
+    assert [packet.payload for packet in client.take_all(Publish)] == [b"1"]
+    for number in range(8):
+        boxes.put("s", f"large/{number}", bytes(101))
+    boxes.put("s", "small/2", b"2")
+    assert not client.take_all(Publish)
+    session = node.core.sessions.get("s")
+    assert session is not None
+    assert session.outbox.n_bytes < 800
 
 
 def test_a_session_that_is_not_kept_is_as_any_other() -> None:
