@@ -17,6 +17,7 @@ so: they keep their sessions, and claim their clients again.
 from __future__ import annotations
 
 import asyncio
+import json
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -153,10 +154,12 @@ class Members:
             if joined.state == "dead":
                 await engine.evict(engine.node, joined.epoch)
             elif self._clock() >= give_up_at:
+                there = json.loads(joined.info or "{}")
+                where = f"process {there.get('process')} on host {there.get('host')}"
                 raise EngineStartError(
                     f"node {engine.node} of cluster {engine.cluster}: another broker has this name "
-                    f"and lives: {joined.info or 'it has just joined'}; allowed: a name of its own "
-                    "for each broker (cluster.node)"
+                    f"and lives: {where if there else 'it has just joined'}; allowed: a name of "
+                    "its own for each broker (cluster.node)"
                 )
             else:
                 await asyncio.sleep(_RETRY_SECONDS)
@@ -197,13 +200,16 @@ class Members:
         Raises:
             FencedError: this node is no member any more.
         """
+        told = ""
         while True:
             try:
                 return await ask()
             except FencedError:
                 raise
             except StorageError as error:
-                self._logger.warning("%s: %s", what, error)
+                if str(error) != told:  # it may be hours
+                    self._logger.warning("%s: %s", what, error)
+                told = str(error)
                 await asyncio.sleep(BEAT_SECONDS)
 
     async def tell(self, info: str) -> None:
@@ -288,13 +294,16 @@ class Members:
             for duty in self._duties.values():
                 duty.cancel()  # they are another node's by now
         await self._listener.fenced(has_forgotten)
+        told = ""
         while True:
             try:
                 await self.join()
                 self._announced = await self._engine.announce(self._info)
                 break
             except (StorageError, EngineStartError) as error:
-                self._logger.warning("this node cannot join: %s", error)
+                if str(error) != told:
+                    self._logger.warning("this node cannot join: %s", error)
+                told = str(error)
                 await asyncio.sleep(BEAT_SECONDS)
         self._listener.joined_anew()
 

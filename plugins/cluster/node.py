@@ -122,6 +122,7 @@ class Node:
         }
         self._is_counting = False
         self._is_draining = False
+        self._waits_for = ""
         self._is_founder = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._inbox_reading: asyncio.Task[None] | None = None
@@ -250,7 +251,9 @@ class Node:
         except StorageFullError:
             raise
         except (EngineAwayError, StorageError) as error:
-            self._logger.warning("this broker waits for its engine: %s", error)
+            if str(error) != self._waits_for:  # it may be hours
+                self._waits_for = str(error)
+                self._logger.warning("this broker waits for its engine: %s", error)
             await self.engine.close()
             return False
         return True

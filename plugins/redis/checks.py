@@ -54,10 +54,11 @@ async def check(
     ahead = float(found.get("server_time_usec", "nan")) / 1_000_000 - time.time()
     if abs(ahead) > _SKEW_SECONDS:
         logger.warning(
-            "clock of server %s: %.0f s ahead of this machine's; a failover between servers "
+            "clock of server %s: %.0f s %s this machine's; a failover between servers "
             "whose clocks differ ends leases and delays early or late by as much",
             server,
-            ahead,
+            abs(ahead),
+            "ahead of" if ahead > 0 else "behind",
         )
     problem = check_eviction(server, found)
     if problem is not None:

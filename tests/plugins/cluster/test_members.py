@@ -58,7 +58,7 @@ class Node:
             joined_anew=self.announcer.start,
         )
         self.members = Members(
-            self.engine, self.others, listener, f'"{name}"', time.monotonic, LOGGER
+            self.engine, self.others, listener, f'{{"host": "{name}"}}', time.monotonic, LOGGER
         )
 
     def _route(self, node: str, topic_filter: str, n: int) -> None:

@@ -52,11 +52,11 @@ async def test_a_client_that_came_back_to_its_node_is_had_by_it_still(nodes: lis
 
 @pytest.mark.parametrize("call", ["join", "announce"])
 async def test_a_node_whose_engine_has_just_lost_a_replica_starts_once_it_is_back(
-    monkeypatch: pytest.MonkeyPatch, call: str
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, call: str
 ) -> None:
-    """It does not end, as if it could not be used."""
+    """It does not end, as if it could not be used, and says once for what it waits."""
     carry_out = getattr(ClusterEngine, call)
-    failures = [StorageError("replicas of the Redis server: read 1; allowed: 2 or more")]
+    failures = 2 * [StorageError("replicas of the Redis server: read 1; allowed: 2 or more")]
 
     async def fail_first(*args: Any) -> Any:
         found = await carry_out(*args)
@@ -68,6 +68,7 @@ async def test_a_node_whose_engine_has_just_lost_a_replica_starts_once_it_is_bac
     redis = {"server": f"127.0.0.1:{shared_redis()}", "prefix": f"test-{uuid.uuid4().hex}"}
     async with serving(cluster={"name": "c", "node": "a", "redis": redis}) as broker:
         assert not failures
+        assert caplog.text.count(" waits for its engine: replicas of the Redis server: read 1") == 1
         async with await connected(port_of(broker), "x"):
             pass
 
