@@ -12,9 +12,7 @@ from redis.exceptions import ResponseError
 from penstock.plugins.cluster.engine import ClusterEngine, FencedError, Row, fenced
 from penstock.plugins.cluster.mail_entries import Entry
 from penstock.plugins.redis.calls import plain, refusal
-
-FROM_START: Final = b"0-0"
-"""Stands before all entries."""
+from penstock.plugins.redis.stream_reader import FROM_START
 
 IF_THERE: Final = b"."
 """Of messages that another client can have: they are refused where this one has no session."""

@@ -35,7 +35,7 @@ from penstock.broker.session_rows import (
     SubscriptionRow,
 )
 from penstock.plugins.cluster.engine import FencedError, Row
-from penstock.plugins.cluster.mail_engine import FROM_START, MOST_GONE, Commit, MailEngine
+from penstock.plugins.cluster.mail_engine import MOST_GONE, Commit, MailEngine
 from penstock.plugins.cluster.mail_entries import (
     Entry,
     Sent,
@@ -48,6 +48,7 @@ from penstock.plugins.cluster.mail_entries import (
 from penstock.plugins.cluster.mail_routes import MARK, MailRoutes
 from penstock.plugins.cluster.members import order
 from penstock.plugins.redis.calls import heed
+from penstock.plugins.redis.stream_reader import FROM_START
 
 if TYPE_CHECKING:
     from penstock.plugins.cluster.announcer import Announcer

@@ -29,6 +29,7 @@ from penstock.plugins.cluster.engine import ALIVE_SECONDS, Beat, ClusterEngine, 
 from penstock.plugins.cluster.mail_routes import MARK
 from penstock.plugins.cluster.routes import OtherRoutes
 from penstock.plugins.redis.errors import EngineStartError, StorageError
+from penstock.plugins.redis.stream_reader import FROM_START
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -123,7 +124,7 @@ class Members:
         self._info = info
         self._clock = clock
         self._logger = logger
-        self._after = b"0-0"
+        self._after = FROM_START
         self._announced = b""
         self._is_behind = False
         self._has_caught_up = asyncio.Event()

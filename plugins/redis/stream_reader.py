@@ -78,10 +78,10 @@ class StreamReader:
                     self._calls.logger.warning(
                         "the Redis server %s refuses XREAD %s: %s", where, self._key, error
                     )
-                await self._disconnect()
+                await self.close()
                 await asyncio.sleep(_RETRY_SECONDS)
             except BaseException:
-                await self._disconnect()
+                await self.close()
                 raise
             else:
                 return [] if answer is None else [(one[0], one[1]) for one in answer[0][1]]
@@ -99,10 +99,6 @@ class StreamReader:
             yield entries
             if entries:
                 after = entries[-1][0]
-
-    async def close(self) -> None:
-        """Disconnect; may be called again."""
-        await self._disconnect()
 
     async def _ask(self, command: tuple[Any, ...]) -> Any:
         """Return the answer of a command that waits.
@@ -136,7 +132,7 @@ class StreamReader:
         address = self._calls.routes.address_of(self._key)
         if self._connection is not None and address == self._address:
             return self._connection
-        await self._disconnect()
+        await self.close()
         connection = self._calls.server.connection(address)
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
@@ -148,7 +144,8 @@ class StreamReader:
         self._connection, self._address = connection, address
         return connection
 
-    async def _disconnect(self) -> None:
+    async def close(self) -> None:
+        """Disconnect; may be called again."""
         connection, self._connection = self._connection, None
         if connection is not None:
             await connection.disconnect(nowait=True)

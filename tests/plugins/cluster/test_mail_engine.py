@@ -20,7 +20,6 @@ from penstock.broker.errors import PenstockError
 from penstock.broker.mqtt.data_types import write_variable_byte_integer
 from penstock.plugins.cluster.engine import ClusterEngine, FencedError, Row
 from penstock.plugins.cluster.mail_engine import (
-    FROM_START,
     IF_CONNECTED,
     IF_THERE,
     Commit,
@@ -31,6 +30,7 @@ from penstock.plugins.cluster.mail_engine import (
 from penstock.plugins.redis.calls import plain
 from penstock.plugins.redis.errors import StorageFullError
 from penstock.plugins.redis.server import RedisServer
+from penstock.plugins.redis.stream_reader import FROM_START
 from tests.helpers.redis_server import running_redis, shared_redis
 
 LOGGER = logging.getLogger("penstock.cluster")
