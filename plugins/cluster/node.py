@@ -352,6 +352,8 @@ class Node:
             await do(*args)
         except PenstockError as error:
             self._logger.warning("%s: %s", name, error)
+        except Exception:
+            self._logger.exception("%s has ended", name)
 
     # -- what this node's clients do ---------------------------------------------------------------
 
