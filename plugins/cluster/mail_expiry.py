@@ -26,8 +26,6 @@ from penstock.plugins.redis.errors import StorageError
 
 ROUND_SECONDS: Final = 4.0
 """All buckets are looked at in this time."""
-_STEPS: Final = 32
-"""Parts of a round."""
 
 
 class MailExpiry:
@@ -69,15 +67,14 @@ class MailExpiry:
     async def run(self) -> None:
         """Look until cancelled."""
         buckets = self._engine.engine.buckets
-        n = -(-len(buckets) // _STEPS)
         while True:
-            for at in range(0, len(buckets), n):
-                await asyncio.sleep(ROUND_SECONDS * n / len(buckets))
+            for bucket in buckets:
+                await asyncio.sleep(ROUND_SECONDS / len(buckets))
                 if not self._is_first():
                     self._told.clear()  # another node forgets what this one has told
                 else:
                     try:
-                        await asyncio.gather(*map(self._look_at, buckets[at : at + n]))
+                        await self._look_at(bucket)
                     except StorageError as error:
                         self._n_failed += 1
                         if is_logged(self._n_failed):
