@@ -30,13 +30,6 @@ class PartsPlugin(Plugin):
 
     def __init__(self, config: PartsConfig, context: PluginContext) -> None:
         super().__init__(config, context)
-        if context.is_proxy:
-            problem = ConfigProblem(
-                "plugins.parts",
-                "messages in parts in a sidecar",
-                "none: they belong to a broker (penstock broker, or penstock proxy --mode edge)",
-            )
-            raise ConfigError(context.policy_file, [problem])
         if others := context.others():
             allowed = "one process: the parts of a message come together in it"
             problem = ConfigProblem("plugins.parts", others, allowed)

@@ -333,6 +333,8 @@ def _check_plugins(loaded: LoadedPlugins, config: ProxyConfig) -> None:
             brought.append("a message sink")
         if plugin.sources:
             brought.append("a message source")
+        if plugin.has_local_clients:
+            brought.append("clients in a broker's process, as of penstock proxy --mode edge")
         if plugin.session_owner is not None:
             brought.append("a session owner")
         if plugin.sampler is not None and plugin.sampler.probe_topic is not None:

@@ -41,13 +41,6 @@ class UplinkPlugin(Plugin):
 
     def __init__(self, config: UplinkConfig, context: PluginContext) -> None:
         super().__init__(config, context)
-        if context.is_proxy:
-            problem = ConfigProblem(
-                "plugins.uplink",
-                "an uplink of a sidecar",
-                "none: it belongs to a broker (penstock proxy --mode edge)",
-            )
-            raise ConfigError(context.policy_file, [problem])
         if others := context.others():
             _refuse_subscribed(config, others, context.policy_file)
         lanes = {

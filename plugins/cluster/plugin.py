@@ -42,8 +42,6 @@ class ClusterPlugin(Plugin):
 
     def __init__(self, config: ClusterConfig, context: PluginContext) -> None:
         super().__init__(config, context)
-        if context.is_proxy:
-            raise _wrong(context, KEY, "in a proxy's file", "in that of a broker")
         self.node = node = _node(config, context)
         self.nodes = None if node is None else node.asks
         self.has_local_clients = True

@@ -46,9 +46,6 @@ class TracePlugin(Plugin):
 
     def __init__(self, config: TraceConfig, context: PluginContext) -> None:
         super().__init__(config, context)
-        if context.is_proxy:
-            problem = ConfigProblem("plugins.trace", "in a proxy's file", "in that of a broker")
-            raise ConfigError(context.policy_file, [problem])
         try:
             from penstock.plugins.trace.spans import Spans  # noqa: PLC0415 (of an extra)
         except ImportError as error:

@@ -72,7 +72,10 @@ def test_a_sidecar_has_no_uplink(tmp_path: Path, capsys: pytest.CaptureFixture[s
         "plugins: {uplink: {site: s, uplinks: {c: {upstream: {address: b}, up: [{filter: a}]}}}}"
     )
     assert main(["-c", str(file)]) == 2
-    assert "plugins.uplink: read an uplink of a sidecar" in capsys.readouterr().err
+    assert (
+        "plugins.uplink: read a plugin with clients in a broker's process, as of"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_mode_that_there_is_not_ends_with_status_2(capsys: pytest.CaptureFixture[str]) -> None:

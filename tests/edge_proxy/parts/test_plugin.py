@@ -6,18 +6,15 @@ import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from hashlib import sha256
-from logging import getLogger
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from penstock.broker.errors import ConfigError
-from penstock.broker.extensions import PluginContext
 from penstock.broker.mqtt.packets import PubAck, Publish
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.server import Server
-from penstock.edge_proxy.parts.config import DEFAULT_PREFIX, PartsConfig
+from penstock.edge_proxy.parts.config import DEFAULT_PREFIX
 from penstock.edge_proxy.parts.part_format import Part, Trailer, write_part
 from penstock.edge_proxy.parts.plugin import PartsPlugin
 from penstock.edge_proxy.parts.splitter import SPLIT_ID
@@ -231,10 +228,3 @@ async def test_a_plugin_without_filters_drops_what_waited_to_be_cut(tmp_path: Pa
         assert server.core.sessions.get(SPLIT_ID) is not None
     async with serving(plugins={"parts": parts(tmp_path, "a")}, **keys) as server:
         assert server.core.sessions.get(SPLIT_ID) is None
-
-
-def test_a_sidecar_has_no_messages_in_parts() -> None:
-    """It has no clients of its own; the message names the key."""
-    context = PluginContext(getLogger("test"), "proxy.yaml", lambda: 0.0, is_proxy=True)
-    with pytest.raises(ConfigError, match=r"plugins\.parts: read messages in parts in a sidecar"):
-        PartsPlugin(PartsConfig(), context)

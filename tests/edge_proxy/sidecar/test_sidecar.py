@@ -297,15 +297,21 @@ async def test_plugins_without_use_in_a_proxy_are_refused(life: list[str]) -> No
     assert life == []
 
 
-async def test_access_control_is_the_broker_s_and_refused_in_a_proxy() -> None:
-    """It would enforce nothing: an anonymous client would come in."""
+@pytest.mark.parametrize(
+    ("name", "keys", "brought"),
+    [
+        ("access", "", "access control, which the broker behind the proxy has"),
+        ("trace", "otlp: 'http://h:1'", "callbacks of the broker's events"),
+    ],
+)
+async def test_what_is_the_broker_s_is_refused_in_a_proxy(
+    name: str, keys: str, brought: str
+) -> None:
+    """It would do nothing: an anonymous client would come in."""
     with pytest.raises(ConfigError) as caught:
-        await sidecar(1, "plugins: {access: {}}").start()
+        await sidecar(1, f"plugins: {{{name}: {{{keys}}}}}").start()
     [problem] = caught.value.problems
-    assert (problem.path, problem.read) == (
-        "plugins.access",
-        "a plugin with access control, which the broker behind the proxy has",
-    )
+    assert (problem.path, problem.read) == (f"plugins.{name}", f"a plugin with {brought}")
 
 
 @pytest.mark.usefixtures("life")

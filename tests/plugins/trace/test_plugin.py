@@ -84,13 +84,6 @@ async def test_a_collector_that_is_away_holds_up_no_message(tmp_path: Path) -> N
             assert (await client.take(Publish)).payload == b"x"
 
 
-def test_a_proxy_has_no_spans() -> None:
-    """It routes nothing."""
-    context = PluginContext(logging.getLogger("test"), "proxy.yaml", float, is_proxy=True)
-    with pytest.raises(ConfigError, match=r"plugins.trace: read in a proxy's file; allowed: in"):
-        TracePlugin(TraceConfig(), context)
-
-
 def test_without_the_extra_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """At the start, and by `penstock check`."""
     monkeypatch.setitem(sys.modules, "penstock.plugins.trace.spans", None)
