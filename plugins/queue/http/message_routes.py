@@ -32,7 +32,7 @@ from penstock.plugins.queue.http.requests import (
 )
 from penstock.plugins.queue.logical_queue import ReceiveRequest
 from penstock.plugins.queue.wire.frames import BATCH_CONTENT_TYPE, NOT_ACKNOWLEDGED_HEADER
-from penstock.plugins.web.service import CHECK_ROOM, RequestError, integer
+from penstock.plugins.web.service import CHECK_ROOM, SEND_PIECES, RequestError, integer
 
 MAX_HANDLES: Final = 10_000
 MAX_ACKNOWLEDGED: Final = 1_000
@@ -134,7 +134,7 @@ class MessageRoutes:
         except BaseException:
             context.service.engine.give_back(queue, group, deliveries)
             raise
-        return await context.send_pieces(request, pieces, content_type, headers)
+        return await request.config_dict[SEND_PIECES](request, pieces, content_type, headers)
 
     def _receive_request(self, queue: str, body: Mapping[str, Any]) -> ReceiveRequest:
         spec = self._context.service.queue(queue).spec

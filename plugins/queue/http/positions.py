@@ -27,7 +27,7 @@ from penstock.plugins.queue.http.requests import (
 )
 from penstock.plugins.queue.service import PlanStart
 from penstock.plugins.queue.wire.frames import COLUMNS, LOOKED_AT_HEADER, NEXT_OFFSET_HEADER
-from penstock.plugins.web.service import CHECK_ROOM, RequestError, integer, show
+from penstock.plugins.web.service import CHECK_ROOM, SEND_PIECES, RequestError, integer, show
 
 MAX_RANGE_MESSAGES: Final = 100_000
 
@@ -143,7 +143,7 @@ class Positions:
             NEXT_OFFSET_HEADER: str(next_offset),
             LOOKED_AT_HEADER: str(answers.count(frames)),
         }
-        return await context.send_pieces(request, pieces, content_type, headers)
+        return await request.config_dict[SEND_PIECES](request, pieces, content_type, headers)
 
     async def commit(self, request: web.Request) -> web.StreamResponse:
         """``POST /queues/{queue}/groups/{group}/commit``."""

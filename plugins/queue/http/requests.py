@@ -162,17 +162,8 @@ class Context(NamedTuple):
         self, request: web.Request, writing: Writing, content_type: str
     ) -> web.StreamResponse:
         """Write messages in slices, and send them."""
-        return await self.send_pieces(request, await self.slicer.run(writing), content_type)
-
-    async def send_pieces(
-        self,
-        request: web.Request,
-        pieces: Pieces,
-        content_type: str,
-        headers: Mapping[str, str] | None = None,
-    ) -> web.StreamResponse:
-        """Answer with the pieces of a body."""
-        return await request.config_dict[SEND_PIECES](request, pieces, content_type, headers)
+        pieces = await self.slicer.run(writing)
+        return await request.config_dict[SEND_PIECES](request, pieces, content_type)
 
 
 def check_role(caller: Caller, queue: str, *roles: Role) -> None:
