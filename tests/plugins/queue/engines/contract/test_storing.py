@@ -129,8 +129,10 @@ async def test_storing_nowhere_is_an_error(running: Running) -> None:
         running.engine.reserve("nowhere", 1, 1)
     with pytest.raises(UnknownQueueError, match="nowhere"):
         await running.engine.append("nowhere", 0, [running.new()])
+    assert running.engine.reserve("q", 1, 4)
     with pytest.raises(OffsetError, match="7"):
         await running.engine.append("q", 7, [running.new()])
+    assert running.snapshot().reserved == 0
 
 
 async def test_a_closed_engine_stores_nothing(running: Running) -> None:
