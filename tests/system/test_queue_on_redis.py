@@ -7,7 +7,7 @@ import sys
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
 from http.client import HTTPConnection
 from pathlib import Path
@@ -19,6 +19,7 @@ from redis import Redis
 from redis.crc import key_slot
 
 from penstock.plugins.queue.client import NotStoredError, OutgoingMessage, QueueClient
+from tests.helpers.cluster import until
 from tests.helpers.paho_client import PahoClient
 from tests.helpers.process import SECONDS, BrokerProcess, Program, anonymous_policy, running_broker
 from tests.helpers.redis_server import running_redis, shared_cluster, shared_redis
@@ -78,16 +79,6 @@ def started(tmp_path: Path) -> Iterator[Programs]:
             stack.callback(gateways[-1].kill)
             stack.callback(gateways[-1].client.close)
         yield Programs(brokers, gateways)
-
-
-def until(is_true: Callable[[], bool]) -> None:
-    """Wait for what another program learns by itself."""
-    event = threading.Event()
-    for _ in range(int(SECONDS / 0.02)):
-        if is_true():
-            return
-        event.wait(0.02)
-    raise AssertionError("it did not come")
 
 
 class Publisher(threading.Thread):

@@ -3,9 +3,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +15,7 @@ import pytest
 from redis import Redis
 
 from penstock.broker.message import Message
-from penstock.netem.runs.broker_process import START_SECONDS, reserved_port
+from penstock.netem.runs.broker_process import reserved_port
 from penstock.plugins.queue.client import (
     NoAnswerError,
     OtherIncarnationError,
@@ -35,6 +34,7 @@ from penstock.spark_bridge.ranges import redis_nodes
 from penstock.spark_bridge.ranges.redis_nodes import RedisRanges
 from penstock.spark_bridge.rows import Frames, RowOrigin, to_record_batch
 from penstock.spark_bridge.schema import BY_NAME
+from tests.helpers.cluster import until
 from tests.helpers.redis_server import (
     RedisProcess,
     running_cluster,
@@ -314,14 +314,6 @@ def is_replica(client: Redis, identifier: bytes) -> bool:
     return b"slave " + identifier in told
 
 
-def wait_until(is_so: Callable[[], bool]) -> None:
-    """Wait for what the nodes of a cluster tell each other."""
-    give_up_at = time.monotonic() + START_SECONDS
-    while not is_so():
-        assert time.monotonic() < give_up_at
-        time.sleep(0.02)
-
-
 MANY = 3 * AHEAD_MESSAGES
 """More than is asked for before the first piece is read."""
 REPLICATED = Patience(retry_seconds=60, min_replicas=1, replication_seconds=30)
@@ -356,11 +348,11 @@ def test_a_node_that_fails_is_replaced_by_its_replica(tmp_path: Path) -> None:
             identifier = master.execute_command("CLUSTER", "MYID")
             master.execute_command("CLUSTER", "MEET", "127.0.0.1", process.port, bus_port)
             # Nodes do not hear one that they have not met: it must know all before one fails.
-            wait_until(lambda: b"cluster_size:3\r" in replica.execute_command("CLUSTER", "INFO"))
+            until(lambda: b"cluster_size:3\r" in replica.execute_command("CLUSTER", "INFO"))
             replica.execute_command("CLUSTER", "REPLICATE", identifier)
             cluster = tuple(("127.0.0.1", node.port) for node in nodes)
             wanted = stored(RedisServer(cluster=cluster, patience=REPLICATED), numbered(MANY))
             for node in nodes[1:]:
                 with Redis(port=node.port) as client:
-                    wait_until(partial(is_replica, client, identifier))
+                    until(partial(is_replica, client, identifier))
             reads_through(RedisOptions(cluster=cluster), wanted, nodes[0], frozen=False)
