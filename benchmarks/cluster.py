@@ -22,7 +22,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -227,39 +227,37 @@ def measure(kind: Kind, setup: Setup, seconds: float) -> dict[str, float]:
     return found
 
 
-def to_table(found: Mapping[str, Mapping[str, list[float]]]) -> Table:
-    """Return the medians, a row for each kind of load."""
-    columns = [PUBLISHERS, REDIS, SUBSCRIBERS]
+def _table(
+    found: Mapping[str, Mapping[str, list[float]]],
+    kinds: Sequence[Kind],
+    costs: Sequence[str],
+    result: tuple[str, Callable[[Mapping[str, float]], float]],
+    others: Sequence[str],
+) -> Table:
+    """Return the medians, a row for each kind of load, with what is made of them and its target."""
+    head, judge = result
     rows = []
-    for kind in KINDS:
+    for kind in kinds:
         values = {name: statistics.median(each) for name, each in found[kind.words].items()}
-        whole = sum(values[name] for name in columns)
-        rows.append(
-            [
-                kind.words,
-                *(format_value(values[name]) for name in columns),
-                format_value(whole),
-                f"at most {kind.most:g}: {'met' if whole <= kind.most else 'missed'}",
-                format_value(values[ALONE]),
-                format_value(values[MOSQUITTO]),
-            ]
-        )
-    heads = ["µs of processor time a message", *columns, ALL, "target", ALONE, MOSQUITTO]
-    return Table(heads, rows)
+        judged = judge(values)
+        target = f"at most {kind.most:g}: {'met' if judged <= kind.most else 'missed'}"
+        shown = [format_value(values[name]) for name in costs]
+        beside = [format_value(values[name]) for name in others]
+        rows.append([kind.words, *shown, format_value(judged), target, *beside])
+    return Table(["µs of processor time a message", *costs, head, "target", *others], rows)
+
+
+def to_table(found: Mapping[str, Mapping[str, list[float]]]) -> Table:
+    """Return what one more broker costs."""
+    costs = (PUBLISHERS, REDIS, SUBSCRIBERS)
+    result = ALL, lambda values: sum(values[name] for name in costs)
+    return _table(found, KINDS, costs, result, (ALONE, MOSQUITTO))
 
 
 def to_workers_table(found: Mapping[str, Mapping[str, list[float]]]) -> Table:
-    """Return the medians of what workers take, a row for each kind of load."""
-    rows = []
-    for kind in SPREAD:
-        values = {name: statistics.median(each) for name, each in found[kind.words].items()}
-        ratio = (values[WORKERS] + values[REDIS]) / values[ALONE]
-        costs = [format_value(values[name]) for name in (WORKERS, REDIS, ALONE)]
-        target = f"at most {kind.most:g}: {'met' if ratio <= kind.most else 'missed'}"
-        others = format_value(values[MOSQUITTO])
-        rows.append([kind.words, *costs, format_value(ratio), target, others])
-    heads = ["µs of processor time a message", WORKERS, REDIS, ALONE, "ratio", "target", MOSQUITTO]
-    return Table(heads, rows)
+    """Return what workers cost."""
+    result = "ratio", lambda values: (values[WORKERS] + values[REDIS]) / values[ALONE]
+    return _table(found, SPREAD, (WORKERS, REDIS, ALONE), result, (MOSQUITTO,))
 
 
 def measure_costs(repeats: int, *, quick: bool) -> dict[str, dict[str, list[float]]]:
