@@ -175,7 +175,7 @@ class Node:
         )
         self.retained = RetainedSink(self.engine.retain, clients, context.clock, self._logger)
         listener = Listener(
-            beaten=self.announcer.beaten,
+            beaten=self._beaten,
             joined=self._joined,
             told=self._compare,
             left=self._left,
@@ -435,6 +435,10 @@ class Node:
                 node,
                 OF_ONE_NODE,
             )
+
+    def _beaten(self, number: int) -> None:
+        self.announcer.beaten(number)
+        self.wills.beaten()
 
     def reloaded(self) -> None:
         """Tell the others what the policy file says by now."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
+from itertools import islice
 from logging import Logger
 from struct import Struct
 from typing import Final
@@ -44,6 +46,7 @@ class NodeWills:
         self._origin_of = origin_of
         self._logger = logger
         self._kept: dict[str, bytes] = {}
+        self._refused: dict[str, None] = {}  # clients
 
     @property
     def n_kept(self) -> int:
@@ -76,13 +79,25 @@ class NodeWills:
         for client_id, will in self._kept.items():
             self._call(client_id, will)
 
-    def _call(self, client_id: str, will: bytes) -> None:
-        self._keep(client_id, will).add_done_callback(self._answered)
+    def beaten(self) -> None:
+        """Try again what the engine has refused: one will, and all others once it takes that."""
+        for client_id in islice(self._refused, 1):
+            self._call(client_id, self._kept.get(client_id, b""))
 
-    def _answered(self, call: asyncio.Future[object]) -> None:
+    def _call(self, client_id: str, will: bytes) -> None:
+        self._keep(client_id, will).add_done_callback(partial(self._answered, client_id))
+
+    def _answered(self, client_id: str, call: asyncio.Future[object]) -> None:
         error = None if call.cancelled() else call.exception()
-        if error is not None and not self.failure:
-            self._logger.warning("wills are not kept for the case that this node dies: %s", error)
+        if error is not None:
+            if not self.failure:
+                told = "wills are not kept for the case that this node dies: %s"
+                self._logger.warning(told, error)
+            self._refused[client_id] = None
+        elif self._refused:
+            again, self._refused = self._refused, {}
+            for other in again.keys() - {client_id}:
+                self._call(other, self._kept.get(other, b""))
         self.failure = "" if error is None else str(error)
 
 

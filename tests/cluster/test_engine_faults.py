@@ -14,7 +14,7 @@ import pytest
 import yaml
 from redis import Redis
 
-from penstock.broker.mqtt.packets import PubAck, Publish
+from penstock.broker.mqtt.packets import PubAck, Publish, Will
 from penstock.netem.runs.broker_process import reserved_port
 from tests.helpers.cluster import Cluster, Reading, Stream, lasting, reached, running_brokers
 from tests.helpers.commands import penstock
@@ -221,3 +221,24 @@ async def test_the_engine_is_full(tmp_path: Path) -> None:
             assert (await reader.take(Publish)).payload == b"after"
             await asyncio.to_thread(cluster["a"].wait_for_log, "the engine stores again")
             assert "not stored" not in (await asyncio.to_thread(penstock, *status)).out
+
+
+async def test_will_of_a_client_that_came_while_the_engine_was_full(tmp_path: Path) -> None:
+    """It is kept once there is room, so that it is published where its node is killed."""
+    with (
+        running_redis(tmp_path / "redis", "maxmemory-policy noeviction") as server,
+        running_brokers(
+            tmp_path, "a", "b", redis={"server": f"127.0.0.1:{server.port}"}
+        ) as cluster,
+        Redis(port=server.port) as redis,
+    ):
+        async with await cluster.connected("b", "reads") as reader:
+            await reader.subscribe("wills", 1)
+            redis.config_set("maxmemory", 1)
+            async with await cluster.connected("a", "dies", will=Will("wills", b"gone", 1)):
+                await asyncio.to_thread(cluster["a"].wait_for_log, "wills are not kept")
+                redis.config_set("maxmemory", 0)
+                wills = "*:wills"
+                await reached(lambda: any(map(redis.hlen, redis.scan_iter(wills))), "the will")
+                cluster["a"].process.kill()
+                assert (await reader.take(Publish)).payload == b"gone"

@@ -12,6 +12,7 @@ from penstock.broker.mqtt.packets import Will
 from penstock.broker.mqtt.properties import read_publish_properties
 from penstock.broker.mqtt.publish_head import read_publish_head
 from penstock.plugins.cluster.node_wills import NodeWills, read, written
+from penstock.plugins.redis.errors import StorageError
 
 
 class Kept:
@@ -19,20 +20,26 @@ class Kept:
 
     def __init__(self) -> None:
         self.wills: dict[str, bytes] = {}
+        self.is_full = False
+        self.n_calls = 0
 
     def keep(self, client_id: str, will: bytes) -> asyncio.Future[Any]:
         """Keep one."""
+        self.n_calls += 1
+        future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        if self.is_full:
+            future.set_exception(StorageError("full"))
+            return future
         self.wills[client_id] = will
         if not will:
             del self.wills[client_id]
-        future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
         future.set_result(1)
         return future
 
 
-def session(will: Will | None, *, is_connected: bool = True) -> Any:
+def session(will: Will | None, client_id: str = "c", *, is_connected: bool = True) -> Any:
     """Return a session."""
-    return cast("Any", SimpleNamespace(client_id="c", will=will, is_connected=is_connected))
+    return cast("Any", SimpleNamespace(client_id=client_id, will=will, is_connected=is_connected))
 
 
 async def test_a_will_is_kept_while_its_client_is_connected() -> None:
@@ -70,6 +77,29 @@ async def test_a_delayed_will_is_kept_until_the_session_has_gone() -> None:
     wills.connected(ClientConnected(session(will)))
     wills.disconnected(ClientDisconnected(session(will, is_connected=False)))
     assert not engine.wills
+
+
+async def test_wills_that_the_engine_refuses_are_kept_once_it_takes_one() -> None:
+    """An engine that is full is asked for one of many only, once with each beat."""
+    engine = Kept()
+    wills = NodeWills(engine.keep, lambda _: "", logging.getLogger("test"))
+    engine.is_full = True
+    for client_id in "cde":
+        wills.connected(ClientConnected(session(Will("t", b"gone"), client_id)))
+    await asyncio.sleep(0)
+    wills.beaten()
+    await asyncio.sleep(0)
+    assert (engine.n_calls, wills.failure) == (4, "full")
+    wills.disconnected(ClientDisconnected(session(None, "d", is_connected=False)))
+    engine.wills["d"] = b"an earlier one"
+    await asyncio.sleep(0)
+    engine.is_full = False
+    wills.beaten()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert (sorted(engine.wills), wills.failure) == (["c", "e"], "")
+    wills.beaten()
+    assert engine.n_calls == 8
 
 
 def test_a_will_is_kept_as_the_packet_that_is_published() -> None:
