@@ -53,6 +53,7 @@ from penstock.broker.events import (
     PacketSent,
     SessionEnded,
 )
+from penstock.broker.extensions import LOCAL_CLIENT_PREFIX
 from penstock.broker.message import Message
 from penstock.broker.plugin_guard import is_logged
 from penstock.broker.sessions.broker_state import Core
@@ -253,6 +254,8 @@ class AmqttHost(AccessControl):
 
     def _client_connected(self, event: ClientConnected) -> None:
         client_id = event.session.client_id
+        if client_id.startswith(LOCAL_CLIENT_PREFIX):
+            return
         known = self._sessions.get(client_id)
         newer = self._admitted.pop(client_id, None)
         if newer is not None and newer.connected_as != event.session.username:
@@ -274,6 +277,8 @@ class AmqttHost(AccessControl):
         self._fire(BrokerEvents.CLIENT_CONNECTED, client_id=client_id, client_session=hosted)
 
     def _client_disconnected(self, event: ClientDisconnected) -> None:
+        if event.session.client_id.startswith(LOCAL_CLIENT_PREFIX):
+            return
         hosted = self.hosted(event.session)
         hosted.disconnected()
         self._fire(

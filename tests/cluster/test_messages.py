@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from penstock.broker.mqtt.packets import (
     Subscribe,
     SubscriptionRequest,
 )
-from tests.helpers.cluster import Cluster
+from tests.helpers.cluster import Cluster, running_brokers
 from tests.helpers.paho_client import MQTT_3_1_1, MQTT_5, publish_properties
 
 N_IN_ORDER = 500
@@ -244,3 +245,18 @@ async def test_requests_and_responses_cross_brokers(cluster: Cluster) -> None:
                 assert (await asks.take(Publish)).payload == b"%d" % number
 
         await asyncio.gather(answer(), ask())
+
+
+def test_plugins_of_amqtt_hear_of_clients_alone(tmp_path: Path) -> None:
+    """And not of what gives a broker the messages of another one."""
+    told = "'on_broker_client_connected' EVENT FIRED"
+    plugins: dict[str, Any] = {"amqtt.plugins.logging_amqtt.EventLoggerPlugin": {}}
+    with (
+        running_brokers(tmp_path, "a", "b", plugins=plugins) as cluster,
+        cluster.client("a") as publisher,
+        cluster.client("b", subscribes="x") as reader,
+    ):
+        publisher.publish("x", b"1", 1)
+        assert reader.payloads(1) == [b"1"]
+        with cluster.client("b"):
+            assert len(cluster["b"].lines_with(told, 2)) == 2
