@@ -118,11 +118,13 @@ class Beat(NamedTuple):
         last_change: identifier of the newest change.
         number: of the node's newest change of routes.
         silent: members whose beats have stopped, with their epochs.
+        time: the engine's clock, in seconds.
     """
 
     last_change: bytes
     number: int
     silent: Sequence[tuple[str, int]]
+    time: float
 
 
 class ClusterEngine:
@@ -240,9 +242,10 @@ class ClusterEngine:
                 replicas that it should have: it may be one that others have left.
         """
         call = self.call("beat", self.base, self.node, self.epoch, _milliseconds(), is_stored=True)
-        last_change, number, silent = await fenced(call)
-        names = (one.decode() for one in silent[::2])
-        return Beat(last_change, int(number), list(zip(names, map(int, silent[1::2]), strict=True)))
+        last_change, number, found, now_ms = await fenced(call)
+        names = (one.decode() for one in found[::2])
+        silent = list(zip(names, map(int, found[1::2]), strict=True))
+        return Beat(last_change, int(number), silent, now_ms / 1000)
 
     async def leave(self, heir: str = "") -> None:
         """End the membership, and what is kept of the epoch, unless a node is to have it."""

@@ -135,7 +135,8 @@ function functions.beat(keys, args)
       dead[#dead + 1] = epochs[i + 1]
     end
   end
-  return {told[1] or '0-0', told[2] or '0', dead}
+  local time = call('TIME')
+  return {told[1] or '0-0', told[2] or '0', dead, time[1] * 1000 + math.floor(time[2] / 1000)}
 end
 
 -- Ends a member. `by` has to do for it what it cannot do any more, and what it had to do for others.

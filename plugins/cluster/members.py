@@ -132,6 +132,7 @@ class Members:
         self._may_follow = asyncio.Event()
         self._steady_since = self._beaten_at = clock()
         self._n_changes = 0
+        self._ahead = 0.0
         self._duties: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._task: asyncio.Task[None] | None = None
 
@@ -340,7 +341,9 @@ class Members:
         self.is_steady = now - sent_at <= _LATE_SECONDS
         n_changes, self._n_changes = self._n_changes, self._engine.calls.routes.n_changes
         has_changed = n_changes != self._n_changes
-        if not self.is_steady or has_changed:
+        ahead, self._ahead = self._ahead, beat.time - now
+        has_stepped = abs(self._ahead - ahead) > _LATE_SECONDS  # all seem silent by such a clock
+        if not self.is_steady or has_changed or has_stepped:
             self._steady_since = now
         if has_changed or order(beat.last_change) < order(self._after):
             self._is_behind = True

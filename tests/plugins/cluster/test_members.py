@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 import uuid
 from collections.abc import AsyncIterator
@@ -174,6 +175,21 @@ async def test_many_filters_are_taken_in_slices(single: RedisServer) -> None:
         await until(lambda: len(b.routes_of("a")) == 20_000)
         async with opened(single, "c") as (c,):
             assert len(c.routes_of("a")) == 20_000
+
+
+async def test_a_clock_of_the_engine_that_is_put_right_evicts_nobody(single: RedisServer) -> None:
+    """By it, all beats of the others are long ago at once; they come within a second."""
+    async with opened(single, "a", "b") as (a, b):
+        members, epoch = a.members, b.engine.epoch
+        beat = (await a.engine.beat())._replace(silent=[("b", epoch)])
+        await b.die()
+        key = f"{a.engine.base}:alive:b"
+        await a.engine.calls.routes.call(key, "DEL", key)
+        members._ahead = beat.time - time.monotonic()
+        for seconds, is_left in ((18_000, False), (18_000, True)):
+            members._steady_since = -math.inf
+            await members._take_beat(beat._replace(time=beat.time + seconds), time.monotonic())
+            assert await a.engine.is_member("b", epoch) != is_left
 
 
 async def test_a_second_node_of_a_name_is_refused(
