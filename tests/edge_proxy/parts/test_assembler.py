@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -57,17 +59,26 @@ def plugin(path: Path, **keys: Any) -> dict[str, Any]:
     return {"parts": parts(path, "spool", **keys)}
 
 
+@asynccontextmanager
+async def assembling(
+    path: Path, *, policy: Mapping[str, Any] = {}, **keys: Any
+) -> AsyncIterator[tuple[Server, WireClient, WireClient]]:
+    """Run a server with these keys of the plugin, one client that subscribes and another one."""
+    async with (
+        serving(plugins=plugin(path, **keys), **policy) as server,
+        await connected(port_of(server), "near") as near,
+        await connected(port_of(server), "far") as far,
+    ):
+        await near.subscribe("a/#", 2)
+        yield server, near, far
+
+
 @pytest.mark.parametrize("qos", [0, 1, 2])
 async def test_parts_in_any_order_and_twice_are_one_message(tmp_path: Path, qos: int) -> None:
     """Also those that come after it was published; each is acknowledged."""
     some = parts_of(PAYLOAD, qos=qos) * 2
     random.Random(5).shuffle(some)  # noqa: S311 (no secret)
-    async with (
-        serving(plugins=plugin(tmp_path)) as server,
-        await connected(port_of(server), "near") as near,
-        await connected(port_of(server), "far") as far,
-    ):
-        await near.subscribe("a/#", 2)
+    async with assembling(tmp_path) as (server, near, far):
         others = parts_of(OTHER, bytes(16), qos=qos)
         for sent, payload in ((some, PAYLOAD), ([*some, *others], OTHER)):
             assert await publish(far, *sent) == [0] * len(sent)
@@ -96,25 +107,12 @@ async def test_an_empty_message_comes(tmp_path: Path) -> None:
 async def test_a_restart_in_the_middle_loses_nothing(tmp_path: Path) -> None:
     """What was acknowledged need not come again, before and after a message was published."""
     first, second, third = parts_of(PAYLOAD, qos=2)
-    async with (
-        serving(plugins=plugin(tmp_path)) as server,
-        await connected(port_of(server), "far") as far,
-    ):
+    async with assembling(tmp_path) as (_, _, far):
         assert await publish(far, third, first) == [0, 0]
-    async with (
-        serving(plugins=plugin(tmp_path)) as server,
-        await connected(port_of(server), "far") as far,
-        await connected(port_of(server), "near") as near,
-    ):
-        await near.subscribe("a/#", 2)
+    async with assembling(tmp_path) as (_, near, far):
         assert await publish(far, second) == [0]
         assert (await take_message(near)).payload == PAYLOAD
-    async with (
-        serving(plugins=plugin(tmp_path)) as server,
-        await connected(port_of(server), "far") as far,
-        await connected(port_of(server), "near") as near,
-    ):
-        await near.subscribe("a/#", 2)
+    async with assembling(tmp_path) as (_, near, far):
         assert await publish(far, first, second, third) == [0] * 3
         assert await publish(far, *parts_of(OTHER, bytes(16))) == [0] * 3
         assert (await take_message(near)).payload == OTHER
@@ -159,12 +157,7 @@ async def test_a_wrong_hash_publishes_nothing(tmp_path: Path) -> None:
     """The last part is refused, and so is the message when it comes again."""
     *some, last = parts_of(PAYLOAD)
     last = last._replace(trailer=Trailer(bytes(32), b"\0"))
-    async with (
-        serving(plugins=plugin(tmp_path)) as server,
-        await connected(port_of(server), "near") as near,
-        await connected(port_of(server), "far") as far,
-    ):
-        await near.subscribe("a/#", 2)
+    async with assembling(tmp_path) as (server, near, far):
         assert await publish(far, *some, last) == [0, 0, 0x99]
         assert await publish(far, *some, last) == [0x99] * 3
         assert dropped(server) == {"hash": 1}
@@ -175,12 +168,7 @@ async def test_a_wrong_hash_publishes_nothing(tmp_path: Path) -> None:
 async def test_what_is_no_part_is_refused(tmp_path: Path) -> None:
     """And what contradicts the parts before; the message is put together all the same."""
     first, second, third = parts_of(PAYLOAD)
-    async with (
-        serving(plugins=plugin(tmp_path)) as server,
-        await connected(port_of(server), "near") as near,
-        await connected(port_of(server), "far") as far,
-    ):
-        await near.subscribe("a/#", 2)
+    async with assembling(tmp_path) as (server, near, far):
         await far.send(Publish(TOPIC, b"PART but none", qos=1, packet_id=1))
         assert (await far.take(PubAck)).reason_code == 0x99
         assert await publish(far, first) == [0]
@@ -193,10 +181,7 @@ async def test_what_is_no_part_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("topic", ["$SYS/broker/x", "penstock-parts/a"])
 async def test_a_message_may_not_have_any_topic(tmp_path: Path, topic: str) -> None:
     """Not the broker's own, and not that of a part."""
-    async with (
-        serving(plugins=plugin(tmp_path)) as server,
-        await connected(port_of(server), "far") as far,
-    ):
+    async with assembling(tmp_path) as (server, _, far):
         topic = f"penstock-parts/{topic}"
         assert await publish(far, *parts_of(PAYLOAD), topic=topic) == [0x90] * 3
         assert dropped(server) == {"topic": 1}
@@ -204,13 +189,8 @@ async def test_a_message_may_not_have_any_topic(tmp_path: Path, topic: str) -> N
 
 async def test_limits_drop_a_message_as_a_whole(tmp_path: Path) -> None:
     """One that is too large with its first part; one that does not fit gives its space back."""
-    keys = {"max_message_bytes": 14, "spool_bytes": 2 * 1_025 + 3 * 128 + 15}
-    async with (
-        serving(plugins=plugin(tmp_path, **keys)) as server,
-        await connected(port_of(server), "near") as near,
-        await connected(port_of(server), "far") as far,
-    ):
-        await near.subscribe("a/#", 2)
+    keys: dict[str, Any] = {"max_message_bytes": 14, "spool_bytes": 2 * 1_025 + 3 * 128 + 15}
+    async with assembling(tmp_path, **keys) as (server, near, far):
         assert await publish(far, *parts_of(bytes(15), b"large" + bytes(11))) == [0x97] * 4
         one, two = parts_of(PAYLOAD), parts_of(OTHER, bytes(16))
         assert await publish(far, *one[:2], *two) == [0, 0, 0, 0x97, 0x97]
@@ -222,10 +202,7 @@ async def test_limits_drop_a_message_as_a_whole(tmp_path: Path) -> None:
 async def test_a_message_that_never_gets_whole_is_dropped(tmp_path: Path) -> None:
     """After max_age_seconds; parts that come later are refused, as the others are gone."""
     first, second, _ = parts_of(PAYLOAD)
-    async with (
-        serving(plugins=plugin(tmp_path, max_age_seconds=1)) as server,
-        await connected(port_of(server), "far") as far,
-    ):
+    async with assembling(tmp_path, max_age_seconds=1) as (server, _, far):
         assert await publish(far, first) == [0]
         await until(lambda: dropped(server) == {"too_old": 1})
         assert await publish(far, second) == [0x83]
@@ -234,12 +211,7 @@ async def test_a_message_that_never_gets_whole_is_dropped(tmp_path: Path) -> Non
 async def test_a_message_expires_on_the_disk(tmp_path: Path) -> None:
     """Its interval is that of its parts, which other brokers count down."""
     first, second, third = parts_of(PAYLOAD)
-    async with (
-        serving(plugins=plugin(tmp_path)) as server,
-        await connected(port_of(server), "near") as near,
-        await connected(port_of(server), "far") as far,
-    ):
-        await near.subscribe("a/#", 2)
+    async with assembling(tmp_path) as (server, near, far):
         assembler = plugin_of(server)._assembler
         assert assembler is not None
         assert await publish(far, first, second, message_expiry_interval=100) == [0, 0]
@@ -261,10 +233,7 @@ async def test_a_disk_that_does_not_take_a_part_is_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The part is refused, as it is not on the disk."""
-    async with (
-        serving(plugins=plugin(tmp_path)) as server,
-        await connected(port_of(server), "far") as far,
-    ):
+    async with assembling(tmp_path) as (server, _, far):
         first, second, _ = parts_of(PAYLOAD)
         assert await publish(far, first) == [0]
         (tmp_path / "spool.db").unlink()
@@ -277,12 +246,7 @@ async def test_another_topic_is_another_message(tmp_path: Path) -> None:
     """Who may read parts, and publish elsewhere, spoils nothing by their identifier."""
     first, second, third = parts_of(PAYLOAD)
     bad = third._replace(trailer=Trailer(bytes(32), b"\0"))
-    async with (
-        serving(plugins=plugin(tmp_path)) as server,
-        await connected(port_of(server), "near") as near,
-        await connected(port_of(server), "far") as far,
-    ):
-        await near.subscribe("a/#", 2)
+    async with assembling(tmp_path) as (_, near, far):
         codes = await publish(far, first, second, bad, topic="penstock-parts/other")
         assert codes == [0, 0, 0x99]
         assert await publish(far, first, second, third) == [0, 0, 0]
@@ -295,12 +259,7 @@ async def test_a_message_that_there_is_no_room_for_holds_up_its_topic_alone(
     """It is published when there is room, and its topic is told until then."""
     monkeypatch.setattr(assembler_module, "AGAIN_SECONDS", 0.01)
     retained = [part._replace(retain=True) for part in parts_of(PAYLOAD)]
-    async with (
-        serving(plugins=plugin(tmp_path), limits={"retained_messages": 1}) as server,
-        await connected(port_of(server), "near") as near,
-        await connected(port_of(server), "far") as far,
-    ):
-        await near.subscribe("a/#", 2)
+    async with assembling(tmp_path, policy={"limits": {"retained_messages": 1}}) as (_, near, far):
         await near.send(Publish("retained", b"x", retain=True))
         assert await publish(far, *retained) == [0, 0, 0]
         assert await publish(far, *parts_of(b"next", bytes(16))) == [0]
@@ -315,12 +274,7 @@ async def test_a_message_that_there_is_no_room_for_holds_up_its_topic_alone(
 
 async def test_a_message_that_cannot_be_read_back_holds_up_nothing(tmp_path: Path) -> None:
     """It is dropped; the disk has lost some of it."""
-    async with (
-        serving(plugins=plugin(tmp_path)) as server,
-        await connected(port_of(server), "near") as near,
-        await connected(port_of(server), "far") as far,
-    ):
-        await near.subscribe("a/#", 2)
+    async with assembling(tmp_path) as (server, near, far):
         first, second, third = parts_of(PAYLOAD)
         assert await publish(far, first, second) == [0, 0]
         spool = plugin_of(server)._spool
@@ -337,10 +291,7 @@ async def test_parts_at_qos_0_are_dropped_where_the_disk_is_slower(
 ) -> None:
     """Nothing else bounds them; each is counted."""
     monkeypatch.setattr(assembler_module, "WAITING_BYTES", 1)
-    async with (
-        serving(plugins=plugin(tmp_path)) as server,
-        await connected(port_of(server), "far") as far,
-    ):
+    async with assembling(tmp_path) as (server, _, far):
         frames = [Publish(TOPIC, write_part(part)) for part in parts_of(bytes(400))]
         await far.send(*frames)
         await until(lambda: dropped(server).get("too_many", 0) > 0)
@@ -352,12 +303,7 @@ async def test_parts_at_qos_0_are_dropped_where_the_disk_is_slower(
 async def test_marks_of_uplinks_are_those_of_the_whole(tmp_path: Path) -> None:
     """They stay with the PUBLISH of a part, where uplinks read and write them."""
     marks = [("penstock-site", "berlin"), ("other", "x"), ("penstock-hops", "2")]
-    async with (
-        serving(plugins=plugin(tmp_path)) as server,
-        await connected(port_of(server), "near") as near,
-        await connected(port_of(server), "far") as far,
-    ):
-        await near.subscribe("a/#", 2)
+    async with assembling(tmp_path) as (_, near, far):
         assert await publish(far, *parts_of(PAYLOAD), user_property=marks) == [0] * 3
         message = await take_message(near)
         assert message.properties["user_property"] == [marks[0], marks[2]]
@@ -376,12 +322,7 @@ async def test_who_publishes_parts_cannot_pretend_to_be_another(
     properties = write_properties(claim, PacketType.PUBLISH)
     last = last._replace(trailer=last.trailer._replace(properties=properties))
     marks = [("penstock-publisher", by_uplink), ("penstock-site", "berlin")]
-    async with (
-        serving(plugins=plugin(tmp_path)) as server,
-        await connected(port_of(server), "near") as near,
-        await connected(port_of(server), "far") as far,
-    ):
-        await near.subscribe("a/#", 2)
+    async with assembling(tmp_path) as (_, near, far):
         assert await publish(far, *some, last, user_property=marks) == [0] * 3
         found = (await take_message(near)).properties["user_property"]
         assert sorted(found) == [("penstock-publisher", told), marks[1]]
@@ -396,27 +337,12 @@ async def test_a_retained_message_that_comes_again_is_delivered_if_it_is_retaine
     """
     some = [part._replace(is_kept=True, retain=True) for part in parts_of(PAYLOAD)]
     live = [part._replace(retain=True) for part in parts_of(OTHER, bytes(16))]
-    async with (
-        serving(plugins=plugin(tmp_path)) as server,
-        await connected(port_of(server), "near") as near,
-        await connected(port_of(server), "far") as far,
-    ):
-        await near.subscribe("a/#", 2)
+    async with assembling(tmp_path) as (server, near, far):
         assert await publish(far, *some, *some) == [0] * 6
         assert (await take_message(near)).payload == PAYLOAD
-    async with (
-        serving(plugins=plugin(tmp_path)) as server,
-        await connected(port_of(server), "near") as near,
-        await connected(port_of(server), "far") as far,
-    ):
-        await near.subscribe("a/#", 2)
+    async with assembling(tmp_path) as (server, near, far):
         assert await publish(far, some[0]) == [0]
-    async with (
-        serving(plugins=plugin(tmp_path)) as server,
-        await connected(port_of(server), "near") as near,
-        await connected(port_of(server), "far") as far,
-    ):
-        await near.subscribe("a/#", 2)
+    async with assembling(tmp_path) as (server, near, far):
         assert await publish(far, *some[1:], *some) == [0] * 5
         assert (await take_message(near)).payload == PAYLOAD
         assert await publish(far, *live) == [0] * 3
@@ -439,13 +365,8 @@ async def test_a_lost_part_is_told_as_soon_as_a_later_message_comes(
     """Topic and sender are the same; the first may become whole until its room is needed."""
     first, second, third = (numbered(PAYLOAD, number) for number in (1, 2, 3))
     other_sender = parts_of(OTHER, bytes(16))
-    keys = {"spool_bytes": 2_600}
-    async with (
-        serving(plugins=plugin(tmp_path, **keys)) as server,
-        await connected(port_of(server), "near") as near,
-        await connected(port_of(server), "far") as far,
-    ):
-        await near.subscribe("a/#", 2)
+    keys: dict[str, Any] = {"spool_bytes": 2_600}
+    async with assembling(tmp_path, **keys) as (server, near, far):
         counts = plugin_of(server).counts
         assert await publish(far, first[0]) == [0]
         assert await publish(far, *other_sender) == [0] * 3
@@ -468,10 +389,7 @@ async def test_a_lost_part_is_told_as_soon_as_a_later_message_comes(
 
 async def test_what_is_retained_no_more_at_the_other_end_is_dropped(tmp_path: Path) -> None:
     """It sends no more of it, as another message has taken its place."""
-    async with (
-        serving(plugins=plugin(tmp_path)) as server,
-        await connected(port_of(server), "far") as far,
-    ):
+    async with assembling(tmp_path) as (server, _, far):
         assert await publish(far, numbered(PAYLOAD, 8, is_kept=True)[0]) == [0]
         assert await publish(far, *parts_of(OTHER, bytes(16))) == [0] * 3
         assert dropped(server) == {}
