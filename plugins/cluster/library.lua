@@ -225,11 +225,8 @@ function functions.retain(keys, args)
   else
     call('HSET', base .. ':retained', topic, data)
   end
-  if #data > INLINE_BYTES then
-    note(base, 'large', node, epoch, number, topic, '')
-  else
-    note(base, 'retained', node, epoch, number, topic, data)
-  end
+  local kind = #data > INLINE_BYTES and 'large' or 'retained'
+  note(base, kind, node, epoch, number, topic, kind == 'large' and '' or data)
   return 1
 end
 
