@@ -27,6 +27,7 @@ from penstock.plugins.cluster.plugin import KEY
 from penstock.plugins.cluster.policy_digests import differences
 from penstock.plugins.redis.calls import plain
 from penstock.plugins.redis.errors import StorageError
+from penstock.plugins.redis.calls import plain
 from penstock.plugins.redis.server import redis_server
 from penstock.plugins.web.terminal_escape import printable
 from penstock.plugins.web.text_table import UNKNOWN, Column, count, lines, size
@@ -185,7 +186,7 @@ async def _drain(node: str, seconds: int, engine: ClusterEngine) -> str:
         for name in left:
             epoch, _ = members[name]
             if told.get(name) != epoch:  # it may have died meanwhile, and have been started again
-                await engine.tell(name, epoch, note)
+                await plain(engine.tell(name, epoch, note))
                 told[name] = epoch
         if any([await engine.is_alive(name) for name in members]):
             seen_at = loop.time()

@@ -7,6 +7,7 @@ import json
 import logging
 import uuid
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -105,6 +106,20 @@ def test_drain_of_a_node_that_dies_meanwhile_ends(
     joined(prefix, "a")  # and never beats
     assert main(["drain", "a", "-c", policy, "-y"]) == 2
     assert "node a: it has died before it had left" in capsys.readouterr().err
+
+
+def test_drain_where_the_engine_stores_nothing(
+    policy: str, prefix: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says why."""
+    joined(prefix, "a")
+
+    def refused(self: ClusterEngine, *_: object) -> asyncio.Future[Any]:
+        return self.command(self.base, "XADD", ":epochs", "*", "a", "b")  # of another kind
+
+    monkeypatch.setattr(ClusterEngine, "tell", refused)
+    assert main(["drain", "a", "-c", policy, "-y"]) == 2
+    assert "the Redis server refuses: WRONGTYPE" in capsys.readouterr().err
 
 
 def test_a_file_without_a_cluster_is_refused(
