@@ -27,7 +27,6 @@ from penstock.plugins.cluster.plugin import KEY
 from penstock.plugins.cluster.policy_digests import differences
 from penstock.plugins.redis.calls import plain
 from penstock.plugins.redis.errors import StorageError
-from penstock.plugins.redis.calls import plain
 from penstock.plugins.redis.server import redis_server
 from penstock.plugins.web.terminal_escape import printable
 from penstock.plugins.web.text_table import UNKNOWN, Column, count, lines, size
