@@ -108,7 +108,6 @@ class Forwarder:
 
     Attributes:
         n_unacknowledged: messages of QoS 1 and 2 that the broker has not taken.
-        n_losses: how often its connection has ended.
     """
 
     def __init__(
@@ -123,7 +122,6 @@ class Forwarder:
     ) -> None:
         self.n_unacknowledged = 0
         self.refused = refused
-        self.n_losses = 0
         self.lane = lane
         self.is_forwarded = is_forwarded
         share = f"/{lane.share}" if lane.share else ""
@@ -277,7 +275,6 @@ class Forwarder:
         """Connect again, and send again what is unacknowledged."""
         if client is not self._client or self._is_closed:
             return
-        self.n_losses += 1
         self._client = None
         self._is_ready.clear()
         self._again = asyncio.get_running_loop().call_later(_RETRY_SECONDS, self._send_again)

@@ -20,9 +20,10 @@ from itertools import islice
 from typing import Any, Final
 
 from penstock.broker.counters import count
-from penstock.broker.extensions import MessageSink, Receipt, SinkCounts, SinkRun
+from penstock.broker.extensions import Receipt, SinkRun
 from penstock.broker.message import Message
 from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.plugins.cluster.bounded_sink import MESSAGE_BYTES, BoundedSink, charge
 from penstock.plugins.cluster.engine import outcome
 from penstock.plugins.cluster.frames import by_topic, packet, packets_of
 from penstock.plugins.cluster.mail_engine import IF_CONNECTED, IF_THERE, MailEngine, Posted
@@ -30,8 +31,6 @@ from penstock.plugins.cluster.mail_entries import head_of
 from penstock.plugins.cluster.mail_routes import Mailbox, MailRoutes
 from penstock.plugins.cluster.node_sink import Give, Shared
 
-MOST_BYTES: Final = 16 * 1024 * 1024
-"""Bytes that may wait for the engine's answers, and one message of any size."""
 MOST_POST_BYTES: Final = 1024 * 1024
 """Bytes of one call, and one message of any size."""
 MOST_POST_COPIES: Final = 1000
@@ -45,7 +44,6 @@ publisher has left without PUBREL is forgotten then."""
 MOST_KNOWN: Final = 100_000
 """QoS 2 messages of which this node knows the buckets, some 30 MB: a client that leaves without
 PUBREL, and comes by another name each time, leaves some for a week. Of others, all are asked."""
-_MESSAGE_BYTES: Final = 64
 _HALF: Final = 0.5
 _EXACTLY_ONCE: Final = 2
 
@@ -63,7 +61,7 @@ class _Letter:
     Attributes:
         settle: takes the outcome; None where nobody waits for it.
         n_messages: how many, 0 for a look at mailboxes.
-        n_bytes: counted against `MOST_BYTES`.
+        n_bytes: of those that are on their way.
         n_left: calls that were not answered.
         reason_code: the worst outcome.
         shared: the same messages, if another client can have them.
@@ -99,7 +97,7 @@ class _Bucket:
         return taken
 
 
-class MailSink(MessageSink):
+class MailSink(BoundedSink):
     """Puts messages into mailboxes.
 
     Args:
@@ -112,10 +110,8 @@ class MailSink(MessageSink):
 
     Attributes:
         name: unique among the broker's sinks.
-        topic_filters: none at first: they come and go with the sessions.
         counts: the counts for the ledger: each message once, however many mailboxes get it.
         routes: whose mailboxes get what; set once it is made.
-        bytes_on_way: counted against `MOST_BYTES`.
         lost: messages that mailboxes had no room for, or that had no session any more, by reason.
         prefixes: of the deduplication identifiers of sessions that were at another node, which may
             have put their messages into mailboxes.
@@ -123,6 +119,7 @@ class MailSink(MessageSink):
     """
 
     name = "cluster.sessions"
+    most_bytes = 16 * 1024 * 1024
     routes: MailRoutes
 
     def __init__(
@@ -133,9 +130,7 @@ class MailSink(MessageSink):
         clock: Callable[[], float],
         patience: Patience,
     ) -> None:
-        self.topic_filters: list[str] = []
-        self.counts = SinkCounts()
-        self.bytes_on_way = 0
+        super().__init__()
         self.lost: dict[str, int] = {}
         self.n_posts = 0
         self._engine = engine
@@ -151,58 +146,29 @@ class MailSink(MessageSink):
         self._buckets: dict[str, _Bucket] = {}
         self._waiting: dict[str, None] = {}
         self._is_scheduled = False
-        self._has_refused = False
         self._is_closed = False
         self._look: asyncio.TimerHandle | None = None
-        self._finished: asyncio.Future[None] | None = None
 
     # -- room --------------------------------------------------------------------------------------
 
-    def lacks(self) -> str:
-        """Return why there is no room; "" where there is some."""
-        return "engine_away" if self.bytes_on_way >= MOST_BYTES else ""
-
     def reserve(self, message: Message) -> str:
         """Hold room for a message; see `MessageSink`."""
-        reason = self.lacks()
-        if not reason and self._full and message.qos:
+        if self._full and message.qos:
+            self._look_soon()
             patience = self._patience()
             since = -math.inf if patience is None else self._clock() - patience
             for clients in self.routes.of(message.topic).values():
                 if any(self._full.get(client_id, since) > since for client_id in clients):
-                    reason = "queue_full"
-        if reason:
-            self._has_refused = True
-            self._look_soon()
-            return reason
-        self.bytes_on_way += _charge(message)
-        return ""
-
-    def release(self, message: Message) -> None:
-        """Give back the room of a message; see `MessageSink`."""
-        self._free(_charge(message))
+                    self._has_refused = True
+                    return "queue_full"
+        return super().reserve(message)
 
     def reserve_run(self, n_messages: int, n_bytes: int) -> bool:
         """Hold room for a run, if no mailbox is full; see `MessageSink`."""
         if self._full:
             self._look_soon()  # maybe nobody publishes to it any more
             return False
-        if self.lacks():
-            return False
-        self.bytes_on_way += n_bytes + n_messages * _MESSAGE_BYTES
-        return True
-
-    def release_run(self, n_messages: int, n_bytes: int) -> None:
-        """Give back the room of a run; see `MessageSink`."""
-        self._free(n_bytes + n_messages * _MESSAGE_BYTES)
-
-    def _free(self, n_bytes: int) -> None:
-        self.bytes_on_way -= n_bytes
-        if not self.bytes_on_way and self._finished is not None and not self._finished.done():
-            self._finished.set_result(None)
-        if self._has_refused and self.bytes_on_way < MOST_BYTES // 2:
-            self._has_refused = False
-            self.on_room()
+        return super().reserve_run(n_messages, n_bytes)
 
     def _note(self, box: Mailbox, posted: Posted) -> None:
         """Take note of how full a mailbox is."""
@@ -235,7 +201,7 @@ class MailSink(MessageSink):
 
     def accept(self, message: Message, receipt: Receipt | None) -> None:
         """Take a message for which room is held; see `MessageSink`."""
-        n_bytes = _charge(message)
+        n_bytes = charge(message)
         settle = None if receipt is None else receipt.settle
         try:
             version, *parts = packet(message, self._clock())
@@ -253,7 +219,7 @@ class MailSink(MessageSink):
 
     def accept_run(self, run: SinkRun, receipt: Receipt | None) -> None:
         """Take messages that came together; see `MessageSink`."""
-        n_bytes = len(run.packets) + run.n_messages * _MESSAGE_BYTES
+        n_bytes = len(run.packets) + run.n_messages * MESSAGE_BYTES
         if not run.qos:
             reason = self.lacks()
             if reason:
@@ -275,7 +241,7 @@ class MailSink(MessageSink):
         Those that come when its session has ended, or when its client has gone since this node
         heard of it last, are given back.
         """
-        n_bytes = len(shared.packets) + shared.n_messages * _MESSAGE_BYTES
+        n_bytes = len(shared.packets) + shared.n_messages * MESSAGE_BYTES
         self.bytes_on_way += n_bytes
         head = head_of("", shared.lane.share, shared.lane.version)
         letter = self._letter(shared.done, shared.n_messages, n_bytes)
@@ -445,12 +411,6 @@ class MailSink(MessageSink):
 
     # -- the end -----------------------------------------------------------------------------------
 
-    async def finish(self) -> None:
-        """Wait until the engine has answered for all that was accepted."""
-        while self.bytes_on_way:
-            self._finished = asyncio.get_running_loop().create_future()
-            await self._finished
-
     def drop(self) -> None:
         """Drop what waits: this node's next epoch is not to send what came in an earlier one."""
         for bucket in list(self._buckets.values()):
@@ -473,7 +433,3 @@ def _slices(packets: bytes, clients: Sequence[str]) -> list[tuple[int, bytes, Se
         while some := [*islice(left, n_most)]:
             found.append((len(some), b"".join(some), names))
     return found
-
-
-def _charge(message: Message) -> int:
-    return message.size_bytes + len(message.topic_bytes) + _MESSAGE_BYTES

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.broker.counters import count
 from penstock.broker.errors import PenstockError
-from penstock.broker.extensions import MessageSink, Receipt, SinkCounts, SinkRun
+from penstock.broker.extensions import Receipt, SinkRun
 from penstock.broker.message import Message
 from penstock.broker.mqtt.enums import MQTT_5
 from penstock.broker.mqtt.reason_codes import ReasonCode
+from penstock.plugins.cluster.bounded_sink import MESSAGE_BYTES, BoundedSink, charge
 from penstock.plugins.cluster.engine import FencedError, outcome
 from penstock.plugins.cluster.frames import (
     LANE_4,
@@ -31,9 +32,6 @@ from penstock.plugins.cluster.frames import (
 
 if TYPE_CHECKING:
     import asyncio
-
-MOST_BYTES: Final = 8 * 1024 * 1024
-"""Bytes that may wait for the engine's answer for one node, and one message of any size."""
 
 MOST_INBOX_BYTES: Final = 64 * 1024 * 1024
 """Bytes in an inbox beyond which nothing more is put into it."""
@@ -49,9 +47,6 @@ LOOK_AGAIN_SECONDS: Final = 0.1
 
 GONE: Final = "PENSTOCK gone"
 """The end of the engine's answer where a node has no inbox: it has left."""
-
-_MESSAGE_BYTES: Final = 64
-"""Counted for each message besides topic and payload."""
 
 Put = Callable[[bytes], "asyncio.Future[int]"]
 """Puts frames into the inbox of one node; the answer is how many bytes are in it. Without frames it
@@ -85,7 +80,7 @@ class _Batch:
 
     Attributes:
         n_messages: how many.
-        n_bytes: counted against `MOST_BYTES`.
+        n_bytes: of those that are on their way.
         receipts: of those for all subscribers of the node.
         shared: those for one member each of a shared subscription.
     """
@@ -99,7 +94,7 @@ class _Batch:
         self.shared: list[Shared] = []
 
 
-class NodeSink(MessageSink):
+class NodeSink(BoundedSink):
     """The route target of one other node.
 
     Args:
@@ -111,10 +106,7 @@ class NodeSink(MessageSink):
 
     Attributes:
         name: unique among the broker's sinks.
-        topic_filters: those of the node's sessions when the sink is added.
-        counts: the counts for the ledger.
         node: its name.
-        bytes_on_way: counted against `MOST_BYTES`.
         inbox_bytes: what the engine has last said.
         failure: why the last entry was not stored; "" where it was.
         n_entries: that were stored.
@@ -129,10 +121,8 @@ class NodeSink(MessageSink):
         clock: Callable[[], float],
     ) -> None:
         self.name = f"cluster.{node}"
-        self.topic_filters: list[str] = []
-        self.counts = SinkCounts()
+        super().__init__()
         self.node = node
-        self.bytes_on_way = 0
         self.inbox_bytes = 0
         self.failure = ""
         self.n_entries = 0
@@ -145,9 +135,7 @@ class NodeSink(MessageSink):
         self._n_puts = 0
         self._is_scheduled = False
         self._is_closed = False
-        self._has_refused = False
         self._look: asyncio.TimerHandle | None = None
-        self._finished: asyncio.Future[None] | None = None
 
     # -- room ----------------------------------------------------------------------------------
 
@@ -155,49 +143,14 @@ class NodeSink(MessageSink):
         """Return why there is no room; "" where there is some."""
         if self.inbox_bytes > MOST_INBOX_BYTES:
             return "inbox_full"
-        if self.bytes_on_way < MOST_BYTES:
-            return ""
-        return "engine_away" if self._n_puts else "inbox_full"
-
-    def _refuse(self, reason: str) -> str:
-        self._has_refused = self._has_refused or bool(reason)
-        return reason
-
-    def reserve(self, message: Message) -> str:
-        """Hold room for a message; see `MessageSink`."""
-        reason = self._refuse(self.lacks())
-        if not reason:
-            self.bytes_on_way += _charge(message)
-        return reason
-
-    def release(self, message: Message) -> None:
-        """Give back the room of a message; see `MessageSink`."""
-        self._free(_charge(message))
-
-    def reserve_run(self, n_messages: int, n_bytes: int) -> bool:
-        """Hold room for a run; see `MessageSink`."""
-        if self._refuse(self.lacks()):
-            return False
-        self.bytes_on_way += n_bytes + n_messages * _MESSAGE_BYTES
-        return True
-
-    def release_run(self, n_messages: int, n_bytes: int) -> None:
-        """Give back the room of a run; see `MessageSink`."""
-        self._free(n_bytes + n_messages * _MESSAGE_BYTES)
-
-    def _free(self, n_bytes: int) -> None:
-        self.bytes_on_way -= n_bytes
-        if self._finished is not None and not self.bytes_on_way and not self._finished.done():
-            self._finished.set_result(None)
-        if self._has_refused and self.bytes_on_way < MOST_BYTES // 2 and not self.lacks():
-            self._has_refused = False
-            self.on_room()
+        reason = super().lacks()
+        return reason if self._n_puts else reason and "inbox_full"
 
     # -- messages ------------------------------------------------------------------------------
 
     def accept(self, message: Message, receipt: Receipt | None) -> None:
         """Take a message for which room is held; see `MessageSink`."""
-        n_bytes = _charge(message)
+        n_bytes = charge(message)
         try:
             version, head, payload = packet(message, self._clock())
         except OSError:
@@ -215,7 +168,7 @@ class NodeSink(MessageSink):
 
     def accept_shared(self, shared: Shared) -> None:
         """Take messages for one member each of a shared subscription; no room is held for them."""
-        n_bytes = len(shared.packets) + shared.n_messages * _MESSAGE_BYTES
+        n_bytes = len(shared.packets) + shared.n_messages * MESSAGE_BYTES
         self.bytes_on_way += n_bytes
         self._buffer.add(shared.lane, shared.qos, shared.n_messages, shared.packets)
         self._batch.shared.append(shared)
@@ -224,7 +177,7 @@ class NodeSink(MessageSink):
     def accept_run(self, run: SinkRun, receipt: Receipt | None) -> None:
         """Take messages that came together; see `MessageSink`."""
         packets, n_messages, version, qos, _ = run
-        n_bytes = len(packets) + n_messages * _MESSAGE_BYTES
+        n_bytes = len(packets) + n_messages * MESSAGE_BYTES
         if not qos:
             reason = self.lacks()
             if reason:
@@ -268,12 +221,7 @@ class NodeSink(MessageSink):
         batch, self._batch = self._batch, _Batch()
         data = self._buffer.take()
         self._n_puts += 1
-        try:
-            future = self._put(data)
-        except PenstockError as error:
-            self._answered(batch, None, error)
-        else:
-            future.add_done_callback(partial(self._put_done, batch))
+        self._put(data).add_done_callback(partial(self._put_done, batch))
 
     def _put_done(self, batch: _Batch, future: asyncio.Future[int]) -> None:
         if future.cancelled():
@@ -322,11 +270,7 @@ class NodeSink(MessageSink):
 
     def _look_again(self) -> None:
         self._look = None
-        try:
-            future = self._put(b"")
-        except PenstockError:
-            return
-        future.add_done_callback(self._looked)
+        self._put(b"").add_done_callback(self._looked)
 
     def _looked(self, future: asyncio.Future[int]) -> None:
         failed = future.cancelled() or future.exception() is not None
@@ -334,12 +278,6 @@ class NodeSink(MessageSink):
         self._free(0)
 
     # -- the end -------------------------------------------------------------------------------
-
-    async def finish(self) -> None:
-        """Wait until the engine has answered for all that was accepted."""
-        while self.bytes_on_way:
-            self._finished = self._loop.create_future()
-            await self._finished
 
     def close(self) -> None:
         """Drop what waits: the node has left, and what it has not got is for nobody."""
@@ -354,8 +292,3 @@ class NodeSink(MessageSink):
         self._buffer.take()
         self._n_puts += 1  # as if it had been on its way
         self._answered(batch, None, FencedError("this node was taken for dead"))
-
-
-def _charge(message: Message) -> int:
-    """Return the bytes that count towards `MOST_BYTES`."""
-    return message.size_bytes + len(message.topic_bytes) + _MESSAGE_BYTES

@@ -19,16 +19,14 @@ from struct import error as StructError  # noqa: N812 (it is a class)
 from typing import Final
 
 from penstock.broker.errors import PenstockError
-from penstock.broker.extensions import LocalClients, MessageSink, Receipt, SinkCounts
+from penstock.broker.extensions import LocalClients, Receipt
 from penstock.broker.message import Message
 from penstock.broker.mqtt.enums import MQTT_5
 from penstock.broker.mqtt.writer import publish_header
 from penstock.broker.plugin_guard import is_logged
+from penstock.plugins.cluster.bounded_sink import BoundedSink
 from penstock.plugins.cluster.engine import outcome
 from penstock.plugins.cluster.frames import packet_head
-
-MOST_BYTES: Final = 8 * 1024 * 1024
-"""Bytes that may wait for the engine's answer, and one message of any size."""
 
 _SLICE: Final = 200
 """So many messages are taken over before others get their turn."""
@@ -40,7 +38,7 @@ Retain = Callable[[str, bytes], "asyncio.Future[object]"]
 """Stores what a topic has, or b"" for nothing; it comes back by the stream if it is stored."""
 
 
-class RetainedSink(MessageSink):
+class RetainedSink(BoundedSink):
     """The route target of all retained messages, and what takes over those of other nodes.
 
     Args:
@@ -51,9 +49,6 @@ class RetainedSink(MessageSink):
 
     Attributes:
         name: unique among the broker's sinks.
-        topic_filters: none: what is retained is offered to it all the same.
-        counts: the counts for the ledger.
-        bytes_on_way: counted against `MOST_BYTES`.
         n_taken_over: messages of other nodes that were taken over.
         n_lacking: of those, how many were not kept for want of room.
     """
@@ -68,35 +63,17 @@ class RetainedSink(MessageSink):
         clock: Callable[[], float],
         logger: Logger,
     ) -> None:
-        self.topic_filters: list[str] = []
-        self.counts = SinkCounts()
-        self.bytes_on_way = 0
+        super().__init__()
         self.n_taken_over = 0
         self.n_lacking = 0
         self._retain = retain
         self._clients = clients
         self._clock = clock
         self._logger = logger
-        self._has_refused = False
         self._unseen: dict[str, int] = {}
         self._unanswered: dict[str, int] = {}
 
     # -- own messages --------------------------------------------------------------------------
-
-    def reserve(self, message: Message) -> str:
-        """Hold room for a message; see `MessageSink`."""
-        if self.bytes_on_way >= MOST_BYTES:
-            self._has_refused = True
-            return "engine_away"
-        self.bytes_on_way += message.size_bytes
-        return ""
-
-    def release(self, message: Message) -> None:
-        """Give back the room of a message; see `MessageSink`."""
-        self.bytes_on_way -= message.size_bytes
-        if self._has_refused and self.bytes_on_way < MOST_BYTES // 2:
-            self._has_refused = False
-            self.on_room()
 
     def accept(self, message: Message, receipt: Receipt | None) -> None:
         """Store a message, or that its topic has none; see `MessageSink`."""

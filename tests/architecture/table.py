@@ -259,6 +259,7 @@ PLUGIN_ADAPTERS: Final = frozenset(
     {
         "plugins.access.control",
         "plugins.access.scram",
+        "plugins.cluster.bounded_sink",
         "plugins.cluster.forwarder",
         "plugins.cluster.frames",  # names the property of messages for shared subscriptions
         "plugins.cluster.inbox",

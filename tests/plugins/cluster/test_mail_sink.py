@@ -159,7 +159,7 @@ async def test_run_goes_as_it_came_to_the_mailboxes_of_each_of_its_topics() -> N
     assert receipt.codes == [0]
     assert (sink.sink.counts.stored, sink.sink.counts.matched, sink.sink.bytes_on_way) == (7, 7, 0)
     assert not sink.sink.reserve_run(1, 8)
-    sink.sink.bytes_on_way = mail_sink.MOST_BYTES
+    sink.sink.bytes_on_way = mail_sink.MailSink.most_bytes
     sink.sink.accept_run(run_of("t", "t", qos=0), None)
     assert sink.sink.counts.dropped == {"engine_away": 2}
 
@@ -235,7 +235,7 @@ async def test_publisher_is_refused_where_a_bucket_could_not_store() -> None:
 async def test_publishers_wait_while_the_engine_does_not_answer() -> None:
     """They are told when there is room again."""
     sink = Sink()
-    sink.sink.bytes_on_way = mail_sink.MOST_BYTES
+    sink.sink.bytes_on_way = mail_sink.MailSink.most_bytes
     assert sink.send() == "engine_away"
     sink.sink.bytes_on_way = 0
     sink.send()

@@ -12,7 +12,6 @@ from penstock.broker.message import OF_MQTT_3, Message
 from penstock.plugins.cluster import node_sink
 from penstock.plugins.cluster.frames import LANE_4, LANE_5, Lane, read_frames
 from penstock.plugins.cluster.node_sink import (
-    MOST_BYTES,
     MOST_INBOX_BYTES,
     MOST_PUTS,
     NodeSink,
@@ -28,13 +27,11 @@ class Engine:
 
     Attributes:
         entries: what was put, and what is done with the answer.
-        error: the exception that is raised for each entry; None for no fault.
         given: messages that must go elsewhere.
     """
 
     def __init__(self) -> None:
         self.entries: list[tuple[bytes, asyncio.Future[int]]] = []
-        self.error: PenstockError | None = None
         self.given: list[Shared] = []
 
     def give(self, shared: Shared) -> None:
@@ -43,8 +40,6 @@ class Engine:
 
     def put(self, data: bytes) -> asyncio.Future[int]:
         """Keep an entry."""
-        if self.error is not None:
-            raise self.error
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.entries.append((data, future))
         return future
@@ -166,7 +161,7 @@ async def test_an_engine_that_is_away_holds_publishers_back_and_qos_0_is_dropped
     sink = sink_of(engine)
     rooms: list[str] = []
     sink.on_room = lambda: rooms.append("room")
-    answer = take(sink, Message("t", bytes(MOST_BYTES), qos=1))
+    answer = take(sink, Message("t", bytes(NodeSink.most_bytes), qos=1))
     await turns()
     message = Message("t", b"1", qos=1)
     assert sink.reserve(message) == "engine_away"
@@ -212,12 +207,9 @@ async def test_what_the_engine_refuses_is_refused_to_its_publisher() -> None:
     await turns()
     engine.entries.pop()[1].set_exception(PenstockError("OOM"))
     await turns()
-    engine.error = PenstockError("closed")
-    other = take(sink, Message("t", b"1", qos=1))
-    await turns()
-    assert (answer.codes, other.codes) == ([0x97], [0x97])
-    assert sink.failure == "closed"
-    assert sink.counts.dropped == {"not_stored": 2}
+    assert answer.codes == [0x97]
+    assert sink.failure == "OOM"
+    assert sink.counts.dropped == {"not_stored": 1}
     check(sink)
 
 

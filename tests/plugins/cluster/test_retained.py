@@ -13,7 +13,7 @@ from penstock.broker.errors import PenstockError
 from penstock.broker.extensions import LocalClients
 from penstock.broker.message import Message
 from penstock.broker.mqtt.publish_head import read_publish_head
-from penstock.plugins.cluster.retained import MOST_BYTES, RetainedSink
+from penstock.plugins.cluster.retained import RetainedSink
 from tests.plugins.cluster.test_node_sink import Answer, turns
 
 
@@ -164,7 +164,7 @@ async def test_an_engine_that_is_away_holds_publishers_back() -> None:
     node = Node()
     rooms: list[str] = []
     node.sink.on_room = lambda: rooms.append("room")
-    node.publish(bytes(MOST_BYTES))
+    node.publish(bytes(RetainedSink.most_bytes))
     assert node.sink.reserve(Message("t", b"1", qos=1, retain=True)) == "engine_away"
     await node.answer()
     assert rooms == ["room"]
