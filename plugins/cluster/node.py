@@ -299,8 +299,8 @@ class Node:
         await self.owners.fenced(keeps_sessions=has_forgotten)
         if not has_forgotten:  # who has published that goes on elsewhere, and sends it again
             self.mail.sink.drop()
-            for sink in self.sinks.values():
-                sink.drop()
+        for sink in self.sinks.values():
+            (sink.engine_has_forgotten if has_forgotten else sink.drop)()
 
     async def close(self) -> None:
         """Leave the cluster; may be called again."""

@@ -135,6 +135,8 @@ class NodeSink(BoundedSink):
         self._n_puts = 0
         self._is_scheduled = False
         self._is_closed = False
+        self._is_forgotten = False
+        self._unclear: list[_Batch] = []  # for which there was no inbox
         self._look: asyncio.TimerHandle | None = None
 
     # -- room ----------------------------------------------------------------------------------
@@ -233,9 +235,17 @@ class NodeSink(BoundedSink):
     def _answered(
         self, batch: _Batch, inbox_bytes: int | None, error: BaseException | None
     ) -> None:
-        """Settle what was in an entry, and send what has collected."""
+        """Settle what was in an entry, and send what has collected.
+
+        A node without an inbox has left, or the engine has lost its data: that is not clear yet.
+        """
         counts = self.counts
         self._n_puts -= 1
+        is_over = self._is_closed or self._is_forgotten
+        if not is_over and str(error).endswith(GONE):
+            self._unclear.append(batch)
+            self._flush()
+            return
         counts.queued -= batch.n_messages
         reason_code = 0
         if inbox_bytes is not None:
@@ -243,7 +253,7 @@ class NodeSink(BoundedSink):
             self.failure = ""
             counts.stored += batch.n_messages
             self._note_inbox(inbox_bytes)
-        elif self._is_closed or str(error).endswith(GONE):
+        elif self._is_closed and not self._is_forgotten:
             n_given = sum(shared.n_messages for shared in batch.shared)
             for reason, n in (("node_left", batch.n_messages - n_given), ("moved", n_given)):
                 if n:
@@ -286,9 +296,22 @@ class NodeSink(BoundedSink):
             self._look.cancel()
         self.drop()
 
+    def engine_has_forgotten(self) -> None:
+        """Refuse what waits and what comes: the engine has lost what is for the node, which lives.
+
+        Another sink takes its place.
+        """
+        self._is_forgotten = True
+        self._settle_waiting(PenstockError("the engine has lost its data"))
+
     def drop(self) -> None:
         """Drop what waits: this node's next epoch is not to send what came in an earlier one."""
+        self._settle_waiting(FencedError("this node was taken for dead"))
+
+    def _settle_waiting(self, error: PenstockError) -> None:
         batch, self._batch = self._batch, _Batch()
         self._buffer.take()
-        self._n_puts += 1  # as if it had been on its way
-        self._answered(batch, None, FencedError("this node was taken for dead"))
+        unclear, self._unclear = self._unclear, []
+        for one in (*unclear, batch):
+            self._n_puts += 1  # as if it had been on its way
+            self._answered(one, None, error)

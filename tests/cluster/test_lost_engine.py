@@ -20,7 +20,10 @@ async def keep(client: WireClient) -> None:
 
 
 async def test_an_engine_without_a_file_is_killed_and_comes_back_empty(tmp_path: Path) -> None:
-    """Nobody is disconnected, what is retained is there again, and one client has one owner."""
+    """Nobody is disconnected, what is retained is there again, and one client has one owner.
+
+    What waited for the engine is refused: it does not come.
+    """
     with ExitStack() as stack:
         port = stack.enter_context(reserved_port())
         redis = stack.enter_context(running_redis(tmp_path / "redis", port=port))
@@ -35,7 +38,9 @@ async def test_an_engine_without_a_file_is_killed_and_comes_back_empty(tmp_path:
             await reader.subscribe("x/#", 1)
             redis.process.kill()
             await asyncio.to_thread(redis.process.wait)
+            await sender.send(Publish("x/1", b"lost", 1, packet_id=2))
             stack.enter_context(running_redis(tmp_path / "again", port=port))
+            assert (await sender.take(PubAck)).reason_code == 0x97
             got: list[bytes] = []
 
             async def read() -> None:

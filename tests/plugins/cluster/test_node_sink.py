@@ -246,8 +246,31 @@ async def test_a_message_for_one_member_goes_elsewhere_when_its_node_has_left(
         sink.close()
     engine.entries.pop()[1].set_exception(PenstockError("PENSTOCK gone"))
     await turns()
+    if told_first == "engine":
+        assert not any(answer.codes for answer in answers)
+        sink.close()
     assert engine.given == [shared]
     assert [answer.codes for answer in answers] == [[], [0]]
+    check(sink)
+
+
+async def test_what_an_engine_that_has_lost_its_data_was_to_give_is_refused() -> None:
+    """The node lives, and its sessions with it: nothing is acknowledged that they do not get."""
+    engine = Engine()
+    sink = sink_of(engine)
+    answers = [take(sink, Message("t", b"1", qos=1))]
+    await turns()
+    engine.entries.pop()[1].set_exception(PenstockError("PENSTOCK gone"))
+    await turns()
+    answers.append(take(sink, Message("t", b"2", qos=1)))
+    sink.engine_has_forgotten()
+    answers.append(take(sink, Message("t", b"3", qos=1)))
+    await turns()
+    engine.entries.pop()[1].set_exception(PenstockError("PENSTOCK gone"))
+    await turns()
+    sink.close()
+    assert [answer.codes for answer in answers] == [[0x97]] * 3
+    assert sink.bytes_on_way == 0
     check(sink)
 
 
