@@ -72,12 +72,13 @@ class StreamReader:
             try:
                 answer = await self._ask(command)
             except (RedisError, OSError, PenstockError) as error:  # the pipeline tells of faults
-                n_refused += type(error) not in NOT_CARRIED_OUT and isinstance(error, ResponseError)
-                if n_refused > 1 and is_logged(n_refused):  # a server that becomes a replica: once
-                    where = self._calls.server
-                    self._calls.logger.warning(
-                        "the Redis server %s refuses XREAD %s: %s", where, self._key, error
-                    )
+                if isinstance(error, ResponseError) and not isinstance(error, NOT_CARRIED_OUT):
+                    n_refused += 1
+                    if n_refused > 1 and is_logged(n_refused):  # of a server made a replica: once
+                        where = self._calls.server
+                        self._calls.logger.warning(
+                            "the Redis server %s refuses XREAD %s: %s", where, self._key, error
+                        )
                 await self.close()
                 await asyncio.sleep(_RETRY_SECONDS)
             except BaseException:

@@ -8,11 +8,15 @@ import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
+import pytest
 from redis import Redis
+from redis.exceptions import NoPermissionError
 
 from penstock.netem.runs.broker_process import reserved_port
 from penstock.plugins.queue.engines.redis.functions import LIBRARY
+from penstock.plugins.redis import stream_reader
 from penstock.plugins.redis.calls import FunctionCalls
 from penstock.plugins.redis.server import RedisServer
 from penstock.plugins.redis.stream_reader import StreamReader
@@ -91,3 +95,21 @@ async def test_reading_goes_on_when_a_killed_server_is_back(tmp_path: Path) -> N
                         waiting = asyncio.create_task(reader.read(first, 9))
                     assert [fields for _, fields in found] == [[b"n", b"1"]]
                 assert reader.n_connections > 1
+
+
+async def test_what_was_refused_is_not_told_again_while_the_server_is_away(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each refusal counts; that there is no server is the pipeline's to tell."""
+    reader = StreamReader(FunctionCalls(RedisServer(), LIBRARY, LOGGER), "k")
+    answers: list[Any] = [NoPermissionError("no right")] * 2 + [OSError("no server")] * 5 + [None]
+
+    async def ask(_command: object) -> Any:
+        answer = answers.pop(0)
+        if answer is not None:
+            raise answer
+
+    monkeypatch.setattr(reader, "_ask", ask)
+    monkeypatch.setattr(stream_reader, "_RETRY_SECONDS", 0)
+    assert await reader.read(b"0-0", 1) == []
+    assert caplog.messages == ["the Redis server 127.0.0.1:6379 refuses XREAD k: no right"]
