@@ -16,7 +16,6 @@ import contextlib
 import os
 import signal
 import socket
-import tempfile
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from logging import Logger
@@ -226,7 +225,7 @@ class Supervisor:
         link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         link.setblocking(False)
         with link:
-            with theirs, tempfile.TemporaryFile() as copy:
+            with theirs, os.fdopen(os.memfd_create("policy"), "r+b") as copy:
                 copy.write(self._text.encode())
                 copy.seek(0)
                 process = await asyncio.create_subprocess_exec(
@@ -295,7 +294,9 @@ class Supervisor:
                 await asyncio.wait(asked.values(), timeout=RELOAD_SECONDS)
             silent = Reloaded(failed={"reload": f"no answer in {RELOAD_SECONDS:g} s"})
             done = {n: one.result() if one.done() else silent for n, one in asked.items()}
-            if not all(one.failed for one in done.values()):
+            # Where none is left, the old text may be what they have died of.
+            is_any_left = any(worker.serves for worker in self._workers.values())
+            if not (is_any_left and all(one.failed for one in done.values())):
                 self._text = text
             return _merged(done)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import sys
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -40,6 +42,14 @@ while said := link.recv(1000):
         link.send(b'X_RELOADED=[["own"], [], [], {}]')
     else:
         print(said.decode(), flush=True)
+"""
+OF_ITS_COPY = """
+import os, socket, sys
+link = socket.socket(fileno=0)
+link.send(b"READY=1")
+if "bad" in os.fdopen(int(sys.argv[1])).read():
+    raise SystemExit(3)
+link.recv(1000)
 """
 LATE = """
 import pathlib, socket, time
@@ -220,6 +230,38 @@ async def test_a_worker_that_starts_in_a_reload_reloads_once_it_serves(tmp_path:
         await reached((tmp_path / "X_RELOAD=1").exists, "its reload")
     finally:
         await made.stop()
+
+
+async def test_a_reload_while_no_worker_serves(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The next ones have the new file: the old one may be what they die of."""
+    caplog.set_level(logging.INFO)
+    copies: list[str] = []
+    file = tmp_path / "policy.yaml"
+    file.write_text("# good")
+
+    def command(_number: int, copy: int) -> list[str]:
+        copies.append(os.pread(copy, 100, 0).decode())
+        return [sys.executable, "-c", OF_ITS_COPY, str(copy)]
+
+    made = Supervisor(1, command, nothing_wrong, str(file), "# bad", LOGGER)
+    await made.start()
+    try:
+        await reached(lambda: "with status 3" in caplog.text, "its end")
+        await made.reload()
+        await reached(lambda: copies[-1] == "# good", "its next start")
+    finally:
+        await made.stop()
+
+
+async def test_a_worker_is_started_where_no_file_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container whose root is read-only, or on a full disk."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    async with supervised(SERVES) as made:
+        assert made._workers
 
 
 async def test_a_worker_may_ask_for_a_reload_of_all(capfd: pytest.CaptureFixture[str]) -> None:
