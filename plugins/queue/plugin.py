@@ -112,9 +112,11 @@ class QueuePlugin(Plugin):
         Raises:
             EngineStartError: the engine cannot be opened.
             HttpStartError: an address cannot be bound.
+            ConfigError: a file that `redis` names cannot be read.
         """
         config, logger = self.config, self.context.logger
         try:
+            self._check_files(config)
             await self.service.open()
             if self.batches is not None:
                 await self.batches.open()
@@ -170,15 +172,18 @@ class QueuePlugin(Plugin):
         """Return the routes of operators; see `penstock.plugins.web.operators`."""
         return self._api.management(self.config.max_request_bytes)
 
+    def _check_files(self, config: QueueConfig) -> None:
+        if self.config.engine == "redis":
+            from penstock.plugins.redis.server import check_files  # noqa: PLC0415 (of an extra)
+
+            check_files(config.redis, self.context.policy_file, f"{KEY}.redis")
+
     async def reload(self, config: QueueConfig) -> Reload:
         """Read the tokens and the certificate again, and take new and changed queues; see `Plugin`.
 
         What is gone from the file is served as before: it may hold messages.
         """
-        if self.config.engine == "redis":
-            from penstock.plugins.redis.server import check_files  # noqa: PLC0415 (of an extra)
-
-            check_files(config.redis, self.context.policy_file, f"{KEY}.redis")
+        self._check_files(config)
         read: list[str] = []
         applies: list[Callable[[], None]] = []
         if not self._access.is_open:

@@ -398,3 +398,12 @@ def test_plugin_is_made_without_a_running_loop() -> None:
     """The broker makes plugins before its loop runs."""
     plugin = QueuePlugin.alone(queue_config(), LOGGER, "policy.yaml")
     assert [sink.name for sink in plugin.sinks] == ["queue.q"]
+
+
+async def test_files_of_redis_are_named_at_the_start(tmp_path: Path) -> None:
+    """The error of a connection names the server alone."""
+    missing = str(tmp_path / "missing.pem")
+    redis = {"server": "127.0.0.1:1", "tls": {"ca": missing}}
+    with pytest.raises(ConfigError, match=f"plugins.queue.redis: read cafile {missing}: No such"):
+        async with running_plugin(engine="redis", redis=redis, queues=QUEUES):
+            pytest.fail("it has started")
