@@ -37,6 +37,7 @@ from penstock.broker.durable.database_file import (
     behind_links,
     connect,
     in_words,
+    transaction,
 )
 from penstock.broker.durable.disk_reserve import DiskReserve
 from penstock.broker.durable.locked_database import LockedDatabase
@@ -98,6 +99,7 @@ class SqliteStore(LockedDatabase):
         super().__init__(path, reserve=reserve, busy_seconds=busy_seconds)
         self.tightened: Sequence[str] = ()
         self._durability = durability
+        self._rows = Rows()
         self._checkpoints: Checkpointer | None = None
         self._local = threading.local()
         self._readers: list[sqlite3.Connection] = []
@@ -106,17 +108,21 @@ class SqliteStore(LockedDatabase):
         """Open the file, or create it, and return its rows."""
         try:
             self.tightened = self.open_file()
-            connection, file = self._opened()
             with self._explaining():
-                # For transactions that add more to the log than `Checkpointer` takes them for.
-                connection.execute(f"PRAGMA wal_autocheckpoint = {LOG_PAGES}")
-                with self._transaction():
-                    rows = _read_rows(connection)
-                self._checkpoints = Checkpointer(self._opened_again(), file.flush)
+                self._checkpoints = Checkpointer(self._opened_again(), self._opened()[1].flush)
         except StorageError as error:
             self.close()
             raise EngineStartError(str(error)) from error
+        rows, self._rows = self._rows, Rows()
         return rows
+
+    def _prepare(self) -> None:
+        super()._prepare()
+        connection, _ = self._opened()
+        # For transactions that add more to the log than `Checkpointer` takes them for.
+        connection.execute(f"PRAGMA wal_autocheckpoint = {LOG_PAGES}")
+        with transaction(connection):
+            self._rows = _read_rows(connection)
 
     def _start_clock(self) -> None:
         """Do nothing: the engine keeps its clock among the rows."""

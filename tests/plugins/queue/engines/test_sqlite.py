@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from penstock.broker.durable.database_file import PAGE_BYTES, DatabaseFile
+from penstock.plugins.queue.engines import sqlite
 from penstock.plugins.queue.engines.checkpoints import PASS_BYTES
 from penstock.plugins.queue.engines.contract import (
     BackupExistsError,
@@ -26,6 +27,7 @@ from penstock.plugins.queue.engines.store import (
     Changes,
     DeduplicationRow,
     GroupRow,
+    Rows,
 )
 from tests.helpers.process import SECONDS
 from tests.plugins.queue.engines.sqlite_files import (
@@ -199,6 +201,26 @@ def test_normal_durability_leaves_flushing_to_checkpoints(path: Path) -> None:
     with opened(path, "normal") as store:
         store.write(storing(segment(0)))
         assert synchronous(store) == 1
+
+
+def test_a_start_on_a_full_disk_reads_with_the_space_of_the_reserve(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sorting many rows takes a file beside the database."""
+    with opened(path) as store:
+        store.write(storing(segment(0)))
+    read = sqlite._read_rows
+
+    def read_rows(connection: sqlite3.Connection) -> Rows:
+        if path.with_name(f"{path.name}.reserve").exists():
+            error = sqlite3.OperationalError("database or disk is full")
+            error.sqlite_errorcode = sqlite3.SQLITE_FULL
+            raise error
+        return read(connection)
+
+    monkeypatch.setattr(sqlite, "_read_rows", read_rows)
+    with opened(path) as store:
+        assert firsts(store) == [0]
 
 
 def test_a_disk_with_little_space_is_tried(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
