@@ -366,10 +366,15 @@ end
 -- Removes entries of a mailbox, which have so many bytes. Most are its first ones, in their order:
 -- then all of them go at once, as XDEL looks for each from the beginning of a hundred.
 local function remove_entries(box, ids, bytes)
-  local last, n = ids[#ids], 0
-  local found, are_first = {}, bytes / #ids < INLINE_BYTES or box.shared > 0
-  if are_first then found = call('XRANGE', box.stream, '-', last, 'COUNT', #ids + 1) end
-  are_first = #found == #ids
+  local last, n, found = ids[#ids], 0, {}
+  local mean = math.max(bytes / #ids, box.bytes / box.messages)
+  if mean < INLINE_BYTES or box.shared > 0 then
+    found = call('XRANGE', box.stream, '-', last, 'COUNT', 1)  -- before them large ones may wait
+    if #ids > 1 and found[1] and found[1][1] == ids[1] then
+      found = call('XRANGE', box.stream, '-', last, 'COUNT', #ids + 1)
+    end
+  end
+  local are_first = #found == #ids
   for i = 1, #found do are_first = are_first and found[i][1] == ids[i] end
   for i = 1, box.shared > 0 and #ids or 0 do
     local entry = are_first and found[i] or call('XRANGE', box.stream, ids[i], ids[i])[1]
