@@ -847,9 +847,9 @@ end
 -- by which a mailbox is emptied: what a commit adds is little, and what it removes may wait for it.
 local FREEING = {
   'beat', 'leave', 'evict', 'done', 'clear', 'delete', 'fence', 'seal', 'drop', 'claim', 'release',
-  'bar', 'abandon', 'load', 'fetch', 'commit', 'erase', 'finish', 'expire', 'forget'
+  'bar', 'abandon', 'unsee', 'load', 'fetch', 'commit', 'erase', 'finish', 'expire', 'forget'
 }
-local STORING = {'join', 'announce', 'change', 'retain', 'open', 'put', 'will', 'unsee', 'post'}
+local STORING = {'join', 'announce', 'change', 'retain', 'open', 'put', 'will', 'post'}
 
 local function register(names, flags)
   for i = 1, #names do

@@ -475,6 +475,7 @@ async def test_what_waits_is_read_while_the_memory_of_the_engine_is_full(tmp_pat
             await commit(a, own, 3, "o1", "I", entry[0], "", "d", entry[0], 3)
             assert (await a.load(X, own)).sent == {}
             assert await values(a, own) == []
+            await a.unsee(bucket(a), b"id")  # else its publisher waits for PUBCOMP
             with pytest.raises(StorageFullError):
                 await posted(a, b"3")
             redis.config_set("maxmemory", 0)
