@@ -49,7 +49,7 @@ async def check(
     role = found.get("role") or found.get("redis_mode")  # a sentinel has no role
     if role in ("slave", "sentinel"):
         raise EngineStartError(
-            f"server {server}: read role: {role}; allowed: master. A replica takes no messages"
+            f"server {server}: read role: {role}; allowed: master. No other takes messages"
         )
     ahead = float(found.get("server_time_usec", "nan")) / 1_000_000 - time.time()
     if abs(ahead) > _SKEW_SECONDS:
