@@ -184,8 +184,8 @@ async def _drain(node: str, seconds: int, engine: ClusterEngine) -> str:
     while left := [name for name in meant if name in members]:
         for name in left:
             epoch, _ = members[name]
-            if told.get(name) != epoch:  # it may have died meanwhile, and have been started again
-                await plain(engine.tell(name, epoch, note))
+            # It may have died meanwhile, and have been started again.
+            if told.get(name) != epoch and await plain(engine.tell(name, epoch, note)):
                 told[name] = epoch
         if any([await engine.is_alive(name) for name in members]):
             seen_at = loop.time()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from penstock.plugins.cluster.__main__ import main
+from penstock.plugins.cluster.__main__ import _drain, main
 from penstock.plugins.cluster.engine import ClusterEngine
 from penstock.plugins.redis.server import RedisServer
 from tests.helpers.redis_server import shared_redis
@@ -120,6 +120,37 @@ def test_drain_where_the_engine_stores_nothing(
     monkeypatch.setattr(ClusterEngine, "tell", refused)
     assert main(["drain", "a", "-c", policy, "-y"]) == 2
     assert "the Redis server refuses: WRONGTYPE" in capsys.readouterr().err
+
+
+async def test_drain_of_a_node_that_is_about_to_have_joined(
+    prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is told once it can be told anything."""
+    server = RedisServer(port=shared_redis(), prefix=prefix)
+    command, node = (ClusterEngine(server, "c", name, LOGGER) for name in ("", "a"))
+    told: asyncio.Queue[asyncio.Future[Any]] = asyncio.Queue()
+
+    def tell(*note: Any) -> asyncio.Future[Any]:
+        call = ClusterEngine.tell(command, *note)
+        told.put_nowait(call)
+        return call
+
+    monkeypatch.setattr(command, "tell", tell)
+    await command.open()
+    await node.open()
+    await node.join("token")
+    notes = node.node_key("a", node.epoch), ":notes"
+    await node.command(notes[0], "DEL", notes[1])
+    draining = asyncio.create_task(_drain("a", 0, command))
+    assert await (await told.get()) is None
+    await node.command(notes[0], "XADD", notes[1], "*", "", "")
+    async with asyncio.timeout(30):
+        while await (await told.get()) is None:
+            pass
+    await node.leave()
+    assert await draining == "a has left the cluster"
+    await command.close()
+    await node.close()
 
 
 def test_a_file_without_a_cluster_is_refused(
