@@ -495,7 +495,7 @@ class Node:
         if self._is_founder:
             self._is_founder = False
             for message in list(self._clients.walk_retained()):
-                self.retained.accept(message, None)
+                self.retained.bring(message)
             return
         await self.retained.keep_only(topics)
 

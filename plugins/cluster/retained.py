@@ -24,7 +24,7 @@ from penstock.broker.message import Message
 from penstock.broker.mqtt.enums import MQTT_5
 from penstock.broker.mqtt.writer import publish_header
 from penstock.broker.plugin_guard import is_logged
-from penstock.plugins.cluster.bounded_sink import BoundedSink
+from penstock.plugins.cluster.bounded_sink import BoundedSink, charge
 from penstock.plugins.cluster.engine import outcome
 from penstock.plugins.cluster.frames import packet_head
 
@@ -89,6 +89,11 @@ class RetainedSink(BoundedSink):
         self._unseen[topic] = self._unseen.get(topic, 0) + 1
         self._unanswered[topic] = self._unanswered.get(topic, 0) + 1
         future.add_done_callback(partial(self._done, message, receipt))
+
+    def bring(self, message: Message) -> None:
+        """Store a message that the engine has lost; there is no publisher to hold back."""
+        self.bytes_on_way += charge(message)
+        self.accept(message, None)
 
     def _value(self, message: Message) -> bytes:
         payload = message.read_payload()

@@ -178,3 +178,13 @@ async def test_what_cannot_be_read_is_left_out_and_told(caplog: pytest.LogCaptur
     assert not node.kept.by_topic
     assert [record.levelname for record in caplog.records] == ["WARNING"] * 2
     assert "retained message of topic short:" in caplog.text
+
+
+async def test_what_an_engine_has_lost_is_brought_within_the_count_of_what_is_on_its_way() -> None:
+    """Else the bound would be wider from then on, by all that was brought."""
+    node = Node()
+    node.sink.bring(Message("t", b"1", retain=True))
+    assert node.sink.bytes_on_way > 0
+    node.calls[0][2].set_result(None)
+    await turns()
+    assert node.sink.bytes_on_way == 0
