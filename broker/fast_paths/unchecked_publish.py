@@ -78,7 +78,7 @@ def take_unchecked(
     chosen = core.choose_members(plan, message, now) if plan.shares else ()
     if chosen is None:
         return client.run(take_publish(client, plan, message, packet_id, first_byte, now))
-    if plan.sinks or client.receipts:
+    if plan.sinks or client.receipts or (first_byte & DUP and core.sinks):  # one may know it
         receipt = book_receipt(client, packet_id, message.qos, 1, is_repeat=bool(first_byte & DUP))
         return _take_booked(receipt, plan, message, chosen, n_changes, now)
     if core.room.rejects:

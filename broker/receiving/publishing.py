@@ -181,7 +181,8 @@ def _receive(
     if message is None:
         if qos and client.is_patient:  # unacknowledged, it comes again
             return client.close(ReasonCode.QUOTA_EXCEEDED, now)
-        return _refuse(client, plan.topic, packet_id, qos, _NOT_KEPT)
+        is_repeat = bool(first_byte & DUP)
+        return _refuse(client, plan.topic, packet_id, qos, _NOT_KEPT, is_repeat=is_repeat)
     if properties is not None and n_properties_bytes > SMALL_PROPERTIES_BYTES:
         message.more_bytes = n_properties_bytes * MEMORY_PER_PROPERTY_BYTE
     is_sys = topic_bytes.startswith(b"$SYS")
@@ -631,7 +632,8 @@ def _refuse(
     qos: int,
     reason: str,
     reason_code: ReasonCode = ReasonCode.QUOTA_EXCEEDED,
-    counted_as: str = "",
+    *,
+    is_repeat: bool = False,
 ) -> None:
     """Refuse a publish before it was routed, and acknowledge it as far as the version allows.
 
@@ -640,8 +642,8 @@ def _refuse(
     """
     if reason_code in _CLOSING and (not qos or client.version != MQTT_5):
         raise ProtocolError(f"PUBLISH: {reason}", reason_code)
-    receipt = book_receipt(client, packet_id, qos, 1) if qos else None
-    _refuse_booked(client, receipt, topic, reason, reason_code, counted_as)
+    receipt = book_receipt(client, packet_id, qos, 1, is_repeat=is_repeat) if qos else None
+    _refuse_booked(client, receipt, topic, reason, reason_code)
 
 
 def _refuse_booked(

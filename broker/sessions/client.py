@@ -136,18 +136,23 @@ class PublishReceipt:
             self.reason_code = reason_code
         self._n_waiting -= 1
         if self._n_waiting == 0:
-            if self.sinks and self._frees_packet_id():
-                self.client.forgetting(self.packet_id, self.sinks, self._settled).ask()
+            sinks = self.client.core.sinks if self.is_repeat and not self.sinks else self.sinks
+            if sinks and self._frees_packet_id():
+                self.client.forgetting(self.packet_id, sinks, self._settled).ask()
             else:
                 self._settled()
 
     def _frees_packet_id(self) -> bool:
-        """Say whether a sink may know a message whose acknowledgement frees its identifier."""
+        """Say whether a sink may know a message whose acknowledgement frees its identifier.
+
+        Any may have stored what is repeated, also where it comes to none now.
+        """
         if self._stays_with_client():
             return False
         if self.qos == 1:
             return self.is_repeat
-        return self.client.is_open and self.reason_code >= 0x80 and len(self.sinks) > 1
+        may_know = self.is_repeat or len(self.sinks) > 1
+        return self.client.is_open and self.reason_code >= 0x80 and may_know
 
     def _stays_with_client(self) -> bool:
         """Say whether it is not acknowledged: the client keeps the message and comes again.
@@ -199,7 +204,7 @@ class PublishReceipt:
         if self.reason_code >= 0x80:
             session.incoming.pop(self.packet_id, None)
         else:
-            session.incoming[self.packet_id] = self.sinks or None
+            session.incoming[self.packet_id] = self.sinks or (() if self.is_repeat else None)
             if session.journal is not None and not self.is_stored:
                 session.journal.incoming_changed(self.packet_id)
 

@@ -185,6 +185,50 @@ def test_a_refused_message_is_forgotten_where_another_sink_has_stored_it() -> No
     assert not good.known
 
 
+@pytest.mark.parametrize("qos", [1, 2])
+def test_a_repeat_that_is_refused_frees_its_packet_identifier(qos: int) -> None:
+    """A sink may have stored it as it came first: the next message is not taken for it."""
+    sink = StoringSink()
+    broker = DurableBroker(sinks=[sink])
+    again(broker).publish("q/a", b"1", qos=qos, packet_id=7, dup=True)
+    sink.commit(is_killed=True)
+    broker = broker.crash()
+    publisher = again(broker)
+    sink.reserve = lambda message: "queue_full"  # type: ignore[method-assign] # noqa: ARG005
+    publisher.publish("q/a", b"1", qos=qos, packet_id=7, dup=True)
+    assert publisher.inbox == []
+    sink.commit()
+    broker.settle()
+    answer: PubAck | PubRec = publisher.take(PubAck) if qos == 1 else publisher.take(PubRec)
+    assert answer.reason_code == ReasonCode.QUOTA_EXCEEDED
+    assert not sink.known
+    del sink.reserve
+    # The first attempt of another message is lost with the connection.
+    publisher.lose()
+    again(broker).publish("q/a", b"2", qos=qos, packet_id=7, dup=True)
+    sink.commit()
+    assert sink.stored == [b"1", b"2"]
+
+
+def test_a_repeat_that_no_sink_is_to_get_any_more_frees_its_packet_identifier() -> None:
+    """Its topic had a sink when it came first."""
+    sink = StoringSink()
+    broker = DurableBroker(sinks=[sink])
+    again(broker).publish("q/a", b"1", qos=2, packet_id=7)
+    sink.commit(is_killed=True)
+    broker = broker.crash()
+    broker.core.tree.remove_sink(sink)
+    publisher = again(broker)
+    publisher.publish("q/a", b"1", qos=2, packet_id=7, dup=True)
+    broker.settle()
+    publisher.take(PubRec)
+    publisher.send(PubRel(7))
+    sink.commit()
+    broker.settle()
+    publisher.take(PubComp)
+    assert not sink.known
+
+
 def test_a_message_that_a_patient_client_keeps_is_known_to_the_sink_that_has_stored_it() -> None:
     """It comes again, as it was not acknowledged: that sink stores it once."""
     good, bad = StoringSink(name="good"), StoringSink(name="bad")
