@@ -221,8 +221,7 @@ class KeptSessions:
             return
         outbox, rules = session.outbox, session.outbox.rules
         if not outbox.n_messages or (
-            next(outbox.ready(), None) is None
-            and rules.over_half.isdisjoint((outbox, rules.backlog))
+            next(outbox.ready(), None) is None and rules.has_plenty(outbox)
         ):
             self._tell(self.store.drained, session.client_id)
 

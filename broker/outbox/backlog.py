@@ -73,6 +73,11 @@ class Backlog:
             sys.maxsize if most_bytes is None else most_bytes,
         )
 
+    @property
+    def has_plenty(self) -> bool:
+        """Whether it is less than a quarter full."""
+        return 2 * self.n_bytes < self._half_bytes and 2 * self.n_messages < self._half_messages
+
     def enter(self, message: Message) -> None:
         """An outbox takes a message."""
         self.n_messages += 1

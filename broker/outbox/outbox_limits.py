@@ -174,6 +174,15 @@ class OutboxLimits:
         """Say whether an outbox is more than half full."""
         return outbox.n_messages > self.half_messages or outbox.n_bytes > self.half_bytes
 
+    def has_plenty(self, outbox: Outbox) -> bool:
+        """Say whether an outbox, and the backlog, are less than a quarter full."""
+        backlog = self.backlog
+        return (
+            2 * outbox.n_messages < self.half_messages
+            and 2 * outbox.n_bytes < self.half_bytes
+            and (backlog is None or backlog.has_plenty)
+        )
+
     def left(self, outbox: Outbox) -> None:
         """Check whether an outbox that messages have left is still more than half full."""
         if not self.is_over_half(outbox):

@@ -393,8 +393,13 @@ end
 -- that it has read last, '0-0' for none.
 local function end_session(base, client, origin, read)
   local suffix, box, after = ':' .. client, session_of(base, client), '-'
-  local n_gone = call('XLEN', box.stream)
-  if read ~= '0-0' then n_gone = n_gone - #call('XRANGE', box.stream, '-', read) end
+  local n_gone, has_jobs = call('XLEN', box.stream), call('HEXISTS', box.key, 'jobs') == 1
+  if read ~= '0-0' and (has_jobs or box.shared > 0) then
+    n_gone = n_gone - #call('XRANGE', box.stream, '-', read)
+  elseif read ~= '0-0' then  -- it counts them without a look at what is in them
+    local time, number = string.match(read, '(%d+)-(%d+)')
+    n_gone = n_gone - call('XTRIM', box.stream, 'MINID', time .. '-' .. text(number + 1))
+  end
   if n_gone > 0 then call('HSET', base .. ':g', origin .. ' ' .. client, n_gone) end
   while box.shared > 0 do
     local entries = call('XRANGE', box.stream, after, '+', 'COUNT', 100)
@@ -402,7 +407,7 @@ local function end_session(base, client, origin, read)
     for i = 1, #entries do forget_value(box, entries[i][2][2]) end
     after = '(' .. entries[#entries][1]
   end
-  if call('HEXISTS', box.key, 'jobs') == 1 and call('EXISTS', box.stream) == 1 then
+  if has_jobs and call('EXISTS', box.stream) == 1 then
     local sent = call('HGETALL', base .. ':i' .. suffix)
     for i = 1, #sent, 2 do  -- [MQTT-4.8.2-5]
       if cjson.decode(sent[i + 1])[3] == 2 then call('XDEL', box.stream, sent[i]) end

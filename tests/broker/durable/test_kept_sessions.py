@@ -78,9 +78,9 @@ def test_what_the_broker_has_itself_comes_without_the_owner() -> None:
 
 
 def test_small_messages_pass_large_ones_that_wait() -> None:
-    """As far as these fill half of the limits: what the owner has needs no memory here."""
+    """As far as these fill a quarter of the limits: what the owner has needs no memory here."""
     boxes = Mailboxes()
-    node = Node(boxes, gate=SwitchGate(), limits=Limits(queued_bytes=1000))
+    node = Node(boxes, gate=SwitchGate(), limits=Limits(queued_bytes=2000))
     client = connected(node)
     client.subscribe("#", 1)
     for number in range(4):
