@@ -140,8 +140,7 @@ def node(name: str, server: str, n_workers: int = 1) -> Peer:
         del policy["persistence"]  # the engine keeps the sessions
         section = {"name": "bench", "node": name, "redis": {"server": server}}
         policy["cluster"] = section | {"workers": n_workers}
-        if n_workers > 1:
-            del policy["plugins"]["queue"]  # whose file is one process's
+        del policy["plugins"]["queue"]  # whose file is one process's
 
     return penstock_peer("penstock", "of a cluster", change)
 

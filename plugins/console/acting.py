@@ -142,14 +142,14 @@ class Acting:
         request[DETAIL] = f"{kind} {value} for {seconds} s"
         told = await self._parts.do_everywhere("ban", kind, value, seconds, reason, by)
         answer = {"kind": kind, "value": value, "seconds": seconds, "reason": reason, "by": by}
-        return self._done(request, answer | {"disconnected": sum(told)} | self._parts.missing)
+        return self._done(request, answer | {"disconnected": sum(told)} | self._parts.missing())
 
     async def _unban(self, request: web.Request) -> web.Response:
         await self._body(request)
         kind, value = _kind(request.match_info["kind"]), request.match_info["value"]
         if not any(await self._parts.do_everywhere("unban", kind, value)):
             raise RequestError(f"ban: read {kind} {show(value)}; allowed: one that there is", 404)
-        return self._done(request, {"removed": True} | self._parts.missing)
+        return self._done(request, {"removed": True} | self._parts.missing())
 
     async def _clear_retained(self, request: web.Request) -> web.Response:
         await self._body(request)
@@ -173,12 +173,19 @@ class Acting:
         body = await self._body(request, "seconds")
         seconds = integer("seconds", body.get("seconds", 30), 0, LONGEST_DRAIN_SECONDS)
         await self._parts.do_everywhere("drain", seconds, on_machine=True)
-        return self._done(request, {"draining": True} | self._parts.missing, f"within {seconds} s")
+        return self._done(
+            request,
+            {"draining": True} | self._parts.missing(on_machine=True),
+            f"within {seconds} s",
+        )
 
     async def _set_log_level(self, request: web.Request) -> web.Response:
         body = await self._body(request, "level")
         await self._parts.do_everywhere("set_log_level", _text(body, "level"), on_machine=True)
-        return self._done(request, {"level": self._program.need().log_level} | self._parts.missing)
+        return self._done(
+            request,
+            {"level": self._program.need().log_level} | self._parts.missing(on_machine=True),
+        )
 
     async def _back_up(self, request: web.Request) -> web.Response:
         path = _text(await self._body(request, "path"), "path")

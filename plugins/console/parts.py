@@ -149,10 +149,17 @@ class Parts:
         """End what runs."""
         self._pages.close()
 
-    @property
-    def missing(self) -> dict[str, Any]:
-        """What an answer says of nodes that have not answered; nothing where there are no nodes."""
-        return {} if self.nodes is None else {"missing": self.nodes.silent}
+    def missing(self, *, on_machine: bool = False) -> dict[str, Any]:
+        """Return what an answer says of nodes that have not answered, if there are nodes.
+
+        Those of this machine alone may have been asked.
+        """
+        nodes = self.nodes
+        if nodes is None:
+            return {}
+        workers = nodes.workers if on_machine else ()
+        asked = {n: why for n, why in nodes.silent.items() if n in workers or not on_machine}
+        return {"missing": asked}
 
     # -- lists --------------------------------------------------------------------------------
 
@@ -186,7 +193,7 @@ class Parts:
         shown = None
         if name == "clients":
             shown = await self._with_away(nodes, page, list(answers.values()))
-        return page.text(shown, **self.missing)
+        return page.text(shown, **self.missing())
 
     async def own_list(self, name: str, query: Mapping[str, str]) -> dict[str, Any]:
         """Answer another node with a page of this one."""

@@ -223,7 +223,7 @@ class Reading:
         return {
             "uplinks": [] if operations is None else [as_json(one) for one in operations.uplinks()],
             "problems": await self._problems.get(),
-            **self.parts.missing,
+            **self.parts.missing(),
         }
 
     async def _log(self, _: web.Request) -> web.Response:
@@ -243,7 +243,7 @@ class Reading:
 
     async def _client(self, request: web.Request) -> web.Response:
         found = await self.parts.client(request.match_info["client_id"])
-        return web.json_response(found | self.parts.missing)
+        return web.json_response(found | self.parts.missing())
 
     async def _proxy(self, _: web.Request) -> web.Response:
         state = self._program.need().proxy()

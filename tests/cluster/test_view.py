@@ -161,6 +161,8 @@ def test_a_node_that_stands_still_is_named(tmp_path: Path) -> None:
             assert (kick.status, "node b: it does not answer" in kick.err) == (2, True)
             ban = asked(cluster, "a", "client", "ban", "x", may_miss=True)
             assert ban.err == "not known to be done at node b: it does not answer\n"
+            level = asked(cluster, "a", "log", "level", "info", may_miss=True)
+            assert not level.err, "it was not asked"
         finally:
             cluster["b"].process.send_signal(signal.SIGCONT)
         browser.wait_for("two")

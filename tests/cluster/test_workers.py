@@ -386,16 +386,16 @@ async def test_a_worker_that_dies_while_it_drains_is_drained_once_it_is_back(
 ) -> None:
     """The machine would else not stop."""
     async with contextlib.AsyncExitStack() as stack:
-        first, *others = [
-            await stack.enter_async_context(await workers.at(n)) for n in (2, 2, 1, 1)
-        ]
+        clients = [await stack.enter_async_context(await workers.at(n)) for n in (2, 2, 1, 1)]
         policy = str(tmp_path / "policy.yaml")
         words = ["cluster", "drain", "box", "-c", policy, "--seconds", "3600", "-y"]
         draining = asyncio.create_task(asyncio.to_thread(penstock, *words))
-        await first.take(Disconnect)
+        told = [asyncio.create_task(client.take(Disconnect)) for client in clients[:2]]
+        await asyncio.wait(told, return_when=asyncio.FIRST_COMPLETED)  # the other one is not yet
         psutil.Process(workers.pids()[2]).kill()
         await asyncio.to_thread(workers.broker.wait_for_log, "worker 2 has stopped by itself")
-        for client in others:
+        await asyncio.gather(*told, return_exceptions=True)
+        for client in clients:
             client.close()
         done = await draining
     assert done.status == 0, done.err

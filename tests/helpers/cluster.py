@@ -33,6 +33,8 @@ from tests.helpers.redis_server import shared_redis
 from tests.helpers.wire import WireClient, connected
 
 LOOK_SECONDS: Final = 0.02
+WINDOW: Final = 20
+"""Messages that a publisher has unacknowledged at a time."""
 
 
 def until(is_true: Callable[[], object], what: str = "it") -> None:
@@ -233,7 +235,7 @@ class Stream:
         topic: str,
         *,
         qos: int = 1,
-        window: int = 20,
+        window: int = WINDOW,
         pause_seconds: float = 0.0,
         patience: float = SECONDS,
     ) -> None:
@@ -409,6 +411,8 @@ class Subscriber:
 class Publisher:
     """A client with a session that publishes numbers at QoS 2, each once.
 
+    Its Packet Identifiers are few: what a broker knows of one must be over when it comes again.
+
     Attributes:
         n_begun: how many were sent.
         n_done: how many were acknowledged, or refused.
@@ -421,6 +425,7 @@ class Publisher:
         self.is_ending = False
         self._topic = topic
         self._patience = patience
+        self._packet_ids = itertools.cycle(range(1, 2 * WINDOW + 1))
         self._unreceived: dict[int, bytes] = {}
         self._unreleased: dict[int, None] = {}
 
@@ -434,8 +439,9 @@ class Publisher:
             await client.send(Publish(self._topic, payload, 2, dup=True, packet_id=packet_id))
         await client.send(*map(PubRel, self._unreleased))
         while not self.is_ending or self._unreceived or self._unreleased:
-            while not self.is_ending and len(self._unreceived) + len(self._unreleased) < 20:
-                packet_id = self.n_begun % 0xFFFF + 1
+            while not self.is_ending and len(self._unreceived) + len(self._unreleased) < WINDOW:
+                under_way = self._unreceived.keys() | self._unreleased
+                packet_id = next(one for one in self._packet_ids if one not in under_way)
                 self._unreceived[packet_id] = b"%d" % self.n_begun
                 self.n_begun += 1
                 payload = self._unreceived[packet_id]

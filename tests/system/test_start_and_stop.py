@@ -88,7 +88,7 @@ def test_paho_hears_why_the_broker_has_gone(tmp_path: Path) -> None:
             [
                 "plugins.withholding.policy: read 'hysteric'; allowed: 'none', ",
                 "plugins.qeue: read an unknown plugin; allowed: one of ",
-                "plugins.queue.queues.q.topics.0: read 'a#'; allowed: an MQTT topic",
+                "plugins.queue.queues.q.topics.0: read 'a#'; allowed: a topic filter",
             ],
         ),
         ("listeners: [\n", ["line 2, column 1: read "]),
