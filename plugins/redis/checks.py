@@ -10,7 +10,7 @@ from typing import Final
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ResponseError
 
-from penstock.plugins.redis.errors import EngineStartError
+from penstock.plugins.redis.errors import EngineAwayError, EngineStartError
 from penstock.plugins.redis.login import ask_directly
 
 OLDEST_REDIS: Final = (7, 0)
@@ -24,11 +24,14 @@ async def check(
     logger: Logger,
     *,
     is_cluster: bool,
+    is_watched: bool = False,
     min_replicas: int = 0,
 ) -> None:
     """See that a server loses nothing; log what survives its end.
 
     Raises:
+        EngineAwayError: sentinels, or a cluster, have named a replica as the master: another server
+            has become it since, and they will name that one.
         EngineStartError: it cannot be used.
     """
     found = fields_of(await ask_directly(connection, "INFO"))
@@ -48,9 +51,8 @@ async def check(
         )
     role = found.get("role") or found.get("redis_mode")  # a sentinel has no role
     if role in ("slave", "sentinel"):
-        raise EngineStartError(
-            f"server {server}: read role: {role}; allowed: master. No other takes messages"
-        )
+        kind = EngineAwayError if is_watched and role == "slave" else EngineStartError
+        raise kind(f"server {server}: read role: {role}; allowed: master. No other takes messages")
     ahead = float(found.get("server_time_usec", "nan")) / 1_000_000 - time.time()
     if abs(ahead) > _SKEW_SECONDS:
         logger.warning(

@@ -99,6 +99,7 @@ class RedisServer:
                     named(address),
                     logger,
                     is_cluster=bool(self.cluster),
+                    is_watched=bool(self.cluster) or self.sentinels is not None,
                     min_replicas=0 if self.sentinels is None else self.patience.min_replicas,
                 )
                 if library is not None:

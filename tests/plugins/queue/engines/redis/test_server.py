@@ -96,6 +96,14 @@ async def test_a_server_that_could_lose_messages_is_refused(info: str, told: str
             await server.connect(LOGGER)
 
 
+async def test_a_master_that_was_replaced_since_sentinels_have_named_it_is_waited_for() -> None:
+    """A broker that starts meanwhile does not end: they will name the new one."""
+    async with server_that_says("redis_version:7.0.15\r\nrole:slave\r\n") as server:
+        watched = replace(server, sentinels=RedisSentinels((("127.0.0.1", 1),), "m"))
+        with pytest.raises(EngineAwayError, match="read role: slave"):
+            await watched.connect(LOGGER, (server.host, server.port))
+
+
 async def test_a_clock_that_is_far_off_is_named(caplog: pytest.LogCaptureFixture) -> None:
     """Messages are safe, and leases may be shorter or longer than they should be."""
     for ahead, n_warnings in ((0, 0), (-600, 1), (600, 1)):
