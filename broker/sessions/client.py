@@ -145,14 +145,14 @@ class PublishReceipt:
     def _frees_packet_id(self) -> bool:
         """Say whether a sink may know a message whose acknowledgement frees its identifier.
 
-        Any may have stored what is repeated, also where it comes to none now.
+        Any may have stored what is repeated, also where it comes to none now. And one that refuses
+        may have stored it in part.
         """
         if self._stays_with_client():
             return False
         if self.qos == 1:
             return self.is_repeat
-        may_know = self.is_repeat or len(self.sinks) > 1
-        return self.client.is_open and self.reason_code >= 0x80 and may_know
+        return self.client.is_open and self.reason_code >= 0x80
 
     def _stays_with_client(self) -> bool:
         """Say whether it is not acknowledged: the client keeps the message and comes again.

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from penstock.broker.extensions import Receipt
+from penstock.broker.message import Message
 from penstock.broker.mqtt.packets import PubAck, PubComp, PubRec, PubRel
 from penstock.broker.mqtt.reason_codes import ReasonCode
 from penstock.broker.sessions.deduplication_release import RETRY_SECONDS
@@ -208,6 +210,30 @@ def test_a_repeat_that_is_refused_frees_its_packet_identifier(qos: int) -> None:
     again(broker).publish("q/a", b"2", qos=qos, packet_id=7, dup=True)
     sink.commit()
     assert sink.stored == [b"1", b"2"]
+
+
+class Unsure(StoringSink):
+    """A sink that stores, and refuses: its replicas are missing."""
+
+    def accept(self, message: Message, receipt: Receipt | None) -> None:
+        """Store a message at once."""
+        super().accept(message, receipt)
+        self.waiting.pop()()
+        assert receipt is not None
+        receipt.settle(ReasonCode.QUOTA_EXCEEDED)
+
+
+def test_a_sink_that_refuses_what_it_has_stored_forgets_it() -> None:
+    """Else the next message under that packet identifier would be taken for it."""
+    sink = Unsure()
+    broker = VirtualBroker(sinks=[sink])
+    publisher = again(broker)
+    publisher.publish("q/a", b"1", qos=2, packet_id=7)
+    assert publisher.inbox == []
+    sink.commit()
+    broker.settle()
+    assert publisher.take(PubRec).reason_code == ReasonCode.QUOTA_EXCEEDED
+    assert not sink.known
 
 
 def test_a_repeat_that_no_sink_is_to_get_any_more_frees_its_packet_identifier() -> None:
