@@ -283,6 +283,7 @@ class Roaming:
         findings = [
             Finding("sessions: acknowledged", writer.n_done - len(writer.refused), least=1),
             Finding("sessions: refused", len(writer.refused)),
+            *(Finding(f"sessions: PUBREC {why}", n) for why, n in sorted(writer.told.items())),
             Finding("sessions: clients that lost theirs", n_lost_sessions, most=0),
         ]
         for qos, reader in self._readers.items():

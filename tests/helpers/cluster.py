@@ -8,6 +8,7 @@ import itertools
 import socket
 import time
 import uuid
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -417,11 +418,13 @@ class Publisher:
         n_begun: how many were sent.
         n_done: how many were acknowledged, or refused.
         refused: those that were.
+        told: what PUBREC packets have said but success, and how often.
     """
 
     def __init__(self, topic: str, patience: float = SECONDS) -> None:
         self.n_begun = self.n_done = 0
         self.refused: set[int] = set()
+        self.told: Counter[str] = Counter()
         self.is_ending = False
         self._topic = topic
         self._patience = patience
@@ -448,6 +451,9 @@ class Publisher:
                 await client.send(Publish(self._topic, payload, 2, packet_id=packet_id))
             async with asyncio.timeout(self._patience):
                 answer = await client.receive()
+            if isinstance(answer, PubRec) and answer.reason_code:
+                why = answer.properties.get("reason_string", "")
+                self.told[f"{answer.reason_code:#x} {why}".strip()] += 1
             if isinstance(answer, PubRec) and answer.reason_code >= 0x80:
                 self.refused.add(int(self._unreceived.pop(answer.packet_id)))
                 self.n_done += 1
