@@ -159,9 +159,7 @@ async def test_what_is_pushed_out_of_the_backlog_during_an_outage_is_repeated() 
         assert link is not None
         assert isinstance(link._up.transport, MemoryTransport)
         link._up.read(unless="the test", wants=False)
-        link._up.transport.other.high_bytes = 0  # what follows one message waits in the session
-        await near.send(Publish("up/first", b"x", qos=0))
-        await until(lambda: session.client is not None and session.client.outgoing.is_paused)
+        link._up.transport.other.protocol.pause_writing()  # what follows waits in the session
         await deliver(near, retained("up/a", b"1", 1))
         assert session.outbox.n_messages == 1
         cut(uplink)
