@@ -139,7 +139,8 @@ function functions.beat(keys, args)
   return {told[1] or '0-0', told[2] or '0', dead, time[1] * 1000 + math.floor(time[2] / 1000)}
 end
 
--- Ends a member. `by` has to do for it what it cannot do any more, and what it had to do for others.
+-- Ends a member. `by` has to do for it what it cannot do any more, '' where that is nothing; and what
+-- it had to do for others, which is any member's then.
 local function remove(base, node, epoch, by)
   call('HDEL', base .. ':epochs', node)
   call('HDEL', base .. ':nodes', node)
@@ -148,12 +149,14 @@ local function remove(base, node, epoch, by)
   call('UNLINK', base .. ':routes:' .. node)
   call('HDEL', base .. ':m', 'c ' .. node, 'r ' .. node)
   local key = base .. ':duties'
+  local duties = call('HGETALL', key)
   if by ~= '' then
-    local duties = call('HGETALL', key)
-    for i = 1, #duties, 2 do
-      if duties[i + 1] == node then call('HSET', key, duties[i], by) end
-    end
     call('HSET', key, node .. ' ' .. epoch, by)
+  elseif #duties > 0 then
+    by = call('HKEYS', base .. ':epochs')[1] or node
+  end
+  for i = 1, #duties, 2 do
+    if duties[i + 1] == node then call('HSET', key, duties[i], by) end
   end
   note(base, 'leave', node, epoch, 0, 'by', by)
 end

@@ -96,6 +96,23 @@ async def test_wills_of_a_killed_broker_wait_for_their_delay(cluster: Cluster) -
             await reached(lambda: not [*redis.scan_iter(f"{prefix}:*:s:ends")], "its end")
 
 
+async def test_delayed_will_of_a_killed_broker_is_published_though_its_heir_stops(
+    tmp_path: Path,
+) -> None:
+    """What a broker has to do for a dead one is another's once it has left."""
+    with running_brokers(tmp_path, "b", "c") as cluster:
+        will = Will("inherited", b"gone", qos=1, properties={"will_delay_interval": 8})
+        client = await cluster.connected("b", "dies", will=will, **lasting())
+        cluster["b"].kill()
+        await asyncio.to_thread(cluster["c"].wait_for_log, "node b has stopped beating")
+        cluster.start("a")
+        async with await cluster.connected("a", "watches") as watcher:
+            await watcher.subscribe("inherited", 1)
+            assert await asyncio.to_thread(cluster["c"].stop) == 0
+            assert (await watcher.take(Publish)).payload == b"gone"
+        client.close()
+
+
 async def test_will_of_a_killed_broker_is_published_where_its_client_begins_anew(
     cluster: Cluster,
 ) -> None:
