@@ -91,17 +91,17 @@ class UpstreamTlsKeys:
     """TLS toward an upstream broker; the keys under `tls`.
 
     Attributes:
-        cafile: PEM file of the authorities whose certificates the broker may show. None, without
-            `capath`: those that the system trusts.
+        cafile: PEM file of the authorities of the broker's certificate. None, without `capath`:
+            those that the system trusts.
         capath: folder of such, named by their hashes as `openssl rehash` does.
-        certfile: PEM file of the certificate that is shown to the broker.
+        certfile: PEM file of the certificate for the broker.
         keyfile: PEM file of its private key, without a passphrase.
-        server_name: the name that the broker's certificate must have, which SNI asks for; None for
-            the host of the address.
+        server_name: name in the broker's certificate, which SNI asks for; None for the host of the
+            address.
         minimum_version: 1.2 or 1.3.
-        alpn: protocol names that are offered by ALPN, the preferred one first; none: no ALPN.
-        verify: False accepts any certificate, so that whoever is on the path can read and change
-            everything. For tests.
+        alpn: protocol names for ALPN, the preferred one first; none: no ALPN.
+        verify: False, for tests, accepts any certificate: anyone on the path can read and change
+            everything.
     """
 
     cafile: str | None = None
@@ -158,19 +158,16 @@ class UpstreamKeys:
     Attributes:
         address: host:port, host alone for port 1883 (8883 with `tls`), or unix:/path.
         addresses: several in place of `address`: new connections go to the first that is up.
-        tls: TLS toward the broker, on every address.
-        connect_timeout_seconds: time to establish a connection to one address, TLS included.
-        connack_timeout_seconds: time from a CONNECT to the broker's CONNACK. A broker that asks a
-            directory for the password takes seconds.
-        health_check_seconds: seconds between two checks of each of several addresses, by a
-            connection that is closed at once. None: no checks; each new connection tries the
-            addresses from the first.
-        rto_max_seconds: as of a listener: the longest retransmission timeout (TCP_RTO_MAX_MS); None
-            for the system's.
+        tls: TLS toward the broker.
+        connect_timeout_seconds: time to connect to one address, TLS included.
+        connack_timeout_seconds: time from CONNECT to CONNACK. A broker that asks a directory for
+            the password takes seconds.
+        health_check_seconds: seconds between two checks of each of several addresses. None: each
+            new connection tries them from the first.
+        rto_max_seconds: the longest retransmission timeout (TCP_RTO_MAX_MS); None for the system's.
         tcp_user_timeout_seconds: a connection is lost after so long without an acknowledgement of
-            data under way, or in which the broker reads nothing (TCP_USER_TIMEOUT). None: the
-            system gives up after a quarter of an hour, and never while the broker's machine
-            answers.
+            data under way, or in which the broker reads nothing (TCP_USER_TIMEOUT). None: after a
+            quarter of an hour, and never while the broker's machine answers.
     """
 
     address: Address | None = None

@@ -91,8 +91,8 @@ POLICY: Final[Mapping[str, type[Any]]] = {
 }
 """The place of the keys of each class in a policy file, in the order of the page."""
 
-PROXY: Final[Mapping[str, type[Any]]] = {"": ProxyKeys, "limits": ProxyLimits, "log": LogOptions}
-"""The places in a proxy's file; its listeners, upstream and plugins have the keys above."""
+PROXY: Final[Mapping[str, type[Any]]] = {"": ProxyKeys, "limits": ProxyLimits}
+"""The places in a proxy's file that a policy file does not have."""
 
 _HEAD: Final = """\
 # Keys
@@ -102,6 +102,11 @@ a text with a unit: 64 KiB is 65,536 bytes, 10 MB are 10,000,000. A key without 
 given. null stands for none, or for no limit, where nothing else is said. A file's path is relative
 to the directory in which the program was started. Codes such as 0x97 are reason codes of MQTT 5.
 A wrong key or value ends the start with its place, what was read and what is allowed.
+"""
+
+_PROXY_HEAD: Final = """\
+Its `listeners`, `log` and `plugins` have the keys of a policy file, and `upstream` those of an
+uplink.
 """
 
 
@@ -157,8 +162,11 @@ def table(cls: type[Any], known: Mapping[type[Any], str]) -> Iterator[str]:
 def page() -> str:
     """Return the text of the page."""
     lines = [_HEAD]
-    for title, sections in (("A policy file", POLICY), ("A proxy's file", PROXY)):
-        lines += [f"## {title}", ""]
+    for head, sections in (
+        ("## A policy file\n", POLICY),
+        (f"## A proxy's file\n\n{_PROXY_HEAD}", PROXY),
+    ):
+        lines.append(head)
         known: dict[type[Any], str] = {}
         for place, cls in sections.items():
             if place:

@@ -75,11 +75,10 @@ class ClientCertificates:
         cafile: PEM file of the authorities whose client certificates are accepted.
         capath: folder of such files, named by their hashes as `openssl rehash` does.
         cadata: the authorities' certificates as PEM text.
-        crlfile: PEM file of revocation lists. Each authority that has issued a client's
-            certificate needs a valid one.
-        require_certificate: refuse a client without a certificate. False: none need be shown,
-            but one that is shown must be valid.
-        ciphers: OpenSSL's cipher list, for TLS 1.2; None for Python's own choice.
+        crlfile: PEM file with a valid revocation list of each authority.
+        require_certificate: refuse a client without a certificate. A shown one must always be
+            valid.
+        ciphers: OpenSSL's cipher list, for TLS 1.2; None for Python's choice.
     """
 
     cafile: str | None = None
@@ -115,19 +114,17 @@ class ConnectionOptions:
     """The keys of a listener that are used as they are in the file.
 
     Attributes:
-        when_full: whether a client above `max_connections` waits for a place, as with aMQTT, or is
-            refused.
-        path: the only path that a WebSocket client may ask for; None for any.
+        when_full: above `max_connections`, ``wait`` for a place, as with aMQTT, or ``refuse``.
+        path: the only path for WebSocket clients; None for any.
         allowed_origins: web sites whose pages may connect by WebSocket; None for any.
         proxy_protocol: each connection begins with a header of the PROXY protocol.
-        unsent_bytes: unsent bytes of one connection that the kernel may hold (TCP_NOTSENT_LOWAT);
-            no other message can overtake them. None: the kernel decides.
-        send_buffer_bytes: bytes of one connection that the kernel may hold, unacknowledged ones
-            included (SO_SNDBUF). None: the kernel decides.
-        congestion_control: name of the kernel's algorithm (TCP_CONGESTION); None for its default.
+        unsent_bytes: unsent bytes of one connection in the kernel (TCP_NOTSENT_LOWAT), which no
+            message overtakes. None: the kernel decides.
+        send_buffer_bytes: the same with those unacknowledged (SO_SNDBUF). None: the kernel decides.
+        congestion_control: the kernel's algorithm (TCP_CONGESTION); None for its default.
         rto_max_seconds: the longest retransmission timeout (TCP_RTO_MAX_MS); None for the default.
-        sizes: size class of the messages that clients of this listener get, where their SUBSCRIBE
-            names none and no pattern of `mqtt.sizes_by_client` matches; None for both.
+        sizes: size class, ``small`` or ``large``, of messages for this listener's clients, after
+            their SUBSCRIBE and `mqtt.sizes_by_client`; None for both.
     """
 
     when_full: Literal["wait", "refuse"] = "wait"
@@ -178,18 +175,17 @@ class ListenerKeys(ConnectionOptions, ClientCertificates):
 
     Attributes:
         type: `tcp`, or `ws` for WebSocket.
-        bind: `host:port`, a port, or `unix:/path`. Where no plugin authenticates clients, an
-            address of all interfaces is replaced by loopback, and any other address of the network
-            ends the start.
+        bind: ``host:port``, a port, or ``unix:/path``. Without authentication by a plugin, all
+            interfaces become loopback, and another network address ends the start.
         max_connections: connections at a time; 0 for no limit.
-        ssl: whether the listener speaks TLS, with `certfile` and `keyfile`.
-        certfile: PEM file of the certificate, followed by its intermediate ones. SIGHUP reads all
-            TLS files again, for new connections.
-        keyfile: PEM file of the certificate's private key, without a passphrase.
+        ssl: TLS, with `certfile` and `keyfile`.
+        certfile: PEM file of the certificate and its intermediate ones. SIGHUP reads all TLS files
+            again, for new connections.
+        keyfile: PEM file of its private key, without a passphrase.
         tls_minimum_version: 1.2 or 1.3.
-        socket_mode: permissions of the file of a Unix socket, octal.
-        reader: belongs to aMQTT's listeners of type `external`; refused.
-        writer: belongs to aMQTT's listeners of type `external`; refused.
+        socket_mode: permissions of a Unix socket's file, octal.
+        reader: of aMQTT's listeners of type ``external``; refused.
+        writer: of aMQTT's listeners of type ``external``; refused.
     """
 
     type: str = "tcp"

@@ -17,10 +17,10 @@ class LogOptions:
     """The program's log; the keys under `log`.
 
     Attributes:
-        level: the least level that is written. None: that of ``--log-level``, which goes before it
+        level: the least level that is written. None: that of ``--log-level``, which has precedence
             at the start.
-        format: ``text`` for people; ``keyvalue`` (``key=value``) and ``json`` have a line for each
-            event, with its fields.
+        format: ``text`` for people; ``keyvalue`` (``key=value``) or ``json``, a line for each
+            event, for programs.
     """
 
     level: LogLevelName | None = None

@@ -31,34 +31,33 @@ class MqttOptions:
 
     Attributes:
         allow_mqtt31: accept clients of MQTT 3.1.
-        allow_empty_client_id: assign a Client Identifier to a client that sends an empty one.
-            False: such a client is refused (0x85).
-        topic_alias_maximum: Topic Aliases that an MQTT 5 client may use towards the broker; 0 for
-            none. Each may take 64 KiB.
-        outgoing_topic_aliases: Topic Aliases that the broker uses towards one subscriber, where the
-            client allows as many; 0 for none. Each takes some 200 bytes.
-        maximum_qos: the highest QoS that clients may publish with, and that subscriptions are
-            granted.
+        allow_empty_client_id: assign a Client Identifier to a client that sends an empty one, else
+            refuse it (0x85).
+        topic_alias_maximum: Topic Aliases that an MQTT 5 client may use; 0 for none. Each may take
+            64 KiB.
+        outgoing_topic_aliases: Topic Aliases towards one subscriber, where it allows as many; 0 for
+            none. Each takes some 200 bytes.
+        maximum_qos: the highest QoS of publishers and subscriptions.
         retain_available: clients may publish with RETAIN.
         wildcard_subscription_available: clients may subscribe with ``+`` and ``#``.
         subscription_identifiers_available: clients may give their subscriptions identifiers.
         shared_subscription_available: clients may subscribe to ``$share/NAME/FILTER``.
-        server_reference: other servers, as ``host:port`` separated by spaces, for MQTT 5 clients
-            that are redirected, and for all when the broker stops (MQTT 5.0, 4.11).
+        server_reference: other servers, as ``host:port`` separated by spaces, for MQTT 5 clients at
+            a redirection or a stop (MQTT 5.0, 4.11).
         redirect: refuse every client: ``temporary`` (use another server) or ``permanent`` (server
-            moved). MQTT 3.1.1 clients get "server unavailable".
-        response_information: prefix of the response topics of a client that asks for one, with its
-            Client Identifier in place of ``{client_id}``; None for no answer.
-        reveal_refusals: send MQTT 5 clients the reason code "not authorized". False: they get
-            "unspecified error", and cannot find out which topics are forbidden.
-        check_payload_format: refuse a message that declares its payload as UTF-8 where it is not.
-        sizes_by_client: pattern of client ids (``*``, ``?``, ``[...]``) to the size class of the
-            messages that these clients get, where their SUBSCRIBE names none; None for both. The
-            first pattern that matches decides, before `sizes` of the listener.
+            moved), in MQTT 3.1.1 "server unavailable".
+        response_information: prefix of response topics for clients that ask, ``{client_id}`` in it
+            being their Client Identifier; None for no answer.
+        reveal_refusals: send MQTT 5 clients the reason code "not authorized", by which they can
+            find out which topics are forbidden; else "unspecified error".
+        check_payload_format: refuse a message that wrongly declares its payload as UTF-8.
+        sizes_by_client: pattern of client ids (``*``, ``?``, ``[...]``) to the size class of their
+            messages, where their SUBSCRIBE names none; None for both. The first match decides,
+            before `sizes` of the listener.
         lane_takeover_seconds: time after which one of a client's two lanes takes over from the
-            other, which is away.
-        lane_give_up_seconds: time after which the unacknowledged messages of a lane that is away no
-            longer hold back later ones of their topics; order is lost then.
+            absent other.
+        lane_give_up_seconds: time after which unacknowledged messages of an absent lane no longer
+            hold back later ones of their topics; order is lost then.
     """
 
     allow_mqtt31: bool = True

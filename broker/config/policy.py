@@ -56,15 +56,13 @@ class Persistence:
 
     Attributes:
         path: file of the database.
-        durability: ``memory``: nothing is written. ``normal``: a message is with the operating
-            system before it is acknowledged, and survives the end of the process, however it ends.
-            ``full``: it is on the disk before that, and survives a power cut.
-        commit_wait_seconds: how long at most a first change waits for others to its commit, unless
-            a client waits for what only the commit can tell it, as at QoS 2. What is delivered and
-            acknowledged within it is never written. Changes that no client waits for take 0.05 s
-            longer.
+        durability: ``memory``: nothing is written. ``normal``: what is acknowledged survives the
+            end of the process, however it ends; ``full``: a power cut, too.
+        commit_wait_seconds: how long at most a change waits for others to its commit, unless a
+            client waits for the commit, as at QoS 2; without a waiting client 0.05 s longer. What
+            is delivered and acknowledged within it is never written.
         max_pending_messages: messages that may wait for their commit. At half of it publishers are
-            slowed down; above it messages are refused.
+            slowed down, above it messages are refused.
         max_pending_bytes: payload bytes that may wait for their commit.
     """
 
@@ -165,20 +163,19 @@ class PolicyKeys:
     """The keys at the top of a policy file: those of aMQTT 0.12, `BrokerConfig`, and ours.
 
     Attributes:
-        listeners: name of a listener to its keys. A listener takes each key that it does not set
-            from the one named `default`. None: one listener, `default`.
+        listeners: name of a listener to its keys; those that it lacks are the ones of ``default``.
         limits: limits on what clients may use.
         mqtt: features of MQTT that are offered.
-        plugins: short name of a plugin, or dotted name of an aMQTT plugin, to its keys. A list, as
-            in older files of aMQTT, is accepted.
+        plugins: short name of a plugin, or dotted name of an aMQTT plugin, to its keys; or aMQTT's
+            list.
         auth: an older form of aMQTT's plugin settings.
         topic_check: an older form of aMQTT's plugin settings.
-        sys_interval: seconds between two publications of `$SYS`; 0 for none. None: 10.
-        timeout_disconnect_delay: seconds added to the keep-alive that a client asks for. None: 0.
-        session_expiry_interval: seconds that a session may outlive its connection. None: as long as
-            its client asks for.
-        persistence: storage of sessions, their messages, retained messages and wills, which then
-            outlive the process. None: they end with it.
+        sys_interval: seconds between two publications of ``$SYS``; 0 for none. None: 10.
+        timeout_disconnect_delay: seconds added to a client's Keep Alive. None: 0.
+        session_expiry_interval: seconds that a session may outlive its connection. None: as the
+            client asks.
+        persistence: storage by which sessions, messages, retained messages and wills outlive the
+            process.
         log: the program's log.
     """
 

@@ -51,22 +51,22 @@ class PartsConfig:
     """Which messages are cut into parts here, and which are put together here.
 
     Attributes:
-        spool: SQLite file with the parts of messages that are not whole, and with the identifiers
-            of those that were cut and delivered.
+        spool: SQLite file of the parts of incomplete messages, and of the identifiers of those cut
+            or delivered.
         prefix: first level of the topics of all parts, the same at both ends.
-        split: topic filters. Each message that a client publishes below them is published a second
-            time, in parts.
+        split: topic filters. A message that a client publishes below them is published again, in
+            parts.
         part_bytes: payload bytes of a part.
-        tells_publisher: a message that is split carries the Client Identifier of its publisher in
-            the User Property ``penstock-publisher``.
+        tells_publisher: a split message names its publisher's Client Identifier in the User
+            Property ``penstock-publisher``.
         assemble: topic filters, without the prefix, of messages that are put together and
             published; [] for none.
         max_message_bytes: a longer message is refused with its first part.
-        spool_bytes: payload bytes of all messages that are not published yet, 1 KiB for each of
-            them, and 128 bytes for each part. A message that does not fit is dropped.
-        max_age_seconds: a message of which no part has come for so long is dropped.
-        remember_seconds: how long a message that was delivered or dropped is remembered, among the
-            last 100,000. Parts of it that come again start nothing.
+        spool_bytes: payload bytes of all messages that are not published yet, 1 KiB for each, and
+            128 bytes for each part. What does not fit is dropped.
+        max_age_seconds: a message without a new part for so long is dropped.
+        remember_seconds: how long the last 100,000 delivered or dropped messages are remembered,
+            whose parts then start nothing.
     """
 
     spool: Annotated[str, Field(min_length=1)] = "penstock-parts.db"

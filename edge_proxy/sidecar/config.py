@@ -36,25 +36,23 @@ class ProxyLimits:
     """What clients may take of the proxy; the keys under `limits`.
 
     Attributes:
-        connections: clients at a time, each of which takes two files. None: half of the files that
-            the process may have open, less a reserve.
-        connections_per_address: connections from one address at a time; the network of an IPv6
-            address counts as one.
-        maximum_packet_size: bytes of the largest packet that passes, either way. The default is the
-            maximum of the format.
-        connect_bytes: bytes of the largest CONNECT, whose sender is not authenticated yet.
-        properties: User Properties of one packet that the proxy reads. A CONNECT with more is
-            refused; a PUBLISH with more is refused to the broker.
+        connections: clients at a time, each with two open files. None: half of those that the
+            process may have, less a reserve.
+        connections_per_address: connections from one address, or IPv6 network, at a time.
+        maximum_packet_size: bytes of the largest packet, either way.
+        connect_bytes: bytes of the largest CONNECT.
+        properties: User Properties of one packet. A CONNECT with more is refused, a PUBLISH refused
+            to the broker.
         properties_bytes: bytes of the properties of a PUBLISH.
         upstream_receive_maximum: QoS 1 and 2 messages that the broker may send for one client
-            unacknowledged: the Receive Maximum that an MQTT 5 client's CONNECT gets in place of its
-            own. As many as `queued_messages`, so that withheld messages leave room for small ones.
-        queued_messages: QoS 0 messages that may wait for one client. At the limit the proxy stops
-            reading from the broker; while something is withheld it reads on and drops them.
-        queued_bytes: payload bytes of these messages.
+            unacknowledged, told as an MQTT 5 client's Receive Maximum. Withheld messages must leave
+            room for small ones.
+        queued_messages: QoS 0 messages that may wait for one client. Then the proxy stops reading
+            from the broker, or drops them while something is withheld.
+        queued_bytes: their payload bytes.
         connect_timeout_seconds: time from the network connection to a complete CONNECT.
-        broker_silence_seconds: how long the proxy answers PINGREQ in place of a broker that says
-            nothing; then the client's connections end. None: it does not answer.
+        broker_silence_seconds: how long the proxy answers PINGREQ for a broker that says nothing;
+            then the client's connections end. None: it does not answer.
         write_high_bytes: unsent bytes of a client's connection above which no more messages are
             moved to it.
         write_low_bytes: unsent bytes below which messages are moved to the connection again.
@@ -87,14 +85,13 @@ class ProxyKeys:
     Attributes:
         upstream: the broker behind the proxy.
         listener: the keys of the only listener, in place of `listeners`.
-        listeners: name of a listener to its keys, which are those of the broker's policy file but
-            `sizes`. None: port 1883 of all interfaces.
-        identity: how the broker is told who a client is: `none`; `proxy_v2`, a header of the PROXY
-            protocol before the connection's first byte; or `user_property`, two user properties of
-            an MQTT 5 CONNECT.
-        drain_seconds: how long a stop waits until withheld messages have left and were
-            acknowledged.
-        server_reference: another server, which MQTT 5 clients are told at a stop (MQTT 5.0, 4.11).
+        listeners: name of a listener to its keys, those of the broker's policy file but `sizes`.
+            None: port 1883 of all interfaces.
+        identity: how the broker is told who a client is: ``none``; ``proxy_v2``, a PROXY header
+            before the connection's first byte; or ``user_property``, two user properties of an MQTT
+            5 CONNECT.
+        drain_seconds: how long a stop waits for withheld messages to leave and be acknowledged.
+        server_reference: another server, for MQTT 5 clients at a stop (MQTT 5.0, 4.11).
         limits: for clients.
         log: the program's log.
         plugins: short name of a plugin to its keys.

@@ -43,8 +43,8 @@ class ReconnectKeys:
     Attributes:
         min_seconds: the first wait.
         max_seconds: the longest wait.
-        stable_seconds: after a connection of this length, or on which a message has passed, the
-            first wait applies again.
+        stable_seconds: after a connection of this length, or with a message, the first wait applies
+            again.
     """
 
     min_seconds: Seconds = 1.0
@@ -62,12 +62,12 @@ class BacklogKeys:
     """What may wait for the cloud; the keys under `backlog`.
 
     Attributes:
-        messages: how many messages may wait; None for `limits.queued_messages` of the policy file.
-        bytes: how many payload bytes may wait; None for `limits.queued_bytes`.
-        max_age_seconds: messages that have waited for longer are dropped.
-        when_full: what is dropped at a limit, the oldest message or the new one; publishers notice
-            nothing. `refuse`: its publisher is refused, or not acknowledged until there is room
-            (MQTT 3.1.1), and nothing is lost.
+        messages: messages that may wait; None for `limits.queued_messages` of the policy file.
+        bytes: payload bytes that may wait; None for `limits.queued_bytes`.
+        max_age_seconds: messages that have waited longer are dropped.
+        when_full: at a limit, ``drop_oldest`` or ``drop_newest``, unseen by publishers; ``refuse``
+            refuses the new message to its publisher, or does not acknowledge it until there is room
+            (MQTT 3.1.1).
     """
 
     messages: Positive | None = None
@@ -81,51 +81,50 @@ class UplinkKeys:
     """One uplink; the keys under its name.
 
     Attributes:
-        upstream: the cloud's broker. The uplink has a session *down* for each of several addresses.
+        upstream: the cloud's broker.
         client_id: Client Identifier in the cloud, of this client alone; None for ``SITE-NAME``.
-        adopts_session: keep the cloud's session of this Client Identifier with what waits in it,
-            for the move from another client, which must have had no message of QoS 2 on its way up.
-            False ends it first.
+        adopts_session: keep the cloud's session of this Client Identifier with what waits in it, to
+            move from another client, which must have had no QoS 2 message on its way up. False ends
+            it first.
         username: user name in the cloud.
-        password: password there; it is better kept in a file.
+        password: password there; better in a file.
         password_file: file whose first line is the password.
         version: protocol version. 3.1.1 has no User Properties: neither publishers nor sites are
             named, and loops are not recognised.
-        bridge_bit: with 3.1.1, CONNECT says that the client is a bridge. mosquitto and Penstock
-            then do not send it its own messages, and keep the RETAIN flag. A broker that refuses it
-            gets a CONNECT without it.
-        keep_alive_seconds: Keep Alive. A link that is lost silently is noticed after 1.5 times as
-            long at most.
-        maximum_packet_size: bytes of the largest packet that the cloud's broker takes; a larger
-            message does not go up. None: what its CONNACK says.
+        bridge_bit: with 3.1.1, CONNECT says that the client is a bridge, so that mosquitto and
+            Penstock do not send it its own messages, and keep RETAIN. A broker that refuses it gets
+            a CONNECT without it.
+        keep_alive_seconds: Keep Alive. A silent loss is noticed after 1.5 times as long at most.
+        maximum_packet_size: bytes of the largest packet for the cloud's broker; a larger message
+            does not go up. None: what its CONNACK says.
         reconnect: waits between attempts.
         start: what makes it connect.
-        times: times of the day at which it may be connected, and how fast it sends.
+        times: when it may be connected, and how fast it sends.
         backlog: what may wait for the cloud.
         up: rules of what goes up.
         down: rules of what comes down.
         lanes: two connections, or ``auto`` for the defaults; None for one connection.
-        filters_per_subscribe: topic filters of one SUBSCRIBE or UNSUBSCRIBE. AWS IoT accepts no
-            more than 8.
-        linger_seconds: under a rule with `when: subscribed`, how long a subscription in the cloud
-            outlives the site's last one.
-        outgoing_retain: retained messages that go up are retained in the cloud. False is for a
-            broker of MQTT 3.1.1 that refuses them.
-        clear_retained: when retained messages are asked for again, clear at the site those that the
-            cloud has no more. This takes a topic of the uplink's own, and a broker that sends
-            retained messages in the order of the filters.
+        filters_per_subscribe: topic filters of one SUBSCRIBE or UNSUBSCRIBE; AWS IoT takes 8 at
+            most.
+        linger_seconds: with `when: subscribed`, how long a subscription in the cloud outlives the
+            site's last one.
+        outgoing_retain: what goes up retained is retained in the cloud. False is for a broker of
+            3.1.1 that refuses it.
+        clear_retained: when retained messages are asked for again, clear at the site what the cloud
+            has no more. This takes a topic of its own, and a broker that sends retained messages in
+            the order of the filters.
         marker_topic: that topic; None for ``penstock/uplink/CLIENT_ID``.
-        refresh_retained_seconds: after an outage of this length, retained messages are asked for
-            again, as changes of QoS 0 are lost. None for never.
-        max_hops: how many uplinks a message may go up, one after another.
-        tells_publisher: a message that goes up names the Client Identifier of its publisher in the
-            User Property ``penstock-publisher``.
-        notifications: ``notification_topic`` is retained as 1 while the uplink is connected and as
-            0 while it is not, at the site and in the cloud.
-        notifications_local_only: the state is published at the site alone.
+        refresh_retained_seconds: after an outage of this length, ask for retained messages again,
+            as changes of QoS 0 are lost. None for never.
+        max_hops: how many uplinks a message may go up in turn.
+        tells_publisher: a message that goes up names its publisher's Client Identifier in the User
+            Property ``penstock-publisher``.
+        notifications: keep `notification_topic` retained, at the site and in the cloud: 1 while the
+            uplink is connected, else 0.
+        notifications_local_only: it is published at the site alone.
         notification_topic: None for mosquitto's, ``$SYS/broker/connection/CLIENT_ID/state``.
-        leaves: end the uplink: nothing new passes; what is left in its sessions passes, then they
-            end and the state topic is cleared.
+        leaves: end the uplink: what is left in its sessions passes, then they end and the state
+            topic is cleared.
         parts_prefix: first level of the topics of parts, as in the plugin ``parts`` at both ends.
     """
 
@@ -227,8 +226,8 @@ class UplinkConfig:
     """The keys under `plugins.uplink`.
 
     Attributes:
-        site: name of this site, which no other site has. Messages that come back are recognised by
-            it.
+        site: name of this site, which no other site has; by it, messages that come back are
+            recognised.
         uplinks: keys of each uplink, by its name.
     """
 

@@ -65,15 +65,15 @@ class LanesKeys:
     """Two connections in place of one; the keys under `lanes`.
 
     Attributes:
-        by: what divides messages: ``size`` or ``topic``. ``auto`` is ``size`` where the cloud's
-            broker accepts a second connection, and one connection where it does not.
-        large: with ``by: topic``: topic filters of the site. A rule belongs to the lane of large
-            messages if one of them holds all of its topics.
-        takeover_seconds: when a lane could not connect for so long while the other one was
-            connected, what waits on it goes by the other one.
-        give_up_seconds: when a lane was disconnected for so long, later messages no longer wait for
-            its unacknowledged ones of the same topics; order is lost then.
-        yields: large messages are sent at a pace at which small ones find a short queue.
+        by: what divides messages: ``size`` or ``topic``. ``auto`` is ``size``, or one connection
+            where the cloud's broker accepts no second.
+        large: with ``by: topic``, topic filters of the site. A rule is of the large lane if one of
+            them holds all of its topics.
+        takeover_seconds: when a lane could not connect for so long while the other did, the other
+            takes what waits on it.
+        give_up_seconds: when a lane was away for so long, messages no longer wait for its
+            unacknowledged ones of their topics; order is lost then.
+        yields: large messages are paced so that small ones find a short queue.
     """
 
     by: Literal["auto", "size", "topic"] = "auto"

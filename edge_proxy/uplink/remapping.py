@@ -38,14 +38,13 @@ class Rule:
     """Topics that pass in one direction.
 
     Attributes:
-        filter: topic filter of what passes, without the prefixes. It may be empty where both
-            prefixes are topics: one topic becomes the other.
-        qos: largest QoS with which messages pass. Where several rules match a topic, the sending
-            broker takes the largest.
-        local_prefix: text before the filter at the site; it mostly ends with a ``/``.
+        filter: topic filter of what passes, without the prefixes; empty where both prefixes are
+            topics: one becomes the other.
+        qos: largest QoS of what passes; of several rules that match, the largest counts.
+        local_prefix: text before the filter at the site, mostly with a ``/`` at its end.
         remote_prefix: text before the filter in the cloud.
-        parts: messages pass in parts, which the plugin ``parts`` makes at the sending end and puts
-            together at the other. They do not pass whole.
+        parts: messages pass only in parts, which the plugin ``parts`` makes at one end and puts
+            together at the other.
     """
 
     filter: str = "#"
@@ -87,8 +86,8 @@ class DownRule(Rule):
     """Topics that come down.
 
     Attributes:
-        when: ``subscribed`` for what clients of the site have subscribed to; ``always`` for all
-            topics, where the site is to have retained messages before a client asks.
+        when: ``subscribed``: what clients of the site subscribe to. ``always``: all topics, so that
+            retained messages are there before a client asks.
     """
 
     when: Literal["subscribed", "always"] = "subscribed"

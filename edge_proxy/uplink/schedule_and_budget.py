@@ -55,7 +55,7 @@ class Window:
 
     Attributes:
         begin: time of day, such as ``"22:00"``.
-        end: time of day; of the next day where it is not later than `begin`.
+        end: time of day, of the next day where it is not later than `begin`.
         days: days of the week on which the window begins.
         max_bytes_per_second: limit of what goes up.
     """
@@ -154,8 +154,8 @@ class StartKeys:
     Attributes:
         when: ``always``, ``on_demand`` (only while messages wait to go up) or ``never``. What is to
             come down waits in the cloud meanwhile.
-        threshold_messages: with ``on_demand``, it connects when so many messages wait.
-        idle_seconds: with ``on_demand``, it disconnects after so long without a message.
+        threshold_messages: with ``on_demand``, messages that must wait before it connects.
+        idle_seconds: with ``on_demand``, time without a message until it disconnects.
     """
 
     when: Literal["always", "on_demand", "never"] = "always"
@@ -280,8 +280,8 @@ class TimesKeys:
     """Times of the day at which an uplink may be connected; the keys under `times`.
 
     Attributes:
-        time_zone: time zone of the windows, such as ``Europe/Berlin``; None for the machine's.
-        windows: the first open one decides; without any, the uplink may always be connected.
+        time_zone: of the windows, such as ``Europe/Berlin``; None for the machine's.
+        windows: the first open one decides; without any, it may always be connected.
     """
 
     time_zone: str | None = None

@@ -21,19 +21,18 @@ class Rules:
     Relative file names start at the directory in which the broker was started.
 
     Attributes:
-        allow_anonymous: clients without a user name may connect, and, where no file names users,
-            clients with any user name.
-        password_file: users, as mosquitto_passwd or ``penstock passwd`` write them. A user that is
-            not in it is left to other plugins.
+        allow_anonymous: clients without a user name may connect; where no file names users, clients
+            with any.
+        password_file: users, as mosquitto_passwd or ``penstock passwd`` write them. Others are left
+            to other plugins.
         acl_file: topics, in mosquitto's format; null allows every topic.
         scram_file: users of SCRAM-SHA-256, as ``penstock passwd --scram`` writes them.
-        certificate_username: the user name is the Common Name (``cn``), the whole subject
-            (``subject``) or the first subject alternative name of a kind (``san_dns``,
-            ``san_email``, ``san_uri``) of the client's certificate, and no password is needed. A
-            client whose certificate has none is refused, and so is one that proves by SCRAM to be
-            another user. Null: certificates do not name users.
-        username_as_client_id: the user name replaces the Client Identifier, so that no user can
-            take over another's session; clients without one are refused.
+        certificate_username: what of the client's certificate is the user name, without a password:
+            the Common Name (``cn``), the ``subject`` or the first subject alternative name of a
+            kind (``san_dns``, ``san_email``, ``san_uri``). A client that lacks it, or proves by
+            SCRAM to be another user, is refused.
+        username_as_client_id: the user name replaces the Client Identifier, which protects users'
+            sessions from others; clients without one are refused.
     """
 
     allow_anonymous: bool = False
@@ -54,7 +53,7 @@ class AccessConfig(Rules):
     """The plugin's keys: rules for every listener, and other rules for some.
 
     Attributes:
-        listeners: name of a listener to its rules, which replace those above completely.
+        listeners: name of a listener to its rules, which replace those above.
     """
 
     listeners: dict[str, Rules] = field(default_factory=dict)

@@ -19,11 +19,11 @@ class ClusterConfig:
     """Brokers that are one broker to their clients; the keys under `cluster`.
 
     Attributes:
-        name: of the cluster. Brokers with the same name and servers belong together.
-        node: name of this broker, which no other one of the cluster has; None for the host name.
+        name: brokers with the same name and servers are one cluster.
+        node: name of this broker, unique in the cluster; None for the host name.
         redis: the servers by which the brokers reach each other.
-        workers: processes on this machine, for its cores. Each is a broker of the cluster, and all
-            listen on the same ports. With more than one their names are ``NODE-1``, ``NODE-2``.
+        workers: processes of this machine, for its cores, on the same ports. Each is a broker of
+            the cluster, ``NODE-1``, ``NODE-2`` of several.
     """
 
     name: Name

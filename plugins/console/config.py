@@ -20,19 +20,17 @@ class ConsoleConfig:
     """The address, callers and limits of the console.
 
     Attributes:
-        http: ``HOST:PORT`` of page and API, port 0 for any free one. An address that other machines
-            reach needs ``admins``, ``viewers`` or ``token_file``, and ``http_tls`` or
-            ``without_tls``.
+        http: ``HOST:PORT`` of page and API, port 0 for any free one. One that other machines reach
+            needs ``admins``, ``viewers`` or ``token_file``, and ``http_tls`` or ``without_tls``.
         http_tls: certificate and key for HTTPS; null for HTTP.
         without_tls: other machines may come without TLS, as through a proxy that has it.
-        admins: users of the plugin ``access`` who may see and change everything.
-        viewers: users of the plugin ``access`` who may see everything.
-        token_file: file with a line ``NAME ROLE TOKEN`` for each bearer token, ROLE ``viewer`` or
-            ``admin``, TOKEN of 16 characters or more.
+        admins: users of ``access`` who may see and change everything.
+        viewers: users of ``access`` who may see everything.
+        token_file: file with a line ``NAME ROLE TOKEN`` for each bearer token: ``viewer`` or
+            ``admin``, 16 characters or more.
         anonymous: what callers without login may do: ``none``, ``viewer`` or ``admin``. null:
             ``viewer`` where there are neither users nor tokens, else ``none``.
-        names: host names by which browsers reach the console, beside ``localhost`` and addresses,
-            such as that of a proxy in front of it.
+        names: host names of the console, such as a proxy's, beside ``localhost`` and addresses.
         per_object: ``/metrics/per-object`` has figures of single clients and topics.
         http_limits: limits for its clients.
     """

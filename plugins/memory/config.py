@@ -22,15 +22,15 @@ class MemoryConfig:
     """The store of payloads of more than 4,096 bytes; smaller ones stay with their messages.
 
     Attributes:
-        store: ``reference``: each payload is in memory once, for all its subscribers. ``spill``:
-            the same up to `memory_limit`; beyond it, those that have waited longest go to files.
-            ``copy``: one copy for each subscriber, for comparisons with paper 002.
-        memory_limit: bytes of payloads that ``spill`` keeps in memory, those just being received
-            included. A payload of more than a third of it goes to the file at once.
-        directory: directory of the files of ``spill``; it should be on a disk. The files have no
-            name, so that nothing remains of them.
-        disk_limit: bytes of payloads that ``spill`` keeps in files; further messages are refused.
-            None: as many as the disk takes.
+        store: ``reference``: each payload is in memory once. ``spill``: the same up to
+            `memory_limit`; beyond it, those that have waited longest go to files. ``copy``: one
+            copy for each subscriber, to compare with paper 002.
+        memory_limit: bytes of payloads, also incomplete ones, that ``spill`` keeps in memory. A
+            payload of more than a third of it goes to a file at once.
+        directory: directory, on a disk, of the files of ``spill``, which have no name, so that none
+            is left over.
+        disk_limit: bytes of payloads in these files; further messages are refused. None: as the
+            disk takes.
     """
 
     store: Literal["reference", "spill", "copy"] = "reference"

@@ -37,17 +37,15 @@ class ProbingConfig:
     """The sources of the RTT of subscribers.
 
     Attributes:
-        sources: ``tcp_info``: the kernel's RTT of the connection. ``puback``: the time that QoS 1
-            and 2 deliveries take until their acknowledgement. ``probe``: the same for messages that
-            are sent only to be timed.
-        probe_period: seconds between two looks at each connected subscriber (T_Q of paper 002);
-            `withholding` decides by it, too. The kernel is asked in one period of five where
-            nothing is on its way and no large message has come.
-        probe_topic: Topic Name of probes. Clients that subscribe to it by this exact name, at QoS 1
-            or 2, get them.
+        sources: ``tcp_info``: the kernel's RTT. ``puback``: the time from a QoS 1 or 2 delivery to
+            its acknowledgement. ``probe``: the same of messages that are sent only to be timed.
+        probe_period: seconds between two looks at each subscriber (T_Q of paper 002), and two
+            decisions of `withholding`. The kernel is asked in one period of five about an idle
+            subscriber without large messages.
+        probe_topic: topic of probes, for clients that subscribe to exactly this name at QoS 1 or 2.
         probe_bytes: payload bytes of a probe.
-        max_age_seconds: age at which an estimate no longer counts, and a timed packet without an
-            answer is given up for another.
+        max_age_seconds: age at which an estimate no longer counts, and a timed packet is given up
+            for another.
     """
 
     sources: tuple[SourceName, ...] = ("tcp_info", "puback")

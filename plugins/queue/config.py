@@ -64,21 +64,20 @@ class GroupConfig:
     """A group: the keys under `plugins.queue.queues.NAME.groups.GROUP`.
 
     Attributes:
-        kind: `lease` for receivers that settle single messages, `offsets` for readers that read
-            ranges and commit positions, such as Spark.
-        visibility_timeout: seconds for which a received message is invisible to others (paper 004).
-        order: `key` delivers the messages of a key in the order in which they were stored, a later
-            one with the earlier or after it is settled; `any` does not wait. The queue needs a
-            `key`.
+        kind: `lease` to receive and settle single messages, `offsets` to read ranges and commit
+            positions, as Spark does.
+        visibility_timeout: seconds that a received message is invisible to others (paper 004).
+        order: `key`: a message comes with the earlier ones of its key, or after they are settled;
+            the queue needs a `key`. `any`: it does not wait.
         max_receives: receives of a message after which it becomes a dead letter.
         dead_letter_queue: queue that dead letters go to; None to drop and count them.
         max_leased_messages: messages that may be leased at a time; at the limit, a receive is
             refused.
-        topics: MQTT topic filters; what matches none of them is not for the group. None for all.
-        start: where a new group begins: at the `earliest` message, behind the `latest`, or at the
-            first that arrived at or after a time, in seconds since the Unix epoch.
-        group_expiry_seconds: time without any request after which the group is deleted; null for
-            never. Time for which no program ran does not count.
+        topics: MQTT topic filters of the group's messages. None for all.
+        start: where a new group begins: the `earliest` message, behind the `latest`, or the first
+            of a time in seconds since 1970 or later.
+        group_expiry_seconds: time without a request after which the group is deleted, while a
+            program runs; null for never.
     """
 
     kind: Literal["lease", "offsets"] = "lease"
@@ -108,38 +107,34 @@ class LogicalQueueConfig:
     """One logical queue; the keys under `plugins.queue.queues.NAME`.
 
     Attributes:
-        topics: MQTT topic filters whose messages the queue takes; none for a queue that is fed by
-            requests only.
-        sizes: size class of the messages that it takes, ``small`` or ``large``; None for both.
-        physical_queues: queues over which the messages are spread. Readers of an offsets group,
-            such as Spark, read them in parallel. When there are fewer, the others are read until
-            empty.
-        key: the key of a message: its ``topic``, level N of it from 0 (``topic:N``), the Client
-            Identifier of its ``publisher``, or a user property (``property:NAME``). User property
-            ``penstock-key`` goes before it. The messages of a key are in one physical queue. None:
-            messages are dealt round robin.
+        topics: MQTT topic filters whose messages the queue takes; none for requests only.
+        sizes: size class of these messages, ``small`` or ``large``; None for both.
+        physical_queues: queues over which the messages are spread, and which readers such as Spark
+            read in parallel. When there are fewer, the others are read until empty.
+        key: a message's key: its ``topic``, level N of it from 0 (``topic:N``), its ``publisher``
+            (Client Identifier), or a user property (``property:NAME``); user property
+            ``penstock-key`` has precedence. One physical queue has all messages of a key. None:
+            messages are dealt in turn.
         max_messages: messages that the queue may hold.
         max_bytes: payload bytes that it may hold.
-        when_full: `refuse` new messages, so that publishers are told; `drop_newest` acknowledges
-            them and drops them; `drop_oldest` removes the oldest ones, read or not. What is dropped
-            is counted.
+        when_full: `refuse` new messages to their publishers; `drop_newest` acknowledges and drops
+            them; `drop_oldest` removes the oldest ones, read or not.
         retention_seconds: age at which a message is removed, read or not; None for never.
         delay_seconds: time from the arrival of a message until it can be received.
-        deduplication_seconds: window in which a message with the same deduplication identifier is
-            not stored again.
-        keeps_last: of each key, only the newest message is kept. The queue needs a `key`.
+        deduplication_seconds: window in which no second message of a deduplication identifier is
+            stored.
+        keeps_last: keep only the newest message of each `key`.
         sqs_body: how Amazon SQS clients see payloads: as `text`, or in `base64` where they are no
             text.
-        n_max: most messages of one receive (N_max); 100 in the papers.
-        max_wait_seconds: longest time for which a client may ask to have its request held.
-        max_waiting_requests: requests of a group that may be held at a time; further ones are
-            refused.
+        n_max: most messages of one receive (N_max of the papers).
+        max_wait_seconds: longest time that a client may have its request held.
+        max_waiting_requests: requests of a group that may be held; further ones are refused.
         groups: the groups by name.
-        dequeue: for experiments, as the two keys below: how a receive is answered where nothing is
-            there. `rds+wake` holds it until messages arrive; `rds` holds and retries it; `pms`
-            tries the longest physical queue; `conventional` answers at once (papers 000 and 001).
+        dequeue: for experiments, as the two keys below: what a receive that finds nothing does.
+            `rds+wake` waits for messages; `rds` is retried; `pms` tries the longest physical queue;
+            `conventional` answers at once (papers 000 and 001).
         sleep_time: seconds between two retries of `rds`, or two polls of `pms`.
-        max_queues_per_dequeue: physical queues that one request tries in a round; 3 in the papers.
+        max_queues_per_dequeue: physical queues that one request tries in a round.
     """
 
     topics: tuple[TopicFilter, ...] = ()
@@ -189,9 +184,9 @@ class QueueHttpLimits(HttpLimits):
     """What clients of the HTTP API may take; the keys under `plugins.queue.http_limits`.
 
     Attributes:
-        body_timeout_seconds: time for the whole body of a request, from its header on.
-        body_bytes: bytes of all bodies that are being received. Above it clients are not read from
-            until other requests are handled, and get 503 after the timeout.
+        body_timeout_seconds: time for the body of a request, from its header on.
+        body_bytes: bytes of all bodies that are being received. Above it clients are not read from,
+            and get 503 after the timeout.
     """
 
     body_timeout_seconds: Seconds = 60.0
@@ -203,11 +198,10 @@ class QueueRedisConfig(RedisConfig):
     """The server of the engine `redis`; the keys under `plugins.queue.redis`.
 
     Attributes:
-        local_nodes: `HOST:PORT` of the cluster's nodes on this machine: receives prefer physical
-            queues whose master is one of them (paper 001, 3.3.1.1); empty to prefer none.
-        slowdown_detection_time: seconds after which a physical queue that has not stored what it
-            got is left out until it is quick again, and a node that has not answered is left out of
-            receives (paper 001, chapter 3).
+        local_nodes: `HOST:PORT` of the cluster's nodes on this machine, whose physical queues
+            receives prefer (paper 001, 3.3.1.1).
+        slowdown_detection_time: seconds without an answer after which a physical queue gets nothing
+            until it is quick again, and receives leave a node out (paper 001, chapter 3).
     """
 
     local_nodes: tuple[Server, ...] = ()
@@ -229,13 +223,12 @@ class PublishingConfig:
     """Batches of rows that are published once; the keys under `plugins.queue.publishing`.
 
     Attributes:
-        path: SQLite file with the batches until they are published. Its durability is that of the
-            queue.
-        max_rows: rows of all batches that are not published yet; further ones have to wait.
-        max_bytes: the most bytes of rows: topics, payloads, properties, and 64 bytes for each row.
-        max_age_seconds: rows that nobody has committed for so long are deleted. A committed row
-            that the broker refuses for want of room on its disk is dropped after the same time.
-        remember_seconds: for how long after a query's last batch its repeat is known.
+        path: SQLite file of the batches, with the durability of the queue.
+        max_rows: rows of all batches that are not published yet; further ones wait.
+        max_bytes: bytes of these rows: topics, payloads, properties, and 64 for each.
+        max_age_seconds: age at which rows without a commit are deleted, and committed rows dropped
+            for which the broker's disk has no room.
+        remember_seconds: for how long after a query's last batch its repeat is recognised.
     """
 
     path: _Path = "penstock-publishing.db"
@@ -254,33 +247,31 @@ class QueueConfig:
     """The keys under `plugins.queue`.
 
     Attributes:
-        engine: `sqlite` keeps messages in a file, `memory` until the program ends, `redis` on a
-            server that other programs may share.
-        path: the file of `sqlite`, created where it is missing. `PATH-wal`, `PATH-shm`, `PATH.lock`
-            and `PATH.reserve` lie beside it.
-        durability: `full` acknowledges messages that are on the disk; `normal` those that the
-            operating system has, which survive the program but not a power cut.
+        engine: `sqlite` keeps messages in a file, `memory` in the process, `redis` on a server,
+            which other programs may share.
+        path: the file of `sqlite`. `PATH-wal`, `PATH-shm`, `PATH.lock` and `PATH.reserve` lie
+            beside it.
+        durability: what is acknowledged: `full`, what is on the disk; `normal`, what the operating
+            system has, which a power cut may lose.
         http: ``HOST:PORT`` of the HTTP API, port 0 for any free one; null for none.
         http_limits: limits for clients of the HTTP API and of Amazon SQS.
         http_tls: TLS of both; None for plain connections.
         sqs: ``HOST:PORT`` of the Amazon SQS protocols.
-        sqs_unsupported: what is done with attributes of queues that have no effect here, such as
-            `Policy`: `refuse`, or `ignore`, by which they are kept and shown again.
-        tokens: file of the tokens of both; None: no token is needed, and the addresses of both must
-            be of this machine alone.
-        max_request_bytes: largest body of a request. A picture of 1 MB in base64 fits.
-        commit_wait_seconds: how long the first message of a group waits for others before the
-            commit. A wait saves flushes of the disk where few messages come, and delays each of
-            them.
+        sqs_unsupported: attributes without effect here, such as `Policy`: `refuse` them, or
+            `ignore`, which keeps and shows them.
+        tokens: file of the tokens of both. None: no token is needed, and both have addresses of
+            this machine alone.
+        max_request_bytes: largest body of a request, in which a payload is a third longer (base64).
+        commit_wait_seconds: how long the first message of a commit waits for others. A wait saves
+            flushes of the disk and delays messages.
         commit_max_messages: messages of one commit.
-        max_pending_messages: messages that may wait for their commit, over all queues;
-            further ones are refused.
-        max_pending_bytes: payload bytes that may wait for their commit; one message alone may be
-            larger.
-        read_ahead_bytes: payload bytes that are read ahead for receivers, over all queues.
+        max_pending_messages: messages of all queues that may wait for their commit; further ones
+            are refused.
+        max_pending_bytes: payload bytes that may wait for their commit; one message may be larger.
+        read_ahead_bytes: payload bytes of all queues that are read ahead for receivers.
         redis: the server of the engine `redis`.
         publishing: batches that requests stage and the broker publishes.
-        queues: the logical queues by name. Others may be created while the program runs.
+        queues: the logical queues by name; others may be created at run time.
     """
 
     queues: dict[Name, LogicalQueueConfig] = field(default_factory=dict)

@@ -75,14 +75,14 @@ class RedisConfig:
         sentinel: the sentinels that say which server is the master.
         cluster: ``HOST:PORT`` of some nodes of a cluster, which know the others; empty for none.
         db: number of the database.
-        prefix: begins the name of each key, so that several installations share a server.
+        prefix: begins each key's name, so that installations can share a server.
         user: ACL user; None for `default`.
         password_file: file whose first line is the password.
         tls: certificates; None for a plain connection.
         min_replicas: replicas that must have what is stored before it is acknowledged.
-        replication_seconds: how long replicas are waited for; then it is refused.
-        timeout_seconds: how long an answer is waited for; then the server counts as lost.
-        retry_seconds: how long a call waits for a server, such as the next master; then it fails.
+        replication_seconds: how long replicas are waited for, before it is refused.
+        timeout_seconds: how long an answer is waited for, before the server counts as lost.
+        retry_seconds: how long a call waits for a server, such as the next master, before it fails.
     """
 
     server: Server | None = None

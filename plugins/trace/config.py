@@ -17,11 +17,10 @@ class TraceConfig:
     With this plugin no message takes the fast path.
 
     Attributes:
-        otlp: URL that gets the spans by OTLP over HTTP, such as
-            ``http://127.0.0.1:4318/v1/traces``. None: that of ``OTEL_EXPORTER_OTLP_ENDPOINT``, or
-            port 4318 of this machine.
-        sample: the share of the traces that publishers have sampled of which spans are made. It is
-            chosen by the trace, so that several brokers choose the same.
+        otlp: URL for spans by OTLP over HTTP, such as ``http://127.0.0.1:4318/v1/traces``. None:
+            ``OTEL_EXPORTER_OTLP_ENDPOINT``, or port 4318 of this machine.
+        sample: share of the traces sampled by publishers of which spans are made; several brokers
+            choose the same.
     """
 
     otlp: Annotated[str, Field(pattern=r"^https?://[^\s/]+")] | None = None

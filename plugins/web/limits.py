@@ -16,11 +16,10 @@ class HttpLimits:
 
     Attributes:
         connections: connections at a time. None: an eighth of the files that the process may have
-            open, and no more than the API needs.
-        header_timeout_seconds: time for the complete header of a request, from the connection or
-            from its first byte.
-        idle_timeout_seconds: time for which a connection may stay without a request, or a client
-            may take nothing of its answer.
+            open, or less where the API needs no more.
+        header_timeout_seconds: time for a request's header, from the connection or the first byte.
+        idle_timeout_seconds: time for which a connection may have no request, or a client take
+            nothing of its answer.
     """
 
     connections: Annotated[int, Field(ge=1)] | None = None

@@ -95,34 +95,32 @@ class WithholdingConfig:
     """How large messages are held back.
 
     Attributes:
-        policy: `none` (deliver always), `conservative`, `probabilistic`, `historic` or `adaptive`,
-            which goes by what large messages took on the way to this subscriber and needs to be
-            told nothing of the network.
-        threshold_s: payload bytes above which, strictly, a message is large.
-        threshold_s_by_topic: topic filter to threshold_s; the first filter that matches
-            decides, over `listeners` and `threshold_s`; null means never large.
-        threshold_l: RTT of the uncongested path, seconds, for a packet no larger than the
-            first row of `profile`; ``auto`` (None in Python) learns it for each subscriber.
+        policy: `none` (deliver always), `conservative`, `probabilistic`, `historic`, or `adaptive`,
+            which goes by what large messages took on the way to this subscriber.
+        threshold_s: a message with more payload bytes is large.
+        threshold_s_by_topic: topic filter to threshold_s; the first match decides, before
+            `listeners` and `threshold_s`; null means never large.
+        threshold_l: RTT in seconds of the uncongested path, for packets up to the first row of
+            `profile`; ``auto`` (None in Python) learns it for each subscriber.
         threshold_l_by_client: pattern of client ids (``*``, ``?``, ``[...]``) to seconds or
-            ``auto``; the first pattern that matches decides. Next comes what a subscriber gives
-            itself, in the user property ``threshold_l`` of its CONNECT.
-        listeners: name of a listener to values for its subscribers, before `threshold_s` and
-            `threshold_l`.
-        learned_from: what `auto` learns from: `minimum`, the least recent RTT, which a minute of
-            congestion does not raise, or `average`, the moving average of paper 002.
-        max_withhold: D in seconds, for `conservative`, `probabilistic` and `adaptive`. For the
-            paper's policies it is also the most that one overdue acknowledgement can say of the
+            ``auto``; the first match decides, then the user property ``threshold_l`` of the
+            CONNECT.
+        listeners: name of a listener to `threshold_s` and `threshold_l` for its subscribers, before
+            those two.
+        learned_from: what `auto` learns from: `minimum`, the smallest recent RTT, or `average`,
+            paper 002's moving average.
+        max_withhold: longest hold in seconds (D), for `conservative`, `probabilistic` and
+            `adaptive`; the paper's policies take no more from an overdue acknowledgement for the
             RTT.
-        exposure: seconds for which a small message may wait behind a large one, for `adaptive`:
-            one that is expected to take no longer is not withheld.
-        congestion_rate: λ in 1/s, the inverse of the mean duration of congestion, for
+        exposure: seconds that a small message may wait behind a large one, for `adaptive`; what
+            takes no longer is not withheld.
+        congestion_rate: rate in 1/s at which congestion ends, the inverse of its mean duration, for
             `probabilistic`.
-        profile: payload bytes to relative latency, at least one row; see `LatencyProfile`.
-        priority: topic filters; messages of their topics, large or small, leave before all others
-            and are not withheld.
-        ordering: ``topic``: messages after a withheld one on the same topic wait behind it, as MQTT
-            requires; ``none``: small messages pass it.
-        supersede: drop a large message of QoS 0 that waits when the next one of its topic arrives.
+        profile: payload bytes to relative latency, at least one row.
+        priority: topic filters of messages that leave before all others and are not withheld.
+        ordering: ``topic``: messages wait behind a withheld one of their topic, as MQTT requires;
+            ``none``: small ones pass it.
+        supersede: drop a waiting large message of QoS 0 when the next one of its topic arrives.
     """
 
     policy: PolicyName = "adaptive"
