@@ -16,15 +16,15 @@ INTRODUCTION: Final = """\
 # Conformance
 
 The suite has a test for each normative statement of MQTT 5.0 and 3.1.1 that binds a broker, by its
-number in Appendix B of the specification. A test names what it proves:
-`@pytest.mark.mqtt5("3.1.0-1")`, `@pytest.mark.mqtt311("3.1.0-1")`. A statement is proven where each
-of its tests passes. It is not applicable where it binds clients alone, or a feature that the broker
-does not have; the reason stands below the table.
+number in Appendix B of the specification. Tests name what they prove:
+`@pytest.mark.mqtt5("3.1.0-1")`, `@pytest.mark.mqtt311("3.1.0-1")`. A statement is proven where all
+of its tests pass. It is not applicable where it binds clients alone, or a feature that the broker
+does not have.
 
-A run with all of these tests writes this page, and fails in continuous integration where the page
-differs. `pytest -m "mqtt5 or mqtt311" --conformance-table FILE` also writes each statement, in our
-own words, with its tests. Not shown is how a client of another maker reads the specification; the
-Eclipse Paho suite, which runs too (`tests/system/interop`), is a second opinion.
+A run of these tests writes this page; continuous integration fails where it differs.
+`pytest -m "mqtt5 or mqtt311" --conformance-table FILE` also writes each statement, in our own words,
+with its tests. The Eclipse Paho suite (`tests/system/interop`) is a second reading of the
+specification.
 """
 
 _PACKETS: Final = {
