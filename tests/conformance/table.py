@@ -22,8 +22,8 @@ of its tests pass. It is not applicable where it binds clients alone, or a featu
 does not have.
 
 A run of these tests writes this page; continuous integration fails where it differs.
-`pytest -m "mqtt5 or mqtt311" --conformance-table FILE` also writes each statement, in our own words,
-with its tests. The Eclipse Paho suite (`tests/system/interop`) is a second reading of the
+`pytest -m "mqtt5 or mqtt311" --conformance-table FILE` also writes each statement, in our own
+words, with its tests. The Eclipse Paho suite (`tests/system/interop`) is a second reading of the
 specification.
 """
 

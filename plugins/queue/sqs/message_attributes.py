@@ -50,7 +50,7 @@ _NO_ATTRIBUTES: Final = frozenset(
 MAX_ATTRIBUTES: Final = 10
 MAX_NAME_CHARACTERS: Final = 256
 MAX_TEXT_BYTES: Final = 65_535
-"""The longest name or value of an attribute, in base64 where it is binary, as MQTT limits
+"""The longest value of an attribute, in base64 where it is binary, as MQTT limits
 strings."""
 
 BODY_ENCODING: Final = "body_encoding"
