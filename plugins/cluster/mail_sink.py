@@ -146,7 +146,7 @@ class MailSink(BoundedSink):
         self._buckets: dict[str, _Bucket] = {}
         self._waiting: dict[str, None] = {}
         self._is_scheduled = False
-        self._is_closed = False
+        self._is_closed = self._is_asking = False
         self._look: asyncio.TimerHandle | None = None
 
     # -- room --------------------------------------------------------------------------------------
@@ -186,16 +186,24 @@ class MailSink(BoundedSink):
             self._look = loop.call_later(LOOK_AGAIN_SECONDS, self._look_again)
 
     def _look_again(self) -> None:
-        """Ask how full the full mailboxes are."""
+        """Ask how full the full mailboxes are, unless that is asked: the engine may be away."""
         self._look = None
-        for client_id in [*self._full]:
-            box = self.routes.boxes.get(client_id)
-            if box is not None:
-                self._add(box.bucket, _Letter(None), (b"", b"", 0, b""), [client_id], 0)
-            else:
-                del self._full[client_id]
+        if not self._is_asking:
+            self._is_asking = True
+            letter = _Letter(self._asked)
+            for client_id in [*self._full]:
+                box = self.routes.boxes.get(client_id)
+                if box is not None:
+                    letter.n_left += 1
+                    self._add(box.bucket, letter, (b"", b"", 0, b""), [client_id], 0)
+                else:
+                    del self._full[client_id]
+            self._done(letter, 0, "")
         self._look_soon()
         self._free(0)
+
+    def _asked(self, _reason_code: int) -> None:
+        self._is_asking = False
 
     # -- messages ----------------------------------------------------------------------------------
 

@@ -263,6 +263,23 @@ async def test_publishers_wait_for_a_full_mailbox_until_it_is_half_empty() -> No
     sink.sink.close()
 
 
+async def test_full_mailbox_is_asked_about_once_however_long_the_engine_is_away() -> None:
+    """What collects meanwhile would fill the memory, and be one long call in the end."""
+    sink = Sink()
+    sink.send()
+    await sink.engine.answer(full("x1", 10))
+    await sink.engine.answer()
+    for _ in range(5):
+        sink.sink._look_again()
+        await asyncio.sleep(0)
+    await sink.engine.answer(full("x1", 10))
+    assert not sink.engine.posts
+    sink.sink._look_again()
+    await sink.engine.answer(full("x1", 0))
+    assert sink.send() == ""
+    sink.sink.close()
+
+
 async def test_runs_go_again_once_a_mailbox_has_room_that_nobody_publishes_to() -> None:
     """It is looked at as well while other messages come."""
     sink = Sink()
