@@ -17,7 +17,7 @@ from typing import Final
 from penstock.broker.plugin_guard import is_logged
 from penstock.plugins.cluster.announcer import Announcer
 from penstock.plugins.cluster.frames import Lane
-from penstock.plugins.cluster.mail_engine import MailEngine
+from penstock.plugins.cluster.mail_engine import MOST_EXPIRED, MailEngine
 from penstock.plugins.cluster.mail_entries import read_head
 from penstock.plugins.cluster.mail_sessions import KeptSessions
 from penstock.plugins.cluster.node_sink import Give, Shared
@@ -26,6 +26,8 @@ from penstock.plugins.redis.errors import StorageError
 
 ROUND_SECONDS: Final = 4.0
 """All buckets are looked at in this time."""
+AGAIN_SECONDS: Final = 0.05
+"""The interval at which one is looked at where many sessions have ended."""
 
 
 class MailExpiry:
@@ -70,20 +72,20 @@ class MailExpiry:
         while True:
             for bucket in buckets:
                 await asyncio.sleep(ROUND_SECONDS / len(buckets))
+                try:
+                    while self._is_first() and await self._look_at(bucket):  # noqa: ASYNC110 (time)
+                        await asyncio.sleep(AGAIN_SECONDS)
+                except StorageError as error:
+                    self._n_failed += 1
+                    if is_logged(self._n_failed):
+                        self._logger.warning("sessions cannot expire: %s", error)
+                except Exception:
+                    self._logger.exception("sessions cannot expire")
                 if not self._is_first():
                     self._told.clear()  # another node forgets what this one has told
-                else:
-                    try:
-                        await self._look_at(bucket)
-                    except StorageError as error:
-                        self._n_failed += 1
-                        if is_logged(self._n_failed):
-                            self._logger.warning("sessions cannot expire: %s", error)
-                    except Exception:
-                        self._logger.exception("sessions cannot expire")
 
-    async def _look_at(self, bucket: str) -> None:
-        """End what is due; forget what all nodes know of."""
+    async def _look_at(self, bucket: str) -> bool:
+        """End what is due, and forget what all nodes know of; return whether there may be more."""
         ended = await self._engine.expire(bucket)
         known = []
         for one in ended:
@@ -100,6 +102,7 @@ class MailExpiry:
             self.n_dropped += max(0, await self._engine.forget(bucket, known) - sum(given))
             for one in known:
                 del self._told[one]
+        return len(ended) >= MOST_EXPIRED
 
     async def _hand_on(self, bucket: str, origin: str, client_id: str) -> int:
         """Give messages to other members; return how many, once they are stored for those."""

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.plugins.cluster import mail_expiry
+from penstock.plugins.cluster.mail_engine import MOST_EXPIRED
 from penstock.plugins.cluster.mail_entries import head_of
 from penstock.plugins.cluster.mail_expiry import MailExpiry
 from penstock.plugins.cluster.node_sink import Shared
@@ -41,6 +42,33 @@ async def test_sessions_that_another_node_forgets_leave_nothing_here(
     assert expiry.n_expired == 1
     running.cancel()
     await asyncio.sleep(0)
+
+
+async def test_many_sessions_that_end_at_once_are_forgotten_in_one_round() -> None:
+    """Else there might be more of them with each round."""
+    ended = [("o", f"x{number}") for number in range(1000)]
+
+    async def expire(_bucket: str) -> list[tuple[str, str]]:
+        return ended[:MOST_EXPIRED]
+
+    async def left_by(*_: str) -> list[Any]:
+        return []
+
+    async def forget(_bucket: str, some: Any) -> int:
+        del ended[: len(some)]
+        return 0
+
+    calls = {"expire": expire, "left_by": left_by, "forget": forget}
+    engine: Any = SimpleNamespace(engine=SimpleNamespace(buckets=["b"] * 8), **calls)
+    mail: Any = SimpleNamespace(gone=lambda *_: None)
+    announcer: Any = SimpleNamespace(last_number=lambda: 1, answered=1)
+    log = logging.getLogger("test")
+    expiry = MailExpiry(engine, mail, announcer, lambda _: None, lambda: True, log)
+    running = asyncio.create_task(expiry.run())
+    async with asyncio.timeout(mail_expiry.ROUND_SECONDS):
+        while ended:  # noqa: ASYNC110 (time is a part of it)
+            await asyncio.sleep(0.1)
+    running.cancel()
 
 
 async def test_a_message_that_cannot_be_read_keeps_no_session_from_being_forgotten(
