@@ -583,7 +583,8 @@ class Pipeline:
             elif isinstance(call, _Moved):
                 pass
             elif isinstance(answer, ResponseError):
-                if isinstance(answer, NOT_CARRIED_OUT):
+                lacks_replicas = str(answer).startswith("NOREPLICAS")
+                if isinstance(answer, NOT_CARRIED_OUT) or (lacks_replicas and call.is_kept):
                     call.is_sent = False
                     self._why_held = str(answer)
                     self._held_calls.append(call)
@@ -592,6 +593,8 @@ class Pipeline:
                     self._note_refusal(call, answer)
                     if not call.future.done():
                         call.future.set_exception(answer)
+                    if lacks_replicas and call.slot in self._held:
+                        self.hold((call.slot,))  # another one is tried
             elif call.future.done():  # its caller has left
                 answered[0] += 1
             elif is_safe or not call.is_stored:
@@ -599,10 +602,23 @@ class Pipeline:
                 call.future.set_result(answer)
             else:
                 self._unsafe.append((call, answer))
-            if self._held and isinstance(call, Call) and self._held.get(call.slot) is call:
-                self._let_go(call.slot)
+            if self._held and isinstance(call, Call) and call.slot in self._held:
+                if not isinstance(answer, ResponseError):
+                    self._fail_overtaken(call)
+                if self._held.get(call.slot) is call:
+                    self._let_go(call.slot)
             if not self._silence.is_over:  # behind the answer: who is woken knows of it
                 self._note_answer(call)
+
+    def _fail_overtaken(self, later: Call) -> None:
+        """Have calls fail that were not carried out, where a later one of the same caller was.
+
+        By their numbers they would be repeats. Key and caller stand first in a command.
+        """
+        caller = later.command[3:6]
+        for call in self._held_calls if later.is_stored else ():
+            if call.number < later.number and call.command[3:6] == caller:
+                call.fail(f"the Redis server {self} has not taken it: {self._why_held}")
 
     def _note_refusal(self, call: Call, error: ResponseError) -> None:
         """Log what is no answer of the library's own: many a call has nobody who waits for it."""

@@ -140,6 +140,34 @@ async def test_the_master_is_lost(tmp_path: Path, number: signal.Signals) -> Non
         await through_an_outage(cluster, outage)
 
 
+async def test_publishers_wait_while_the_master_has_too_few_replicas(tmp_path: Path) -> None:
+    """Also where the server refuses by itself what is to be stored."""
+    with ExitStack() as stack:
+        port = stack.enter_context(reserved_port())
+        master = stack.enter_context(running_redis(tmp_path / "0", "min-replicas-to-write 1"))
+        line = f"replicaof 127.0.0.1 {master.port}"
+        replica = stack.enter_context(running_redis(tmp_path / "1", line, port=port))
+        section = {"server": f"127.0.0.1:{master.port}", "min_replicas": 1}
+        cluster = stack.enter_context(running_brokers(tmp_path, "a", "b", redis=section))
+        admin = stack.enter_context(Redis(port=master.port))
+        async with (
+            await cluster.connected("a", "writes") as writer,
+            await cluster.connected("b", "reads") as reader,
+            await cluster.connected("b", "keeps", **lasting()) as keeper,
+        ):
+            for client in (reader, keeper):
+                await client.subscribe("far/#", 1)
+            replica.process.kill()
+            await reached(lambda: not admin.info("replication")["connected_slaves"], "the loss")
+            publishing = asyncio.create_task(writer.publish("far/1", b"1"))
+            await asyncio.sleep(AWAY_SECONDS)
+            assert not publishing.done(), publishing.result()
+            stack.enter_context(running_redis(tmp_path / "1", line, port=port))
+            assert (await publishing).reason_code == 0
+            for client in (reader, keeper):
+                assert (await client.take(Publish)).payload == b"1"
+
+
 @contextmanager
 def starting(folder: Path, section: dict[str, Any]) -> Iterator[Program]:
     """Start a broker whose engine is not ready, for a block."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import time
 import uuid
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
+from redis import Redis
 from redis.exceptions import ResponseError
 
 from penstock.plugins.cluster.engine import (
@@ -16,8 +20,9 @@ from penstock.plugins.cluster.engine import (
     is_fenced,
     origin_of,
 )
+from penstock.plugins.redis.errors import StorageError
 from penstock.plugins.redis.server import RedisServer
-from tests.helpers.redis_server import shared_cluster, shared_redis
+from tests.helpers.redis_server import running_redis, shared_cluster, shared_redis
 
 LOGGER = logging.getLogger("penstock.cluster")
 
@@ -73,6 +78,24 @@ async def test_a_node_that_asks_twice_joins_once(server: RedisServer) -> None:
     await end(engine, "a", epoch)
     assert (await engine.join("other")).epoch > epoch
     await engine.close()
+
+
+async def test_what_was_not_put_is_refused_where_a_later_one_was_put(tmp_path: Path) -> None:
+    """As a server was no master yet when it came: by its number it would be a repeat now."""
+    with running_redis(tmp_path) as process, Redis(port=process.port) as admin:
+        a, b = [await joined(RedisServer(port=process.port), name) for name in "ab"]
+        admin.replicaof("127.0.0.1", "1")
+        first = a.put("b", b.epoch, b"one")
+        while not a.calls.routes._by_slot[0]._sent:  # noqa: ASYNC110 (time is a part of it)
+            await asyncio.sleep(0)
+        time.sleep(0.1)  # noqa: ASYNC251 (the answer is there, and is not read)
+        admin.replicaof("NO", "ONE")
+        assert await a.put("b", b.epoch, b"two") == 3
+        with pytest.raises(StorageError):
+            await first
+        assert await inbox(b) == [(Row("a", a.epoch, 2), b"two")]
+        for engine in (a, b):
+            await engine.close()
 
 
 async def test_what_is_put_twice_is_in_the_inbox_once(
