@@ -160,14 +160,13 @@ class UpstreamKeys:
         addresses: several in place of `address`: new connections go to the first that is up.
         tls: TLS toward the broker.
         connect_timeout_seconds: time to connect to one address, TLS included.
-        connack_timeout_seconds: time from CONNECT to CONNACK. A broker that asks a directory for
-            the password takes seconds.
+        connack_timeout_seconds: time from CONNECT to CONNACK.
         health_check_seconds: seconds between two checks of each of several addresses. None: each
             new connection tries them from the first.
         rto_max_seconds: the longest retransmission timeout (TCP_RTO_MAX_MS); None for the system's.
         tcp_user_timeout_seconds: a connection is lost after so long without an acknowledgement of
             data under way, or in which the broker reads nothing (TCP_USER_TIMEOUT). None: after a
-            quarter of an hour, and never while the broker's machine answers.
+            quarter of an hour, or never while the broker's machine answers.
     """
 
     address: Address | None = None

@@ -72,41 +72,39 @@ class Limits:
     Attributes:
         connections: network connections at a time. None: as many as files may be open, less a
             reserve.
-        connections_per_address: the same of one address, or IPv6 network of 64 bits. None: no
-            limit, as the devices of a site may share one.
-        sessions: sessions, with or without a connection. At the limit, a new client is refused
-            (0x97, return code 3 in MQTT 3.1.1). None: one for each 32 KiB of the machine's memory.
+        connections_per_address: the same of one address, or IPv6 network of 64 bits.
+        sessions: sessions, with or without a connection. Further clients are refused (0x97, return
+            code 3 in MQTT 3.1.1). None: one for each 32 KiB of the machine's memory.
         sessions_per_user: sessions of one user name.
-        sessions_per_address: sessions whose clients last connected from one address. None: half of
+        sessions_per_address: sessions of clients last seen at one address. None: half of
             `sessions`.
-        total_received_bytes: bytes of incomplete packets and topics with an alias, of all
-            connections. Above it, the connection with the most is closed (0x97), those before
-            CONNECT first. None: an eighth of the machine's memory.
-        maximum_packet_size: bytes of the largest packet that a client may send.
+        total_received_bytes: bytes of incomplete packets and topics with an alias. Above it, the
+            connection with the most is closed (0x97), those before CONNECT first. None: an eighth
+            of the machine's memory.
+        maximum_packet_size: bytes of a client's largest packet.
         control_bytes: bytes of the largest packet other than PUBLISH; a larger one closes the
-            connection (0x97). In memory it takes up to 25 times as many.
+            connection (0x97).
         connect_bytes: bytes of the largest CONNECT, and of AUTH before CONNACK. A larger one is
             refused (0x95; in MQTT 3.1.1 without CONNACK).
-        properties: User Properties of one packet, and of a will. More close the connection (0x97).
-        properties_bytes: bytes of the properties of a PUBLISH. More close the connection (0x97).
+        properties: User Properties of a packet, or will. More close the connection (0x97).
+        properties_bytes: bytes of properties of a PUBLISH. More close the connection (0x97).
         payload_bytes: bytes of the largest payload. A larger PUBLISH is acknowledged (in MQTT 5
             with 0x97) and not routed; a larger will is refused with its CONNECT (0x95, return code
             5 in MQTT 3.1.1). None: what fits in a packet.
-        topic_bytes: bytes of the longest Topic Name or Topic Filter.
-        topic_levels: levels of the deepest Topic Name or Topic Filter; ``a/b`` has two. Each takes
-            some 250 bytes.
+        topic_bytes: bytes of the longest topic or filter.
+        topic_levels: levels of the deepest topic or filter; ``a/b`` has two.
         topic_control_characters: allow control characters and noncharacters in topics (MQTT 5.0,
             1.5.4).
-        subscriptions: subscriptions of one session, shared ones included.
-        subscription_bytes: bytes of memory of one session's subscriptions. A further one is refused
+        subscriptions: subscriptions of one session.
+        subscription_bytes: bytes of memory of one session's subscriptions; further ones are refused
             (0x97).
         total_subscription_bytes: the same for all sessions; what filters share counts once. None:
             an eighth of the machine's memory.
-        total_will_bytes: bytes of memory of all wills. A client with a further will is refused
+        total_will_bytes: bytes of memory of all wills. Further clients with a will are refused
             (0x97, return code 3 in MQTT 3.1.1). None: a sixteenth of the machine's memory.
         receive_maximum: QoS 1 and 2 messages that an MQTT 5 client may have unacknowledged.
-        inflight_messages: QoS 1 and 2 messages that a subscriber may leave unacknowledged, unless
-            it asks for fewer.
+        inflight_messages: QoS 1 and 2 messages that a subscriber may leave unacknowledged, if it
+            asks for no fewer.
         inflight_bytes: payload bytes of such messages; a single message may have more.
         queued_messages: messages that may wait for one session.
         queued_bytes: payload bytes, and long properties, that may wait for one session. A message
@@ -115,40 +113,36 @@ class Limits:
         total_queued_bytes: bytes of memory of all messages that wait, or are inflight to
             disconnected clients, with 144 bytes for each session. None: a quarter of the machine's
             memory.
-        queue_full: what happens at these limits. ``reject``: a message of QoS 1 or 2 is refused to
-            its publisher (0x97), or not acknowledged until there is room (MQTT 3.1.1), and no
-            subscriber gets it before; QoS 0, and messages for disconnected clients, are dropped.
-            ``drop_newest`` drops the new message, ``drop_oldest`` the one that has waited longest,
-            QoS 0 first. ``disconnect`` drops it and closes the connection (0x97), or ends a
-            disconnected client's session.
+        queue_full: what happens at these limits. ``reject`` refuses a message of QoS 1 or 2 to its
+            publisher (0x97), or does not acknowledge it until there is room (MQTT 3.1.1), and drops
+            others; ``drop_newest``; ``drop_oldest``, QoS 0 first; ``disconnect`` the subscriber
+            (0x97), or end its session.
         queue_full_seconds: with ``reject``, how long publishers wait for one session, before
             messages are dropped until half of its limits is free. None: as long as the client is
             connected.
         publish_messages_per_second: messages that one connection may publish in a second.
         publish_bytes_per_second: the same in bytes of PUBLISH packets.
-        publish_burst_seconds: what a silent client may publish at once, in seconds of either rate;
-            at least one message.
-        publish_rate_exceeded: ``slow_down`` reads more slowly from a client above its rate;
-            ``disconnect`` ends it (0x96).
-        retained_messages: retained messages of all clients. A further one is refused at QoS 1 and 2
-            in MQTT 5 (0x97), else routed and not retained.
+        publish_burst_seconds: what a silent client may publish at once, in seconds of either rate.
+        publish_rate_exceeded: ``slow_down``, or ``disconnect`` the client (0x96).
+        retained_messages: retained messages. A further one is refused at QoS 1 and 2 in MQTT 5
+            (0x97), else routed and not retained.
         retained_bytes: bytes of memory of retained messages and their topics. None: an eighth of
             the machine's memory.
-        plugin_events: calls of aMQTT plugins at a time for events of clients. A client that causes
-            more waits, for a second at most.
+        plugin_events: calls of aMQTT plugins at a time for events of clients. Clients that cause
+            more wait for up to a second.
         connect_timeout_seconds: time from the network connection to a complete CONNECT.
-        login_failures: wrong passwords of one address for one user before it has to wait: 1 s, and
-            twice as long after each further one.
+        login_failures: wrong passwords of one address for one user before it waits: 1 s, then twice
+            as long after each further one.
         login_failures_per_address: the same of an address for all users; one attempt comes back
             each second.
         login_failures_per_user: the same for a user from all addresses; above it, a new address has
             one attempt.
         login_backoff_seconds: the longest of these waits.
-        maximum_keep_alive: seconds of Keep Alive for a client that asks for more, or none; MQTT 5
-            clients are told. None: the client decides.
+        maximum_keep_alive: seconds of Keep Alive for a client that asks for more, or none. None:
+            the client decides.
         write_high_bytes: unsent bytes of a connection above which no more messages are moved to it.
             A small message waits for all of them.
-        write_low_bytes: unsent bytes below which messages are moved to the connection again.
+        write_low_bytes: unsent bytes below which messages are moved again.
     """
 
     connections: Positive | None = None

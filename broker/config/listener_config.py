@@ -72,12 +72,11 @@ class ClientCertificates:
     """The keys of a listener that say which certificates of clients count, and the ciphers.
 
     Attributes:
-        cafile: PEM file of the authorities whose client certificates are accepted.
+        cafile: PEM file of the authorities for clients' certificates.
         capath: folder of such files, named by their hashes as `openssl rehash` does.
         cadata: the authorities' certificates as PEM text.
         crlfile: PEM file with a valid revocation list of each authority.
-        require_certificate: refuse a client without a certificate. A shown one must always be
-            valid.
+        require_certificate: refuse clients without a certificate. A shown one must always be valid.
         ciphers: OpenSSL's cipher list, for TLS 1.2; None for Python's choice.
     """
 
@@ -114,17 +113,17 @@ class ConnectionOptions:
     """The keys of a listener that are used as they are in the file.
 
     Attributes:
-        when_full: above `max_connections`, ``wait`` for a place, as with aMQTT, or ``refuse``.
+        when_full: above `max_connections`, ``wait``, as with aMQTT, or ``refuse``.
         path: the only path for WebSocket clients; None for any.
         allowed_origins: web sites whose pages may connect by WebSocket; None for any.
-        proxy_protocol: each connection begins with a header of the PROXY protocol.
-        unsent_bytes: unsent bytes of one connection in the kernel (TCP_NOTSENT_LOWAT), which no
+        proxy_protocol: each connection begins with a PROXY protocol header.
+        unsent_bytes: unsent bytes of a connection in the kernel (TCP_NOTSENT_LOWAT), which no
             message overtakes. None: the kernel decides.
         send_buffer_bytes: the same with those unacknowledged (SO_SNDBUF). None: the kernel decides.
         congestion_control: the kernel's algorithm (TCP_CONGESTION); None for its default.
         rto_max_seconds: the longest retransmission timeout (TCP_RTO_MAX_MS); None for the default.
-        sizes: size class, ``small`` or ``large``, of messages for this listener's clients, after
-            their SUBSCRIBE and `mqtt.sizes_by_client`; None for both.
+        sizes: messages, ``small`` or ``large``, for this listener's clients, after their SUBSCRIBE
+            and `mqtt.sizes_by_client`; None for both.
     """
 
     when_full: Literal["wait", "refuse"] = "wait"
@@ -180,10 +179,10 @@ class ListenerKeys(ConnectionOptions, ClientCertificates):
         max_connections: connections at a time; 0 for no limit.
         ssl: TLS, with `certfile` and `keyfile`.
         certfile: PEM file of the certificate and its intermediate ones. SIGHUP reads all TLS files
-            again, for new connections.
+            again.
         keyfile: PEM file of its private key, without a passphrase.
         tls_minimum_version: 1.2 or 1.3.
-        socket_mode: permissions of a Unix socket's file, octal.
+        socket_mode: octal permissions of a Unix socket.
         reader: of aMQTT's listeners of type ``external``; refused.
         writer: of aMQTT's listeners of type ``external``; refused.
     """

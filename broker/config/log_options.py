@@ -17,10 +17,8 @@ class LogOptions:
     """The program's log; the keys under `log`.
 
     Attributes:
-        level: the least level that is written. None: that of ``--log-level``, which has precedence
-            at the start.
-        format: ``text`` for people; ``keyvalue`` (``key=value``) or ``json``, a line for each
-            event, for programs.
+        level: the least level. None: that of ``--log-level``, which has precedence at the start.
+        format: ``text`` for people; ``keyvalue`` (``key=value``) or ``json`` for programs.
     """
 
     level: LogLevelName | None = None

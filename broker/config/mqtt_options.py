@@ -33,10 +33,9 @@ class MqttOptions:
         allow_mqtt31: accept clients of MQTT 3.1.
         allow_empty_client_id: assign a Client Identifier to a client that sends an empty one, else
             refuse it (0x85).
-        topic_alias_maximum: Topic Aliases that an MQTT 5 client may use; 0 for none. Each may take
-            64 KiB.
-        outgoing_topic_aliases: Topic Aliases towards one subscriber, where it allows as many; 0 for
-            none. Each takes some 200 bytes.
+        topic_alias_maximum: Topic Aliases of an MQTT 5 client, of up to 64 KiB each; 0 for none.
+        outgoing_topic_aliases: Topic Aliases towards one subscriber, of some 200 bytes each; 0 for
+            none.
         maximum_qos: the highest QoS of publishers and subscriptions.
         retain_available: clients may publish with RETAIN.
         wildcard_subscription_available: clients may subscribe with ``+`` and ``#``.
@@ -45,19 +44,19 @@ class MqttOptions:
         server_reference: other servers, as ``host:port`` separated by spaces, for MQTT 5 clients at
             a redirection or a stop (MQTT 5.0, 4.11).
         redirect: refuse every client: ``temporary`` (use another server) or ``permanent`` (server
-            moved), in MQTT 3.1.1 "server unavailable".
+            moved).
         response_information: prefix of response topics for clients that ask, ``{client_id}`` in it
             being their Client Identifier; None for no answer.
-        reveal_refusals: send MQTT 5 clients the reason code "not authorized", by which they can
-            find out which topics are forbidden; else "unspecified error".
+        reveal_refusals: tell MQTT 5 clients "not authorized", by which they can find out which
+            topics are forbidden; else "unspecified error".
         check_payload_format: refuse a message that wrongly declares its payload as UTF-8.
-        sizes_by_client: pattern of client ids (``*``, ``?``, ``[...]``) to the size class of their
-            messages, where their SUBSCRIBE names none; None for both. The first match decides,
-            before `sizes` of the listener.
-        lane_takeover_seconds: time after which one of a client's two lanes takes over from the
-            absent other.
-        lane_give_up_seconds: time after which unacknowledged messages of an absent lane no longer
-            hold back later ones of their topics; order is lost then.
+        sizes_by_client: pattern of client ids (``*``, ``?``, ``[...]``) to the size of their
+            messages, unless their SUBSCRIBE names one; None for both. The first match decides,
+            before the listener.
+        lane_takeover_seconds: time until one of a client's two lanes takes over from the absent
+            other.
+        lane_give_up_seconds: time until unacknowledged messages of an absent lane no longer hold
+            back later ones of their topics; order is lost then.
     """
 
     allow_mqtt31: bool = True

@@ -62,7 +62,7 @@ class Persistence:
             client waits for the commit, as at QoS 2; without a waiting client 0.05 s longer. What
             is delivered and acknowledged within it is never written.
         max_pending_messages: messages that may wait for their commit. At half of it publishers are
-            slowed down, above it messages are refused.
+            slowed down, above it refused.
         max_pending_bytes: payload bytes that may wait for their commit.
     """
 
@@ -168,14 +168,13 @@ class PolicyKeys:
         mqtt: features of MQTT that are offered.
         plugins: short name of a plugin, or dotted name of an aMQTT plugin, to its keys; or aMQTT's
             list.
-        auth: an older form of aMQTT's plugin settings.
-        topic_check: an older form of aMQTT's plugin settings.
-        sys_interval: seconds between two publications of ``$SYS``; 0 for none. None: 10.
+        auth: older form of aMQTT's plugin settings.
+        topic_check: older form of aMQTT's plugin settings.
+        sys_interval: seconds between publications of ``$SYS``; 0 for none. None: 10.
         timeout_disconnect_delay: seconds added to a client's Keep Alive. None: 0.
-        session_expiry_interval: seconds that a session may outlive its connection. None: as the
+        session_expiry_interval: seconds that a session may outlive its connection. None: as its
             client asks.
-        persistence: storage by which sessions, messages, retained messages and wills outlive the
-            process.
+        persistence: storage by which sessions, retained messages and wills outlive the process.
         log: the program's log.
     """
 

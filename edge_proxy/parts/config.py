@@ -51,8 +51,7 @@ class PartsConfig:
     """Which messages are cut into parts here, and which are put together here.
 
     Attributes:
-        spool: SQLite file of the parts of incomplete messages, and of the identifiers of those cut
-            or delivered.
+        spool: SQLite file of parts, and of identifiers of messages cut or delivered.
         prefix: first level of the topics of all parts, the same at both ends.
         split: topic filters. A message that a client publishes below them is published again, in
             parts.
@@ -62,8 +61,8 @@ class PartsConfig:
         assemble: topic filters, without the prefix, of messages that are put together and
             published; [] for none.
         max_message_bytes: a longer message is refused with its first part.
-        spool_bytes: payload bytes of all messages that are not published yet, 1 KiB for each, and
-            128 bytes for each part. What does not fit is dropped.
+        spool_bytes: payload bytes of unpublished messages, with 1 KiB for each, and 128 bytes for
+            each part. What does not fit is dropped.
         max_age_seconds: a message without a new part for so long is dropped.
         remember_seconds: how long the last 100,000 delivered or dropped messages are remembered,
             whose parts then start nothing.

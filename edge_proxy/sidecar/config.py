@@ -51,11 +51,11 @@ class ProxyLimits:
             from the broker, or drops them while something is withheld.
         queued_bytes: their payload bytes.
         connect_timeout_seconds: time from the network connection to a complete CONNECT.
-        broker_silence_seconds: how long the proxy answers PINGREQ for a broker that says nothing;
-            then the client's connections end. None: it does not answer.
+        broker_silence_seconds: how long the proxy answers PINGREQ for a silent broker; then the
+            client's connections end. None: it does not answer.
         write_high_bytes: unsent bytes of a client's connection above which no more messages are
             moved to it.
-        write_low_bytes: unsent bytes below which messages are moved to the connection again.
+        write_low_bytes: unsent bytes below which messages are moved again.
     """
 
     connections: Positive | None = None
@@ -87,9 +87,8 @@ class ProxyKeys:
         listener: the keys of the only listener, in place of `listeners`.
         listeners: name of a listener to its keys, those of the broker's policy file but `sizes`.
             None: port 1883 of all interfaces.
-        identity: how the broker is told who a client is: ``none``; ``proxy_v2``, a PROXY header
-            before the connection's first byte; or ``user_property``, two user properties of an MQTT
-            5 CONNECT.
+        identity: how the broker is told who a client is: ``none``; ``proxy_v2``, a PROXY header; or
+            ``user_property``, two user properties of an MQTT 5 CONNECT.
         drain_seconds: how long a stop waits for withheld messages to leave and be acknowledged.
         server_reference: another server, for MQTT 5 clients at a stop (MQTT 5.0, 4.11).
         limits: for clients.

@@ -65,9 +65,8 @@ class BacklogKeys:
         messages: messages that may wait; None for `limits.queued_messages` of the policy file.
         bytes: payload bytes that may wait; None for `limits.queued_bytes`.
         max_age_seconds: messages that have waited longer are dropped.
-        when_full: at a limit, ``drop_oldest`` or ``drop_newest``, unseen by publishers; ``refuse``
-            refuses the new message to its publisher, or does not acknowledge it until there is room
-            (MQTT 3.1.1).
+        when_full: ``drop_oldest`` or ``drop_newest``, unseen by publishers; ``refuse`` the new
+            message to its publisher, or do not acknowledge it until there is room (MQTT 3.1.1).
     """
 
     messages: Positive | None = None
@@ -83,20 +82,19 @@ class UplinkKeys:
     Attributes:
         upstream: the cloud's broker.
         client_id: Client Identifier in the cloud, of this client alone; None for ``SITE-NAME``.
-        adopts_session: keep the cloud's session of this Client Identifier with what waits in it, to
-            move from another client, which must have had no QoS 2 message on its way up. False ends
-            it first.
+        adopts_session: keep the cloud's session of this Client Identifier, to move from another
+            client, which must have had no QoS 2 message on its way up. False ends it first.
         username: user name in the cloud.
         password: password there; better in a file.
         password_file: file whose first line is the password.
-        version: protocol version. 3.1.1 has no User Properties: neither publishers nor sites are
-            named, and loops are not recognised.
-        bridge_bit: with 3.1.1, CONNECT says that the client is a bridge, so that mosquitto and
-            Penstock do not send it its own messages, and keep RETAIN. A broker that refuses it gets
-            a CONNECT without it.
+        version: protocol version. 3.1.1 has no User Properties: publishers and sites are not named,
+            loops not recognised.
+        bridge_bit: with 3.1.1, CONNECT says that the client is a bridge: mosquitto and Penstock
+            send it none of its own messages, and keep RETAIN. A broker that refuses it gets a
+            CONNECT without it.
         keep_alive_seconds: Keep Alive. A silent loss is noticed after 1.5 times as long at most.
-        maximum_packet_size: bytes of the largest packet for the cloud's broker; a larger message
-            does not go up. None: what its CONNACK says.
+        maximum_packet_size: bytes of the largest packet for the cloud's broker; larger messages do
+            not go up. None: what its CONNACK says.
         reconnect: waits between attempts.
         start: what makes it connect.
         times: when it may be connected, and how fast it sends.
@@ -107,13 +105,13 @@ class UplinkKeys:
         filters_per_subscribe: topic filters of one SUBSCRIBE or UNSUBSCRIBE; AWS IoT takes 8 at
             most.
         linger_seconds: with `when: subscribed`, how long a subscription in the cloud outlives the
-            site's last one.
+            site's last.
         outgoing_retain: what goes up retained is retained in the cloud. False is for a broker of
             3.1.1 that refuses it.
         clear_retained: when retained messages are asked for again, clear at the site what the cloud
-            has no more. This takes a topic of its own, and a broker that sends retained messages in
+            has no more. It takes a topic of its own, and a broker that sends retained messages in
             the order of the filters.
-        marker_topic: that topic; None for ``penstock/uplink/CLIENT_ID``.
+        marker_topic: that topic; null for ``penstock/uplink/CLIENT_ID``.
         refresh_retained_seconds: after an outage of this length, ask for retained messages again,
             as changes of QoS 0 are lost. None for never.
         max_hops: how many uplinks a message may go up in turn.
@@ -122,10 +120,10 @@ class UplinkKeys:
         notifications: keep `notification_topic` retained, at the site and in the cloud: 1 while the
             uplink is connected, else 0.
         notifications_local_only: it is published at the site alone.
-        notification_topic: None for mosquitto's, ``$SYS/broker/connection/CLIENT_ID/state``.
+        notification_topic: null for mosquitto's, ``$SYS/broker/connection/CLIENT_ID/state``.
         leaves: end the uplink: what is left in its sessions passes, then they end and the state
             topic is cleared.
-        parts_prefix: first level of the topics of parts, as in the plugin ``parts`` at both ends.
+        parts_prefix: first level of topics of parts, as in the plugin `parts` at both ends.
     """
 
     upstream: UpstreamKeys

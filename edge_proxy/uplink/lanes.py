@@ -66,12 +66,12 @@ class LanesKeys:
 
     Attributes:
         by: what divides messages: ``size`` or ``topic``. ``auto`` is ``size``, or one connection
-            where the cloud's broker accepts no second.
+            where the cloud accepts no second.
         large: with ``by: topic``, topic filters of the site. A rule is of the large lane if one of
             them holds all of its topics.
-        takeover_seconds: when a lane could not connect for so long while the other did, the other
+        takeover_seconds: time for which a lane cannot connect while the other does, until the other
             takes what waits on it.
-        give_up_seconds: when a lane was away for so long, messages no longer wait for its
+        give_up_seconds: time that a lane is away until messages no longer wait for its
             unacknowledged ones of their topics; order is lost then.
         yields: large messages are paced so that small ones find a short queue.
     """

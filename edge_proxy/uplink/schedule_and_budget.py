@@ -152,8 +152,8 @@ class StartKeys:
     """What makes an uplink connect; the keys under `start`.
 
     Attributes:
-        when: ``always``, ``on_demand`` (only while messages wait to go up) or ``never``. What is to
-            come down waits in the cloud meanwhile.
+        when: ``always``, ``on_demand`` (while messages wait to go up) or ``never``. What is to come
+            down waits in the cloud meanwhile.
         threshold_messages: with ``on_demand``, messages that must wait before it connects.
         idle_seconds: with ``on_demand``, time without a message until it disconnects.
     """

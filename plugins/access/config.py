@@ -31,8 +31,8 @@ class Rules:
             the Common Name (``cn``), the ``subject`` or the first subject alternative name of a
             kind (``san_dns``, ``san_email``, ``san_uri``). A client that lacks it, or proves by
             SCRAM to be another user, is refused.
-        username_as_client_id: the user name replaces the Client Identifier, which protects users'
-            sessions from others; clients without one are refused.
+        username_as_client_id: the user name replaces the Client Identifier, which protects sessions
+            from other users; clients without one are refused.
     """
 
     allow_anonymous: bool = False

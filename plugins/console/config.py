@@ -20,15 +20,15 @@ class ConsoleConfig:
     """The address, callers and limits of the console.
 
     Attributes:
-        http: ``HOST:PORT`` of page and API, port 0 for any free one. One that other machines reach
-            needs ``admins``, ``viewers`` or ``token_file``, and ``http_tls`` or ``without_tls``.
+        http: ``HOST:PORT`` of page and API, port 0 for any free one. One for other machines needs
+            ``admins``, ``viewers`` or ``token_file``, and ``http_tls`` or ``without_tls``.
         http_tls: certificate and key for HTTPS; null for HTTP.
-        without_tls: other machines may come without TLS, as through a proxy that has it.
+        without_tls: other machines may come without TLS, as through a proxy.
         admins: users of ``access`` who may see and change everything.
         viewers: users of ``access`` who may see everything.
         token_file: file with a line ``NAME ROLE TOKEN`` for each bearer token: ``viewer`` or
             ``admin``, 16 characters or more.
-        anonymous: what callers without login may do: ``none``, ``viewer`` or ``admin``. null:
+        anonymous: role of callers without login: ``none``, ``viewer`` or ``admin``. null:
             ``viewer`` where there are neither users nor tokens, else ``none``.
         names: host names of the console, such as a proxy's, beside ``localhost`` and addresses.
         per_object: ``/metrics/per-object`` has figures of single clients and topics.

@@ -22,13 +22,12 @@ class MemoryConfig:
     """The store of payloads of more than 4,096 bytes; smaller ones stay with their messages.
 
     Attributes:
-        store: ``reference``: each payload is in memory once. ``spill``: the same up to
-            `memory_limit`; beyond it, those that have waited longest go to files. ``copy``: one
-            copy for each subscriber, to compare with paper 002.
-        memory_limit: bytes of payloads, also incomplete ones, that ``spill`` keeps in memory. A
-            payload of more than a third of it goes to a file at once.
-        directory: directory, on a disk, of the files of ``spill``, which have no name, so that none
-            is left over.
+        store: ``reference``: each payload is in memory once. ``spill``: beyond `memory_limit`,
+            those that have waited longest go to files. ``copy``: one copy for each subscriber, to
+            compare with paper 002.
+        memory_limit: bytes of payloads that ``spill`` keeps in memory. A payload of more than a
+            third of it goes to a file at once.
+        directory: directory, on a disk, of the files of ``spill``, which have no name.
         disk_limit: bytes of payloads in these files; further messages are refused. None: as the
             disk takes.
     """

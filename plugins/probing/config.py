@@ -37,15 +37,13 @@ class ProbingConfig:
     """The sources of the RTT of subscribers.
 
     Attributes:
-        sources: ``tcp_info``: the kernel's RTT. ``puback``: the time from a QoS 1 or 2 delivery to
-            its acknowledgement. ``probe``: the same of messages that are sent only to be timed.
+        sources: ``tcp_info``: the kernel's RTT. ``puback``: the time to the acknowledgement at QoS
+            1 and 2. ``probe``: the same of messages that are sent only for this.
         probe_period: seconds between two looks at each subscriber (T_Q of paper 002), and two
-            decisions of `withholding`. The kernel is asked in one period of five about an idle
-            subscriber without large messages.
+            decisions of `withholding`. Idle subscribers are looked at in one period of five.
         probe_topic: topic of probes, for clients that subscribe to exactly this name at QoS 1 or 2.
         probe_bytes: payload bytes of a probe.
-        max_age_seconds: age at which an estimate no longer counts, and a timed packet is given up
-            for another.
+        max_age_seconds: age at which an estimate no longer counts.
     """
 
     sources: tuple[SourceName, ...] = ("tcp_info", "puback")

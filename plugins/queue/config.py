@@ -64,20 +64,19 @@ class GroupConfig:
     """A group: the keys under `plugins.queue.queues.NAME.groups.GROUP`.
 
     Attributes:
-        kind: `lease` to receive and settle single messages, `offsets` to read ranges and commit
+        kind: `lease`: receive and settle single messages; `offsets`: read ranges and commit
             positions, as Spark does.
         visibility_timeout: seconds that a received message is invisible to others (paper 004).
         order: `key`: a message comes with the earlier ones of its key, or after they are settled;
             the queue needs a `key`. `any`: it does not wait.
         max_receives: receives of a message after which it becomes a dead letter.
         dead_letter_queue: queue that dead letters go to; None to drop and count them.
-        max_leased_messages: messages that may be leased at a time; at the limit, a receive is
-            refused.
+        max_leased_messages: messages that may be leased at a time; then receives are refused.
         topics: MQTT topic filters of the group's messages. None for all.
         start: where a new group begins: the `earliest` message, behind the `latest`, or the first
             of a time in seconds since 1970 or later.
-        group_expiry_seconds: time without a request after which the group is deleted, while a
-            program runs; null for never.
+        group_expiry_seconds: time without a request until the group is deleted, while a program
+            runs; null for never.
     """
 
     kind: Literal["lease", "offsets"] = "lease"
@@ -118,7 +117,7 @@ class LogicalQueueConfig:
         max_messages: messages that the queue may hold.
         max_bytes: payload bytes that it may hold.
         when_full: `refuse` new messages to their publishers; `drop_newest` acknowledges and drops
-            them; `drop_oldest` removes the oldest ones, read or not.
+            them; `drop_oldest`, read or not.
         retention_seconds: age at which a message is removed, read or not; None for never.
         delay_seconds: time from the arrival of a message until it can be received.
         deduplication_seconds: window in which no second message of a deduplication identifier is
@@ -130,9 +129,8 @@ class LogicalQueueConfig:
         max_wait_seconds: longest time that a client may have its request held.
         max_waiting_requests: requests of a group that may be held; further ones are refused.
         groups: the groups by name.
-        dequeue: for experiments, as the two keys below: what a receive that finds nothing does.
-            `rds+wake` waits for messages; `rds` is retried; `pms` tries the longest physical queue;
-            `conventional` answers at once (papers 000 and 001).
+        dequeue: for experiments, as the two keys below: what a receive that finds nothing does:
+            `rds+wake`, `rds`, `pms` or `conventional` (papers 000 and 001).
         sleep_time: seconds between two retries of `rds`, or two polls of `pms`.
         max_queues_per_dequeue: physical queues that one request tries in a round.
     """
@@ -185,8 +183,8 @@ class QueueHttpLimits(HttpLimits):
 
     Attributes:
         body_timeout_seconds: time for the body of a request, from its header on.
-        body_bytes: bytes of all bodies that are being received. Above it clients are not read from,
-            and get 503 after the timeout.
+        body_bytes: bytes of all bodies that are being received. Above it, clients wait, and get 503
+            after the timeout.
     """
 
     body_timeout_seconds: Seconds = 60.0
@@ -227,7 +225,7 @@ class PublishingConfig:
         max_rows: rows of all batches that are not published yet; further ones wait.
         max_bytes: bytes of these rows: topics, payloads, properties, and 64 for each.
         max_age_seconds: age at which rows without a commit are deleted, and committed rows dropped
-            for which the broker's disk has no room.
+            that the broker's disk has no room for.
         remember_seconds: for how long after a query's last batch its repeat is recognised.
     """
 
@@ -247,8 +245,8 @@ class QueueConfig:
     """The keys under `plugins.queue`.
 
     Attributes:
-        engine: `sqlite` keeps messages in a file, `memory` in the process, `redis` on a server,
-            which other programs may share.
+        engine: `sqlite`: a file; `memory`: lost with the process; `redis`: a server, which other
+            programs may share.
         path: the file of `sqlite`. `PATH-wal`, `PATH-shm`, `PATH.lock` and `PATH.reserve` lie
             beside it.
         durability: what is acknowledged: `full`, what is on the disk; `normal`, what the operating
@@ -262,8 +260,8 @@ class QueueConfig:
         tokens: file of the tokens of both. None: no token is needed, and both have addresses of
             this machine alone.
         max_request_bytes: largest body of a request, in which a payload is a third longer (base64).
-        commit_wait_seconds: how long the first message of a commit waits for others. A wait saves
-            flushes of the disk and delays messages.
+        commit_wait_seconds: how long the first message of a commit waits for others, which saves
+            flushes of the disk.
         commit_max_messages: messages of one commit.
         max_pending_messages: messages of all queues that may wait for their commit; further ones
             are refused.

@@ -72,8 +72,8 @@ class RedisConfig:
     Attributes:
         server: ``HOST:PORT`` of a standalone server; None for those of `sentinel` or `cluster`, or
             ``127.0.0.1:6379``.
-        sentinel: the sentinels that say which server is the master.
-        cluster: ``HOST:PORT`` of some nodes of a cluster, which know the others; empty for none.
+        sentinel: the sentinels of a master.
+        cluster: ``HOST:PORT`` of some nodes of a cluster; empty for none.
         db: number of the database.
         prefix: begins each key's name, so that installations can share a server.
         user: ACL user; None for `default`.

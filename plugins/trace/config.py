@@ -19,8 +19,7 @@ class TraceConfig:
     Attributes:
         otlp: URL for spans by OTLP over HTTP, such as ``http://127.0.0.1:4318/v1/traces``. None:
             ``OTEL_EXPORTER_OTLP_ENDPOINT``, or port 4318 of this machine.
-        sample: share of the traces sampled by publishers of which spans are made; several brokers
-            choose the same.
+        sample: share of the traces sampled by publishers of which spans are made.
     """
 
     otlp: Annotated[str, Field(pattern=r"^https?://[^\s/]+")] | None = None

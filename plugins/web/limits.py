@@ -16,10 +16,10 @@ class HttpLimits:
 
     Attributes:
         connections: connections at a time. None: an eighth of the files that the process may have
-            open, or less where the API needs no more.
+            open, or less.
         header_timeout_seconds: time for a request's header, from the connection or the first byte.
-        idle_timeout_seconds: time for which a connection may have no request, or a client take
-            nothing of its answer.
+        idle_timeout_seconds: time without a request, or in which a client takes nothing of its
+            answer.
     """
 
     connections: Annotated[int, Field(ge=1)] | None = None

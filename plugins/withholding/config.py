@@ -95,11 +95,11 @@ class WithholdingConfig:
     """How large messages are held back.
 
     Attributes:
-        policy: `none` (deliver always), `conservative`, `probabilistic`, `historic`, or `adaptive`,
-            which goes by what large messages took on the way to this subscriber.
+        policy: `adaptive`, by what large messages took to this subscriber, `conservative`,
+            `probabilistic`, `historic` or `none` (deliver always).
         threshold_s: a message with more payload bytes is large.
-        threshold_s_by_topic: topic filter to threshold_s; the first match decides, before
-            `listeners` and `threshold_s`; null means never large.
+        threshold_s_by_topic: topic filter to threshold_s; the first match decides, before the
+            listener; null means never large.
         threshold_l: RTT in seconds of the uncongested path, for packets up to the first row of
             `profile`; ``auto`` (None in Python) learns it for each subscriber.
         threshold_l_by_client: pattern of client ids (``*``, ``?``, ``[...]``) to seconds or
@@ -109,18 +109,16 @@ class WithholdingConfig:
             those two.
         learned_from: what `auto` learns from: `minimum`, the smallest recent RTT, or `average`,
             paper 002's moving average.
-        max_withhold: longest hold in seconds (D), for `conservative`, `probabilistic` and
-            `adaptive`; the paper's policies take no more from an overdue acknowledgement for the
-            RTT.
+        max_withhold: longest hold in seconds (D), for `adaptive`, `conservative` and
+            `probabilistic`.
         exposure: seconds that a small message may wait behind a large one, for `adaptive`; what
             takes no longer is not withheld.
-        congestion_rate: rate in 1/s at which congestion ends, the inverse of its mean duration, for
-            `probabilistic`.
+        congestion_rate: inverse of the mean duration of congestion, 1/s, for `probabilistic`.
         profile: payload bytes to relative latency, at least one row.
         priority: topic filters of messages that leave before all others and are not withheld.
         ordering: ``topic``: messages wait behind a withheld one of their topic, as MQTT requires;
             ``none``: small ones pass it.
-        supersede: drop a waiting large message of QoS 0 when the next one of its topic arrives.
+        supersede: drop a waiting large message of QoS 0 for the next one of its topic.
     """
 
     policy: PolicyName = "adaptive"
