@@ -107,7 +107,7 @@ def problems(
 
 
 def render(proofs: Mapping[str, Proofs], statements: Mapping[str, Mapping[str, Statement]]) -> str:
-    """Return the page: a row for each section, and each statement that is not proven.
+    """Return the page: a row for each section, and what is not proven or does not apply.
 
     Args:
         proofs: by marker.
@@ -120,17 +120,30 @@ def render(proofs: Mapping[str, Proofs], statements: Mapping[str, Mapping[str, S
         states = [_state(number, proofs[marker], statement) for number, statement in known.items()]
         columns = [len(states), *map(states.count, ("proven", "not proven", "not applicable"))]
         counts.append(f"| {name} | {' | '.join(map(str, columns))} |")
-    head = ["| Version | Statement | What it asks for | Why it is not proven |"]
-    head.append("| --- | --- | --- | --- |")
     exceptions = [
         f"| {name} | {number} | {statement.says} | {_proof(number, proofs[marker], statement)} |"
         for marker, name in VERSIONS.items()
         for number, statement in statements[marker].items()
-        if _state(number, proofs[marker], statement) != "proven"
+        if _state(number, proofs[marker], statement) == "not proven"
     ]
-    return "\n".join(
-        [INTRODUCTION, *counts, "", *_sections(proofs, statements), "", *head, *exceptions, ""]
-    )
+    if exceptions:
+        head = ["", "| Version | Statement | What it asks for | Why it is not proven |"]
+        exceptions = [*head, "| --- | --- | --- | --- |", *exceptions]
+    lines = [INTRODUCTION, *counts, "", *_sections(proofs, statements), *exceptions]
+    return "\n".join([*lines, "", *not_applicable(statements), ""])
+
+
+def not_applicable(statements: Mapping[str, Mapping[str, Statement]]) -> list[str]:
+    """Return a table of the statements that do not apply: a row for each version and reason."""
+    lines = ["| Version | Not applicable | Statements |", "| --- | --- | --- |"]
+    for marker, name in VERSIONS.items():
+        numbers: dict[str, list[str]] = {}
+        for number, statement in statements[marker].items():
+            if why := statement.not_applicable:
+                why = "a client's duty" if statement.binds == "client" else why
+                numbers.setdefault(why, []).append(number)
+        lines += [f"| {name} | {why} | {', '.join(found)} |" for why, found in numbers.items()]
+    return lines
 
 
 def full_table(

@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Final
 
 from tests.conformance.statements import Statement, statements
-from tests.conformance.table import TITLES, full_table, problems, render
+from tests.conformance.table import TITLES, full_table, not_applicable, problems, render
 
 KNOWN: Final = {
     "1.1.1-1": Statement("1.1.1-1", "server", "It is so."),
@@ -23,7 +23,18 @@ def test_the_page_counts_the_statements_and_tests_of_each_section() -> None:
     assert "| 1.1 | 1/2 (2) | 0/2 (0) |" in text
     assert "| MQTT 5.0 | 1.1.1-1 |" not in text
     assert "| MQTT 3.1.1 | 1.1.1-1 | It is so. | **no test** |" in text
-    assert text.count("| 1.1.1-2 | It is not. | not applicable: nobody asks |") == 2
+    assert "| MQTT 5.0 | a client's duty | 1.1.1-2 |" in text
+
+
+def test_what_does_not_apply_stands_by_its_reason() -> None:
+    """A client's duty needs no other one."""
+    rows = [*KNOWN.values(), Statement("1.1.1-3", "server", "It may be so.", "nobody asks")]
+    rows += [Statement("1.1.1-4", "client", "It was not.", "nobody knows")]
+    known = {row.number: row for row in rows}
+    assert not_applicable({"mqtt5": known, "mqtt311": {}})[2:] == [
+        "| MQTT 5.0 | a client's duty | 1.1.1-2, 1.1.1-4 |",
+        "| MQTT 5.0 | nobody asks | 1.1.1-3 |",
+    ]
 
 
 def test_a_failing_proof_is_shown_as_failing() -> None:
