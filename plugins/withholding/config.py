@@ -101,7 +101,7 @@ class WithholdingConfig:
         threshold_s_by_topic: topic filter to threshold_s; the first match decides, before the
             listener; null means never large.
         threshold_l: RTT in seconds of the uncongested path, for packets up to the first row of
-            `profile`; ``auto`` (None in Python) learns it for each subscriber.
+            `profile`; ``auto``, the same as None, learns it for each subscriber.
         threshold_l_by_client: pattern of client ids (``*``, ``?``, ``[...]``) to seconds or
             ``auto``; the first match decides, then the user property ``threshold_l`` of the
             CONNECT.
