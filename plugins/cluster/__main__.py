@@ -168,6 +168,9 @@ def _table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     policies = [row["policy"] for row in rows if "policy" in row]
     if any(differences(policies[0], policy) for policy in policies):
         yield "The policy files of the nodes differ; their logs say in what."
+    files = [row["files"] for row in rows if "files" in row]
+    if any(differences(files[0], file) for file in files):
+        yield "Nodes differ in the files of users and topics; their logs say in which."
 
 
 async def _drain(node: str, seconds: int, engine: ClusterEngine) -> str:

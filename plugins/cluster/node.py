@@ -39,7 +39,12 @@ from penstock.plugins.cluster.node_sink import NodeSink
 from penstock.plugins.cluster.node_wills import NodeWills
 from penstock.plugins.cluster.notes import DRAIN, Notes
 from penstock.plugins.cluster.owners import Owners
-from penstock.plugins.cluster.policy_digests import OF_ONE_NODE, differences, policy_digests
+from penstock.plugins.cluster.policy_digests import (
+    OF_ONE_NODE,
+    differences,
+    file_digests,
+    policy_digests,
+)
 from penstock.plugins.cluster.retained import RetainedSink
 from penstock.plugins.cluster.routes import OtherRoutes, OwnRoutes, is_routed
 from penstock.plugins.cluster.shared import Groups
@@ -119,6 +124,7 @@ class Node:
             "machine": machine,
             "worker": context.worker.number,
             "policy": policy_digests(context.policy_keys()),
+            "files": file_digests(context.policy_keys()),
         }
         self._is_counting = False
         self._is_draining = False
@@ -427,6 +433,9 @@ class Node:
             self._logger.warning(
                 "node %s has other values than this one in its policy file: %s", node, told
             )
+        told = differences(own["files"], there.get("files", {}))
+        if told:
+            self._logger.warning("node %s has other files than this one: %s", node, told)
         doubled = own["policy"].get(OF_ONE_NODE)
         if doubled and doubled == there.get("policy", {}).get(OF_ONE_NODE):
             self._logger.error(
@@ -441,8 +450,9 @@ class Node:
         self.wills.beaten()
 
     def reloaded(self) -> None:
-        """Tell the others what the policy file says by now."""
+        """Tell the others what the policy file says by now, and the files that it names."""
         self._about["policy"] = policy_digests(self._context.policy_keys())
+        self._about["files"] = file_digests(self._context.policy_keys())
         for node in self.members.infos:
             self._compare(node)
         self._in_background("policy", self.members.tell, json.dumps(self._about))

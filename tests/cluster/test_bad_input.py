@@ -210,6 +210,35 @@ def test_brokers_whose_policies_differ_are_warned(tmp_path: Path) -> None:
                 cluster[name].wait_for_log(differs.format(other))
 
 
+def test_brokers_whose_users_or_topics_differ_are_warned(tmp_path: Path) -> None:
+    """A user of one broker alone is let in or not, as the load balancer has it."""
+    files = {"password_file": "passwords", "acl_file": "topics"}
+    rules = files | {"listeners": {"default": files | {"acl_file": "of-default"}}}
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        for file in ("passwords", "topics", "of-default"):
+            (tmp_path / name / file).write_text("# empty\n")
+            (tmp_path / name / file).chmod(0o600)
+    with running_brokers(tmp_path, "a", "b", plugins={"access": rules}) as cluster:
+        status = ["cluster", "status", "-c", str(tmp_path / "a" / "policy.yaml")]
+        assert "differ" not in penstock(*status).out
+        for file, told in {
+            "passwords": "plugins.access.listeners.default.password_file, "
+            "plugins.access.password_file",
+            "topics": "plugins.access.acl_file",
+            "of-default": "plugins.access.listeners.default.acl_file",
+        }.items():
+            (tmp_path / "b" / file).write_text("# another\n")
+            cluster["b"].process.send_signal(signal.SIGHUP)
+            for name, other in ("ab", "ba"):
+                cluster[name].wait_for_log(f"node {other} has other files than this one: {told}\n")
+            assert "the files of users and topics" in penstock(*status).out
+            (tmp_path / "a" / file).write_text("# another\n")
+            cluster["a"].process.send_signal(signal.SIGHUP)
+            until(lambda: "differ" not in penstock(*status).out, "what the reload has changed")
+        assert "has other values" not in cluster["a"].log
+
+
 def test_what_belongs_to_one_broker_may_differ(tmp_path: Path) -> None:
     """Addresses, and an uplink: two that are alike would pass each message twice, and are named."""
     rule = {"filter": "down/#", "when": "always"}
