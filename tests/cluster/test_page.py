@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
@@ -202,6 +203,31 @@ def test_clients_come_through_the_load_balancer_and_go_on_when_a_broker_is_kille
             assert reader.subscribe("hall/#", 1)
             another.publish("hall/2", b"again")
             assert reader.payloads(1) == [b"again"]
+
+
+def test_a_client_of_a_broker_that_was_just_killed_is_let_in_by_another(site: Site) -> None:
+    """At once: HAProxy tries another broker before it has seen that this one is away."""
+    names = [f"client-{number}" for number in range(8)]
+    for name in names:  # both are up
+        with come(site, name):
+            pass
+    site.brokers["machine1"].kill()
+    for name in names:
+        with come(site, name):
+            pass
+    assert "Server brokers/one is DOWN" not in site.programs["haproxy"].log.read_text()
+
+
+def test_a_machine_that_vanishes_is_noticed_by_the_load_balancer(site: Site) -> None:
+    """It looks whether its brokers' machines are there: no client need wait for its keep alive."""
+    with come(site, "stays"):
+        shown = subprocess.run(
+            ["ss", "-Htno", "state", "established"], capture_output=True, text=True, check=True
+        ).stdout
+        ports = [f":{broker.port}" for broker in site.brokers.values()]
+        to_brokers = [line for line in shown.splitlines() if line.split()[3].endswith(tuple(ports))]
+        assert to_brokers, shown
+        assert all("timer:(keepalive" in line for line in to_brokers), to_brokers
 
 
 def test_both_lanes_of_a_client_come_to_one_broker(
