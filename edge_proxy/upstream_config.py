@@ -99,7 +99,7 @@ class UpstreamTlsKeys:
         server_name: name in the broker's certificate, which SNI asks for; None for the host of the
             address.
         minimum_version: 1.2 or 1.3.
-        alpn: protocol names for ALPN, the preferred one first; none: no ALPN.
+        alpn: protocol names for ALPN, the preferred one first.
         verify: False, for tests, accepts any certificate: anyone on the path can read and change
             everything.
     """
@@ -163,7 +163,7 @@ class UpstreamKeys:
         connack_timeout_seconds: time from CONNECT to CONNACK.
         health_check_seconds: seconds between two checks of each of several addresses. None: each
             new connection tries them from the first.
-        rto_max_seconds: the longest retransmission timeout (TCP_RTO_MAX_MS); None for the system's.
+        rto_max_seconds: the longest retransmission timeout (TCP_RTO_MAX_MS).
         tcp_user_timeout_seconds: a connection is lost after so long without an acknowledgement of
             data under way, or in which the broker reads nothing (TCP_USER_TIMEOUT). None: after a
             quarter of an hour, or never while the broker's machine answers.

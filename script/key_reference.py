@@ -99,9 +99,9 @@ _HEAD: Final = """\
 
 `python -m script.key_reference` writes this page from the code. A size is a number of bytes, or
 a text with a unit: 64 KiB is 65,536 bytes, 10 MB are 10,000,000. A key without a default must be
-given. null stands for none, or for no limit, where nothing else is said. A file's path is relative
-to the directory in which the program was started. Codes such as 0x97 are reason codes of MQTT 5.
-A wrong key or value ends the start with its place, what was read and what is allowed.
+given. Where nothing else is said, null stands for none, no limit, or what system or client choose.
+A file's path is relative to the directory in which the program was started. Codes such as 0x97 are
+reason codes of MQTT 5. A wrong key or value ends the start.
 """
 
 _PROXY_HEAD: Final = """\
@@ -129,9 +129,9 @@ def _plain(value: Any) -> Any:
 
 
 def shown(field: Field[Any]) -> str:
-    """Return the default of a key as a file has it; empty where it has none or is a section."""
+    """Return the default of a key as a file has it; empty where it must be given."""
     default = default_of(field)
-    if default is MISSING or repr(default) == "PydanticUndefined" or is_dataclass(default):
+    if default is MISSING or repr(default) == "PydanticUndefined":
         return ""
     if type(default) is int and "Size" in str(field.type) and default >= 1000:
         return f"`{show_size(default).replace('.0 ', ' ')}`"

@@ -67,3 +67,11 @@ def test_every_key_is_told(place: str, cls: type) -> None:
     told = attributes_of(cls)
     assert {field.name for field in fields(cls)} == set(told), place
     assert all(told.values())
+
+
+def test_only_what_must_be_given_is_shown_without_a_default() -> None:
+    """A section whose keys have defaults need not stand in the file."""
+    text = PAGE.read_text(encoding="utf-8")
+    assert "| `backlog` | `{}` |" in text
+    without = re.findall(r"^\| `(\w+)` \|  \|", text, re.MULTILINE)
+    assert without == ["name", "certificate", "key", "site", "uplinks", "upstream", "upstream"]

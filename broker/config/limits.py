@@ -118,8 +118,7 @@ class Limits:
             others; ``drop_newest``; ``drop_oldest``, QoS 0 first; ``disconnect`` the subscriber
             (0x97), or end its session.
         queue_full_seconds: with ``reject``, how long publishers wait for one session, before
-            messages are dropped until half of its limits is free. None: as long as the client is
-            connected.
+            messages are dropped until half of its limits is free.
         publish_messages_per_second: messages that one connection may publish in a second.
         publish_bytes_per_second: the same in bytes of PUBLISH packets.
         publish_burst_seconds: what a silent client may publish at once, in seconds of either rate.
@@ -138,8 +137,7 @@ class Limits:
         login_failures_per_user: the same for a user from all addresses; above it, a new address has
             one attempt.
         login_backoff_seconds: the longest of these waits.
-        maximum_keep_alive: seconds of Keep Alive for a client that asks for more, or none. None:
-            the client decides.
+        maximum_keep_alive: seconds of Keep Alive for a client that asks for more, or none.
         write_high_bytes: unsent bytes of a connection above which no more messages are moved to it.
             A small message waits for all of them.
         write_low_bytes: unsent bytes below which messages are moved again.

@@ -77,7 +77,7 @@ class ClientCertificates:
         cadata: the authorities' certificates as PEM text.
         crlfile: PEM file with a valid revocation list of each authority.
         require_certificate: refuse clients without a certificate. A shown one must always be valid.
-        ciphers: OpenSSL's cipher list, for TLS 1.2; None for Python's choice.
+        ciphers: OpenSSL's cipher list, for TLS 1.2.
     """
 
     cafile: str | None = None
@@ -114,14 +114,14 @@ class ConnectionOptions:
 
     Attributes:
         when_full: above `max_connections`, ``wait``, as with aMQTT, or ``refuse``.
-        path: the only path for WebSocket clients; None for any.
-        allowed_origins: web sites whose pages may connect by WebSocket; None for any.
+        path: the only path for WebSocket clients.
+        allowed_origins: web sites whose pages may connect by WebSocket.
         proxy_protocol: each connection begins with a PROXY protocol header.
         unsent_bytes: unsent bytes of a connection in the kernel (TCP_NOTSENT_LOWAT), which no
-            message overtakes. None: the kernel decides.
-        send_buffer_bytes: the same with those unacknowledged (SO_SNDBUF). None: the kernel decides.
-        congestion_control: the kernel's algorithm (TCP_CONGESTION); None for its default.
-        rto_max_seconds: the longest retransmission timeout (TCP_RTO_MAX_MS); None for the default.
+            message overtakes.
+        send_buffer_bytes: the same with those unacknowledged (SO_SNDBUF).
+        congestion_control: the kernel's algorithm (TCP_CONGESTION).
+        rto_max_seconds: the longest retransmission timeout (TCP_RTO_MAX_MS).
         sizes: messages, ``small`` or ``large``, for this listener's clients, after their SUBSCRIBE
             and `mqtt.sizes_by_client`; None for both.
     """
@@ -183,8 +183,8 @@ class ListenerKeys(ConnectionOptions, ClientCertificates):
         keyfile: PEM file of its private key, without a passphrase.
         tls_minimum_version: 1.2 or 1.3.
         socket_mode: octal permissions of a Unix socket.
-        reader: of aMQTT's listeners of type ``external``; refused.
-        writer: of aMQTT's listeners of type ``external``; refused.
+        reader: of aMQTT's type ``external``; refused.
+        writer: of aMQTT's type ``external``; refused.
     """
 
     type: str = "tcp"

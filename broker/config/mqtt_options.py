@@ -46,7 +46,7 @@ class MqttOptions:
         redirect: refuse every client: ``temporary`` (use another server) or ``permanent`` (server
             moved).
         response_information: prefix of response topics for clients that ask, ``{client_id}`` in it
-            being their Client Identifier; None for no answer.
+            being their Client Identifier.
         reveal_refusals: tell MQTT 5 clients "not authorized", by which they can find out which
             topics are forbidden; else "unspecified error".
         check_payload_format: refuse a message that wrongly declares its payload as UTF-8.

@@ -52,7 +52,7 @@ class ProxyLimits:
         queued_bytes: their payload bytes.
         connect_timeout_seconds: time from the network connection to a complete CONNECT.
         broker_silence_seconds: how long the proxy answers PINGREQ for a silent broker; then the
-            client's connections end. None: it does not answer.
+            client's connections end. None: it never does.
         write_high_bytes: unsent bytes of a client's connection above which no more messages are
             moved to it.
         write_low_bytes: unsent bytes below which messages are moved again.

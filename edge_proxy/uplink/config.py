@@ -101,7 +101,7 @@ class UplinkKeys:
         backlog: what may wait for the cloud.
         up: rules of what goes up.
         down: rules of what comes down.
-        lanes: two connections, or ``auto`` for the defaults; None for one connection.
+        lanes: two connections, or ``auto`` for the defaults; null for one.
         filters_per_subscribe: topic filters of one SUBSCRIBE or UNSUBSCRIBE; AWS IoT takes 8 at
             most.
         linger_seconds: with `when: subscribed`, how long a subscription in the cloud outlives the
@@ -113,7 +113,7 @@ class UplinkKeys:
             the order of the filters.
         marker_topic: that topic; null for ``penstock/uplink/CLIENT_ID``.
         refresh_retained_seconds: after an outage of this length, ask for retained messages again,
-            as changes of QoS 0 are lost. None for never.
+            as changes of QoS 0 are lost.
         max_hops: how many uplinks a message may go up in turn.
         tells_publisher: a message that goes up names its publisher's Client Identifier in the User
             Property ``penstock-publisher``.

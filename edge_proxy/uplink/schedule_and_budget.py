@@ -280,7 +280,7 @@ class TimesKeys:
     """Times of the day at which an uplink may be connected; the keys under `times`.
 
     Attributes:
-        time_zone: of the windows, such as ``Europe/Berlin``; None for the machine's.
+        time_zone: of the windows, such as ``Europe/Berlin``.
         windows: the first open one decides; without any, it may always be connected.
     """
 

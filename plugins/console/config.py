@@ -22,7 +22,7 @@ class ConsoleConfig:
     Attributes:
         http: ``HOST:PORT`` of page and API, port 0 for any free one. One for other machines needs
             ``admins``, ``viewers`` or ``token_file``, and ``http_tls`` or ``without_tls``.
-        http_tls: certificate and key for HTTPS; null for HTTP.
+        http_tls: certificate and key for HTTPS.
         without_tls: other machines may come without TLS, as through a proxy.
         admins: users of ``access`` who may see and change everything.
         viewers: users of ``access`` who may see everything.
@@ -31,7 +31,7 @@ class ConsoleConfig:
         anonymous: role of callers without login: ``none``, ``viewer`` or ``admin``. null:
             ``viewer`` where there are neither users nor tokens, else ``none``.
         names: host names of the console, such as a proxy's, beside ``localhost`` and addresses.
-        per_object: ``/metrics/per-object`` has figures of single clients and topics.
+        per_object: ``/metrics/per-object`` has single clients and topics.
         http_limits: limits for its clients.
     """
 

@@ -69,14 +69,14 @@ class GroupConfig:
         visibility_timeout: seconds that a received message is invisible to others (paper 004).
         order: `key`: a message comes with the earlier ones of its key, or after they are settled;
             the queue needs a `key`. `any`: it does not wait.
-        max_receives: receives of a message after which it becomes a dead letter.
-        dead_letter_queue: queue that dead letters go to; None to drop and count them.
+        max_receives: receives after which a message becomes a dead letter.
+        dead_letter_queue: queue of dead letters; without one they are dropped and counted.
         max_leased_messages: messages that may be leased at a time; then receives are refused.
-        topics: MQTT topic filters of the group's messages. None for all.
+        topics: MQTT topic filters of the group's messages; null for all.
         start: where a new group begins: the `earliest` message, behind the `latest`, or the first
             of a time in seconds since 1970 or later.
         group_expiry_seconds: time without a request until the group is deleted, while a program
-            runs; null for never.
+            runs.
     """
 
     kind: Literal["lease", "offsets"] = "lease"
@@ -118,7 +118,7 @@ class LogicalQueueConfig:
         max_bytes: payload bytes that it may hold.
         when_full: `refuse` new messages to their publishers; `drop_newest` acknowledges and drops
             them; `drop_oldest`, read or not.
-        retention_seconds: age at which a message is removed, read or not; None for never.
+        retention_seconds: age at which a message is removed, read or not.
         delay_seconds: time from the arrival of a message until it can be received.
         deduplication_seconds: window in which no second message of a deduplication identifier is
             stored.
@@ -251,9 +251,9 @@ class QueueConfig:
             beside it.
         durability: what is acknowledged: `full`, what is on the disk; `normal`, what the operating
             system has, which a power cut may lose.
-        http: ``HOST:PORT`` of the HTTP API, port 0 for any free one; null for none.
+        http: ``HOST:PORT`` of the HTTP API, port 0 for any free one.
         http_limits: limits for clients of the HTTP API and of Amazon SQS.
-        http_tls: TLS of both; None for plain connections.
+        http_tls: TLS of both.
         sqs: ``HOST:PORT`` of the Amazon SQS protocols.
         sqs_unsupported: attributes without effect here, such as `Policy`: `refuse` them, or
             `ignore`, which keeps and shows them.

@@ -76,9 +76,9 @@ class RedisConfig:
         cluster: ``HOST:PORT`` of some nodes of a cluster; empty for none.
         db: number of the database.
         prefix: begins each key's name, so that installations can share a server.
-        user: ACL user; None for `default`.
+        user: ACL user.
         password_file: file whose first line is the password.
-        tls: certificates; None for a plain connection.
+        tls: certificates.
         min_replicas: replicas that must have what is stored before it is acknowledged.
         replication_seconds: how long replicas are waited for, before it is refused.
         timeout_seconds: how long an answer is waited for, before the server counts as lost.
