@@ -94,7 +94,7 @@ class UplinkCounts:
         up_bytes: the bytes of these packets.
         down_messages: PUBLISH packets from the cloud that were passed to the site's broker.
         down_bytes: the bytes of these packets.
-        up_dropped: messages that did not go up, by reason; docs/how-to/edge.md lists the reasons.
+        up_dropped: messages that did not go up, by reason (docs/reference/edge.md).
         down_dropped: messages that did not come down, by reason.
         changed: messages that were changed on their way up, by reason.
         subscribe_refused: topic filters that the cloud's broker has refused.
