@@ -306,6 +306,10 @@ class ClusterEngine:
             return False
         return (node, epoch) not in [one[:2] for one in await self.all_duties()]
 
+    async def has_inbox(self) -> bool:
+        """Return whether this member has an inbox; one server of several may have lost its data."""
+        return bool(await plain(self.command(self._own_key, "EXISTS", ":s")))
+
     async def is_alive(self, node: str) -> bool:
         """Return whether a node beats."""
         return bool(await plain(self.command(self.base, "EXISTS", f":alive:{node}")))

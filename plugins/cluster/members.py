@@ -458,8 +458,8 @@ class Members:
         after, numbers = await engine.last_change()
         members = await engine.members()
         epoch, _ = members.pop(own, (0, ""))
-        if epoch != engine.epoch:
-            raise FencedError("this node is no member any more")
+        if epoch != engine.epoch or not await engine.has_inbox():
+            raise FencedError("this node is no member any more, or has no inbox")
         for node, there in list(self._routes.members.items()):
             if node not in members or members[node][0] != there.epoch:
                 self._left(node, there.epoch)

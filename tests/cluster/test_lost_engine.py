@@ -6,10 +6,12 @@ import asyncio
 from contextlib import ExitStack
 from pathlib import Path
 
+from redis import Redis
+
 from penstock.broker.mqtt.packets import PubAck, Publish
-from penstock.netem.runs.broker_process import reserved_port
+from penstock.netem.runs.broker_process import RunningBroker, reserved_port
 from tests.helpers.cluster import reached, running_brokers
-from tests.helpers.redis_server import running_redis
+from tests.helpers.redis_server import running_cluster, running_redis
 from tests.helpers.wire import WireClient
 
 
@@ -63,3 +65,40 @@ async def test_an_engine_without_a_file_is_killed_and_comes_back_empty(tmp_path:
                 assert (await late.take(Publish)).payload == b"kept"
             async with await cluster.connected("a", "reads"):
                 await reached(reading.done, "the end of the first connection")
+
+
+async def test_one_server_of_a_redis_cluster_is_killed_and_comes_back_empty(
+    tmp_path: Path,
+) -> None:
+    """The broker whose inbox it had ends its sessions and joins anew; publishers do not hang."""
+    with ExitStack() as stack:
+        nodes = stack.enter_context(running_cluster(tmp_path / "redis"))
+        servers = [f"127.0.0.1:{node.port}" for node in nodes]
+        cluster = stack.enter_context(
+            running_brokers(tmp_path, "a", "b", redis={"cluster": servers})
+        )
+        async with await cluster.connected("b", "sends") as sender:
+            reader = await cluster.connected("a", "reads")
+            await reader.subscribe("x/#", 1)
+            lost = [node for node in nodes if has_inbox_of_a(node.port)].pop()
+            lost.process.kill()
+            await asyncio.to_thread(lost.process.wait)
+            folder = tmp_path / "redis" / f"node{nodes.index(lost)}"
+            again = RunningBroker("redis-server", ["redis-server", "redis.conf"], folder)
+            stack.callback(again.stop)
+            assert (await sender.publish("x/1", b"lost")).reason_code == 0
+            await reader.rest()
+            reader = await WireClient.dial(cluster["a"].port)
+            while (await reader.connect("reads")).reason_code:  # it joins
+                reader.close()
+                reader = await WireClient.dial(cluster["a"].port)
+            await reader.subscribe("x/#", 1)
+            await sender.publish("x/1", b"x")
+            assert (await reader.take(Publish)).payload == b"x"
+            reader.close()
+
+
+def has_inbox_of_a(port: int) -> bool:
+    """Say whether a server has what is for the broker `a`."""
+    with Redis(port=port) as redis:
+        return bool(redis.keys("*cluster:test:a}:*:s"))
