@@ -253,8 +253,9 @@ def to_tables(results: Sequence[Result]) -> dict[str, Table]:
     """Return the tables that a page shows.
 
     `rows` has each row. `options` has the broker's processor time of the rows that were measured
-    with other options too, and in a run of which Penstock and mosquitto took part `lost` names the
-    rows in which mosquitto is ahead.
+    with other options too. In a run of which Penstock and mosquitto took part, `lost` names the
+    rows in which mosquitto is ahead, and `missed` those whose target Penstock misses, or of which
+    single repetitions disagree.
     """
     by_name: dict[str, dict[str, Result]] = {}
     for result in results:
@@ -264,6 +265,13 @@ def to_tables(results: Sequence[Result]) -> dict[str, Table]:
         "options": _options_table(by_name),
         "lost": Table(
             ["", "rows"], [[f"{REFERENCE} is ahead", ", ".join(_lost(by_name)) or "none"]]
+        ),
+        "missed": Table(
+            ["target", "rows"],
+            [
+                [verdict, ", ".join(_judged(by_name, verdict)) or "none"]
+                for verdict in ("missed", "not shown")
+            ],
         ),
     }
 
@@ -329,4 +337,18 @@ def _lost(by_name: Mapping[str, Mapping[str, Result]]) -> Iterator[str]:
         if ratio is None or target == Target():
             continue
         if ratio < 1 if target.least_ratio is not None else ratio > 1:
+            yield f"`{name}`"
+
+
+def _judged(by_name: Mapping[str, Mapping[str, Result]], verdict: str) -> Iterator[str]:
+    """Yield the rows whose target is ``missed``, or ``not shown`` to be either."""
+    for name, of_peers in by_name.items():
+        results = [of_peers[peer] for peer in (OURS, REFERENCE) if peer in of_peers]
+        if OURS not in of_peers or is_met(results[0], results) is None:
+            continue
+        if is_undecided(results):
+            told = "not shown"
+        else:
+            told = "met" if is_met(results[0], results) else "missed"
+        if told == verdict:
             yield f"`{name}`"

@@ -47,6 +47,9 @@ CELL: Final = re.compile(
 )
 """The comments between which a sentence shows a cell of a file."""
 
+ONCE: Final = re.compile(r" --repeats[ =]1(?!\d)")
+"""The option of a command that measures each row once."""
+
 
 @dataclass(frozen=True, slots=True)
 class Table:
@@ -133,6 +136,8 @@ class Origin:
         """Return it in a line, with the first doubt in short and how many more the file has."""
         made_by = f"commit {self.commit}" if self.commit else "an installed package"
         line = f"`{self.command}`; {made_by}, {self.date}, {self.python}, {self.machine}."
+        if ONCE.search(self.command):
+            line += " **A look, no claim:** each row was measured once, so no spread is known."
         if self.doubts:
             short = self.doubts[0].partition(" (")[0]
             line += f" **Doubtful:** {short}."

@@ -120,3 +120,20 @@ def test_tables_for_pages_tell_costs_of_options_and_what_is_lost() -> None:
     assert tables["lost"].cell("mosquitto is ahead", "rows") == "`qos0_1to1_acl_random`"
     assert tables["rows"].cell("`qos0_1to1`", "penstock / mosquitto") == "30.00"
     assert tables["rows"].cell("`qos0_1to1_acl`", "mosquitto, µs each") == "6.50"
+
+
+def test_tables_for_pages_tell_which_targets_are_missed_or_not_shown() -> None:
+    """Where single repetitions disagree on a target, it is neither met nor missed."""
+    results = []
+    for name, ours, theirs in (
+        ("qos0_1to1", [3000.0, 3100.0], [100.0, 100.0]),
+        ("qos0_1to10", [300.0, 310.0], [100.0, 100.0]),
+        ("qos1_1to1", [290.0, 900.0], [100.0, 100.0]),
+        ("memory_queued", [2.0, 2.0], [1.4, 1.4]),
+    ):
+        for peer, values in ("penstock", ours), ("mosquitto", theirs):
+            results.append(Result(ROWS[name], peer, [Measurement(value) for value in values]))
+    missed = to_tables(results)["missed"]
+    assert missed.cell("missed", "rows") == "`qos0_1to10`, `memory_queued`"
+    assert missed.cell("not shown", "rows") == "`qos1_1to1`"
+    assert to_tables(results[:2])["missed"].cell("missed", "rows") == "none"

@@ -48,6 +48,20 @@ def test_file_is_read_as_it_was_written(page: Path) -> None:
     assert origin.date in str(origin)
 
 
+@pytest.mark.parametrize(
+    ("command", "is_look"),
+    [
+        ("penstock bench --quick --repeats 1 --rows all", True),
+        ("penstock bench --repeats=1", True),
+        ("penstock bench --repeats 10", False),
+        ("penstock bench", False),
+    ],
+)
+def test_a_single_measurement_is_no_claim(command: str, *, is_look: bool) -> None:
+    """A page that shows the origin says that there is no spread."""
+    assert ("**A look, no claim:**" in str(begin(command))) is is_look
+
+
 def test_doubts_stand_behind_the_origin(tmp_path: Path) -> None:
     """So that a page that shows the origin shows them; a file without any is read as before."""
     origin = replace(begin("penstock plan x"), doubts=["busy for 9 s (of 10 s)", "late"])
