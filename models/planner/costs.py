@@ -71,14 +71,15 @@ class Costs:
 TIMES: Final = tuple(name for name in asdict(Costs()) if not name.endswith("_bytes"))
 """The costs that are processor seconds."""
 
+_BENCH: Final = "`penstock bench`, 2026-11-21:"
 _RUN: Final = "a run as of `--validate`:"
 
 SOURCE: Final[Mapping[str, str]] = {
-    "receive": "half of QoS 0, 500 clients to 1: 106,192/s on one core, a call each way",
+    "receive": f"{_BENCH} half of QoS 0, 500 clients to 1: 106,192/s on one core, a call each way",
     "deliver": "the other half",
-    "receive_acknowledged": "half of QoS 1, 500 pairs: 31,412/s on one core, two calls each way",
+    "receive_acknowledged": f"{_BENCH} half of QoS 1, 500 pairs: 31,412/s on one core, two calls",
     "deliver_acknowledged": "the other half",
-    "keep": "what leaves the fast path: 14.6 µs with a durable session, 0.88 without",
+    "keep": "one to one at 07baa10: 14.6 µs with a durable session, 0.88 without; no runs yet",
     "enqueue": "queue_throughput, row enqueue: 123,386/s",
     "dequeue": "queue_throughput, received and deleted over HTTP: 85,222/s",
     "request": "queue_strategies, lambda 400 conventional: 3,939 requests/s, 4 of 100 hit",
@@ -90,11 +91,11 @@ SOURCE: Final[Mapping[str, str]] = {
     "alone_commit": f"{_RUN} the same, for a session that is kept: half, of message and PUBACK",
     "idle": f"{_RUN} a message a second",
     "look": "two system calls of 5 µs, and 3 µs for the socket: an estimate, not measured alone",
-    "connect": "connect and disconnect: 6,411/s",
-    "base_bytes": "on a small machine: memory",
-    "connection_bytes": "an idle connection: 5.16 KB",
-    "subscription_bytes": "on a small machine: memory",
-    "queued_bytes": "a 1 KB message that waits: 1.35 KB",
+    "connect": f"{_BENCH} connect and disconnect: 6,411/s",
+    "base_bytes": "a small machine needs some 70 MB",
+    "connection_bytes": f"{_BENCH} 10,000 idle connections: 5.16 KB each",
+    "subscription_bytes": "memory_filters: 0.44 KB, and its target 0.5 KB",
+    "queued_bytes": f"{_BENCH} 100,000 messages of 1 KB that wait: 1.35 KB each",
 }
-"""The source of each cost: a row of docs/evidence/performance.md or paper-000-dequeue.md, or a
-run."""
+"""The source of each cost: a full run of `penstock bench`, older than the one that
+docs/evidence/performance.md shows; a row of that page or of paper-000-dequeue.md; or a run."""
