@@ -424,7 +424,7 @@ class ClusterEngine:
 
     def delete(self, entry_ids: Sequence[bytes], n_bytes: int) -> asyncio.Future[int]:
         """Delete entries of the own inbox, which had so many bytes; the answer is what is left."""
-        return self.call("delete", self._own_key, n_bytes, *entry_ids)
+        return self.call("delete", self._own_key, n_bytes, *entry_ids, is_kept=True)
 
     def tell(self, node: str, epoch: int, note: bytes) -> asyncio.Future[Any]:
         """Tell a member something, maybe twice; a member that has ended is told nothing."""

@@ -219,9 +219,13 @@ class MailEngine:
     def erase(
         self, client_id: str, owner: Row, identifiers: Sequence[bytes], n_bytes: int
     ) -> asyncio.Future[Any]:
-        """Remove messages of a session that this node has, which have so many bytes."""
+        """Remove messages of a session that this node has, which have so many bytes.
+
+        It waits for a server however long that takes, as `ClusterEngine.delete` does.
+        """
         words = client_id, str(owner), b" ".join(identifiers), n_bytes
-        return self.engine.call("erase", self.engine.bucket(client_id), *words, is_stored=True)
+        bucket = self.engine.bucket(client_id)
+        return self.engine.call("erase", bucket, *words, is_stored=True, is_kept=True)
 
     def finish(
         self, client_id: str, owner: Row, origin: str, read: bytes = FROM_START

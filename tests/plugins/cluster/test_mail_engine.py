@@ -8,7 +8,7 @@ import logging
 import time
 import uuid
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from redis import Redis
 
 from penstock.broker.errors import PenstockError
 from penstock.broker.mqtt.data_types import write_variable_byte_integer
+from penstock.netem.runs.broker_process import reserved_port
 from penstock.plugins.cluster.engine import ClusterEngine, FencedError, Row
 from penstock.plugins.cluster.mail_engine import (
     IF_CONNECTED,
@@ -29,6 +30,7 @@ from penstock.plugins.cluster.mail_engine import (
 )
 from penstock.plugins.redis.calls import plain
 from penstock.plugins.redis.errors import StorageFullError
+from penstock.plugins.redis.pipeline import Patience
 from penstock.plugins.redis.server import RedisServer
 from penstock.plugins.redis.stream_reader import FROM_START
 from tests.helpers.redis_server import running_redis, shared_redis
@@ -535,6 +537,33 @@ class Shared:
         with Redis(port=shared_redis()) as redis:
             found = [redis.hgetall(key) for key in redis.keys(f"{bucket(self._mail)}:p:*")]
         return sorted((len(one[b"packet"]), int(one[b"mailboxes"])) for one in found)
+
+
+async def test_what_was_delivered_is_removed_however_long_the_engine_was_away(
+    tmp_path: Path,
+) -> None:
+    """Else a message of QoS 0 would come again, and an inbox stay full."""
+    lasts = "appendonly yes", "appendfsync always"
+    with reserved_port() as port:
+        at = RedisServer("127.0.0.1", port, patience=Patience(retry_seconds=0.2))
+        async with AsyncExitStack() as stack:
+            with running_redis(tmp_path, *lasts, port=port):
+                mail = await stack.enter_async_context(joined(at, "a"))
+                engine, own = mail.engine, await kept(mail)
+                await posted(mail, b"1", qos=0)
+                await plain(engine.put("a", engine.epoch, b"frames"))
+                (entry,) = (await mail.fetch(X, own, FROM_START, 1, 10_000)).entries
+                reader = engine.inbox_reader()
+                ((in_inbox, _),) = await reader.read(FROM_START, 1)
+                await reader.close()
+            removing = [
+                mail.erase(X, own, [entry[0]], len(entry[2])),
+                engine.delete([in_inbox], len(b"frames")),
+            ]
+            await asyncio.sleep(1)
+            with running_redis(tmp_path, *lasts, port=port):
+                assert await asyncio.gather(*removing) == [1, 0]
+                assert await values(mail, own) == []
 
 
 async def test_large_message_for_several_mailboxes_is_there_once() -> None:
