@@ -7,7 +7,7 @@ import os
 import select
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, TypeAlias
 
@@ -110,10 +110,16 @@ def _read_rates(console: Console, order: Order, limit: int) -> Seen:
     for _ in range(MOST_TRIES):
         time.sleep(ONCE_SECONDS)
         seen = _read(console, order, limit)
-        rates = [row.get("delivered_per_second") for row in seen.clients]
-        if not rates or any(rate is not None for rate in rates):
+        of_clients = [row.get("delivered_per_second") for row in seen.clients]
+        of_all = seen.overview["rates"].values()
+        if all(_has_some(rates) for rates in (of_clients, of_all)):
             break
     return seen
+
+
+def _has_some(rates: Collection[float | None]) -> bool:
+    """Say whether there are none, or one of them is known."""
+    return not rates or any(rate is not None for rate in rates)
 
 
 def _head(seen: Seen) -> Iterator[str]:

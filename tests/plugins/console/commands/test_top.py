@@ -10,12 +10,17 @@ import signal
 import struct
 import subprocess
 import termios
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from penstock.plugins.console.commands import top as running_top
 from tests.helpers.commands import PENSTOCK
 from tests.helpers.paho_client import PahoClient
 from tests.plugins.console.commands.conftest import Operated
+
+if TYPE_CHECKING:
+    from penstock.plugins.console.commands.asking import Console
 
 
 def test_rates_and_clients_are_printed_once(operated: Operated) -> None:
@@ -35,6 +40,33 @@ def test_rates_and_clients_are_printed_once(operated: Operated) -> None:
         (one,) = found["clients"]
         assert one["delivered_per_second"] is not None
         assert found["overview"]["clients"]["connected"] == 1
+
+
+class Slow:
+    """A console whose overview has no rates yet when those of clients are known."""
+
+    def __init__(self) -> None:
+        self.n_asked = 0
+
+    def get(self, path: str) -> dict[str, Any]:
+        """Return the overview, with rates from the third time on; or who asks."""
+        if path != "overview":
+            return {}
+        self.n_asked += 1
+        return {"rates": {"received_messages": 1.5 if self.n_asked > 2 else None}}
+
+    def rows(self, _path: str, _limit: int, **_order: str) -> dict[str, Any]:
+        """Return a client."""
+        return {"clients": [{"delivered_per_second": 0.0}], "total": 1}
+
+
+def test_rates_of_all_are_waited_for_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The brokers of a cluster are asked in turn, and the overview has its second reading later."""
+    monkeypatch.setattr(running_top, "ONCE_SECONDS", 0.0)
+    console = Slow()
+    seen = running_top._read_rates(cast("Console", console), "rtt", 1)
+    assert seen.overview["rates"]["received_messages"] == 1.5
+    assert console.n_asked == 3
 
 
 @pytest.mark.parametrize("end", ["q", "interrupt"])
