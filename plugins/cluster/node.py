@@ -433,7 +433,7 @@ class Node:
             self._logger.warning(
                 "node %s has other values than this one in its policy file: %s", node, told
             )
-        told = differences(own["files"], there.get("files", {}))
+        told = differences(own["files"], there.get("files", own["files"]))
         if told:
             self._logger.warning("node %s has other files than this one: %s", node, told)
         doubled = own["policy"].get(OF_ONE_NODE)
