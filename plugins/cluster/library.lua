@@ -60,6 +60,7 @@ local INLINE_BYTES = 4096   -- a larger retained message is looked up by who rea
 
 local READ_AT_ONCE = 10     -- entries of a mailbox: they may be large
 local SHARED_BYTES = 512    -- a larger packet for several mailboxes is there once
+local MOST_SHARED = 5000    -- such packets of sessions that expire at once, and those of one more
 local MOST_REFUSALS_BYTES = 8192  -- that are kept of each node, for posts that are repeated
 
 local MOST_KNOWN_MS = 7 * 86400 * 1000  -- for so long a QoS 2 message is told from its repeats
@@ -821,16 +822,19 @@ function functions.finish(keys, args)
   return 1
 end
 
--- Ends sessions whose time has come; answers with origin and client of each that has ended.
+-- Ends sessions whose time has come; answers with origin and client of each that has ended. It ends
+-- fewer where many of their messages are in other mailboxes, too: each of them is looked at.
 function functions.expire(keys, args)
   local base = keys[1]
   local due = call('ZRANGE', base .. ':x', '-inf', text(now_ms()), 'BYSCORE', 'LIMIT', 0, args[1])
-  local ended = {}
+  local ended, n_shared = {}, 0
   for i = 1, #due do
     local origin, client = string.match(due[i], '^(%S+) (.*)$')
-    if call('HGET', base .. ':s:' .. client, 'origin') ~= origin then
+    local told = call('HMGET', base .. ':s:' .. client, 'origin', 'shared')
+    if told[1] ~= origin then
       ended[#ended + 1] = due[i]
-    elseif call('HEXISTS', base .. ':o', client) == 0 then
+    elseif n_shared < MOST_SHARED and call('HEXISTS', base .. ':o', client) == 0 then
+      n_shared = n_shared + (told[2] or 0)
       end_session(base, client, origin, '0-0')
       ended[#ended + 1] = due[i]
     end

@@ -22,7 +22,7 @@ IF_CONNECTED: Final = b"!"
 MOST_GONE: Final = 1000
 """Entries that one change removes."""
 _READ_AT_ONCE: Final = 100
-MOST_EXPIRED: Final = 100
+_MOST_EXPIRED: Final = 100
 """Sessions that one call ends."""
 _MOST_WORDS: Final = 3000
 """Words of a call that changes sessions, and those of one session."""
@@ -244,7 +244,7 @@ class MailEngine:
 
     async def expire(self, bucket: str) -> list[tuple[str, str]]:
         """End sessions whose time has come; return origin and client of those that have ended."""
-        found = await plain(self.engine.call("expire", bucket, MOST_EXPIRED, is_stored=True))
+        found = await plain(self.engine.call("expire", bucket, _MOST_EXPIRED, is_stored=True))
         pairs = (one.decode().partition(" ") for one in found)
         return [(origin, client_id) for origin, _, client_id in pairs]
 

@@ -17,7 +17,7 @@ from typing import Final
 from penstock.broker.plugin_guard import is_logged
 from penstock.plugins.cluster.announcer import Announcer
 from penstock.plugins.cluster.frames import Lane
-from penstock.plugins.cluster.mail_engine import MOST_EXPIRED, MailEngine
+from penstock.plugins.cluster.mail_engine import MailEngine
 from penstock.plugins.cluster.mail_entries import read_head
 from penstock.plugins.cluster.mail_sessions import KeptSessions
 from penstock.plugins.cluster.node_sink import Give, Shared
@@ -27,7 +27,7 @@ from penstock.plugins.redis.errors import StorageError
 ROUND_SECONDS: Final = 4.0
 """All buckets are looked at in this time."""
 AGAIN_SECONDS: Final = 0.05
-"""The interval at which one is looked at where many sessions have ended."""
+"""The interval at which one is looked at while sessions end there."""
 
 
 class MailExpiry:
@@ -85,9 +85,9 @@ class MailExpiry:
                     self._told.clear()  # another node forgets what this one has told
 
     async def _look_at(self, bucket: str) -> bool:
-        """End what is due, and forget what all nodes know of; return whether there may be more."""
+        """End what is due, and forget what all nodes know of; return whether there was any."""
         ended = await self._engine.expire(bucket)
-        known = []
+        known, told = [], []
         for one in ended:
             origin, client_id = one
             number = self._told.get(one)
@@ -95,6 +95,7 @@ class MailExpiry:
                 self.n_expired += number is None
                 self._mail.gone(client_id, origin)
                 self._told[one] = self._announcer.last_number()
+                told.append(one)
             elif number <= self._announcer.answered:
                 known.append(one)
         if known:
@@ -102,7 +103,7 @@ class MailExpiry:
             self.n_dropped += max(0, await self._engine.forget(bucket, known) - sum(given))
             for one in known:
                 del self._told[one]
-        return len(ended) >= MOST_EXPIRED
+        return bool(known or told)
 
     async def _hand_on(self, bucket: str, origin: str, client_id: str) -> int:
         """Give messages to other members; return how many, once they are stored for those."""

@@ -621,6 +621,19 @@ async def test_ended_sessions_leave_no_large_message_behind() -> None:
         assert len(entry[2]) == len(LARGE) + 3
 
 
+async def test_sessions_that_share_many_messages_do_not_expire_in_one_call() -> None:
+    """The engine does nothing else meanwhile, and nodes that do not beat are taken for dead."""
+    async with joined(server(), "a", (100_000, 1_000_000_000, "reject")) as a:
+        shared = Shared(a)
+        await shared.begin()
+        for _ in range(21):
+            await posted(a, *[LARGE] * 250, to=shared.clients)
+        for client_id, own in shared.own.items():
+            await plain(a.engine.release(client_id, own))
+        assert [len(await a.expire(bucket(a))) for _ in range(5)] == [1, 2, 3, 4, 4]
+        assert shared.copies() == []
+
+
 async def test_what_is_fetched_in_one_turn_is_one_call() -> None:
     """Its bytes are limited; a session that another node has keeps no others from theirs."""
     async with joined(server(), "a", (100, 100_000, "reject")) as a:
