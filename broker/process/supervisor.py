@@ -226,7 +226,8 @@ class Supervisor:
         link.setblocking(False)
         with link:
             with theirs, os.fdopen(os.memfd_create("policy"), "r+b") as copy:
-                copy.write(self._text.encode())
+                text = self._text
+                copy.write(text.encode())
                 copy.seek(0)
                 process = await asyncio.create_subprocess_exec(
                     *self._command(number, copy.fileno()),
@@ -236,6 +237,7 @@ class Supervisor:
                     start_new_session=True,
                 )
             loop, worker = asyncio.get_running_loop(), _Worker(name, process, link)
+            worker.must_reload = self._reloading.locked() or text != self._text
             loop.add_reader(link, self._heard, number, worker)
             self._workers[number] = worker
             if self._stopping.is_set():

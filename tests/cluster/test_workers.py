@@ -179,6 +179,21 @@ async def test_a_worker_that_is_started_again_has_what_the_others_have(
     assert await limits(workers) == [12_345] * 2
 
 
+async def test_a_worker_that_is_started_while_the_others_reload_has_what_they_have(
+    workers: Workers, tmp_path: Path
+) -> None:
+    """One of them takes its time; the new one is given the file as it was before."""
+    psutil.Process(workers.pids()[1]).suspend()
+    psutil.Process(workers.pids()[2]).kill()
+    await asyncio.to_thread(workers.broker.wait_for_log, "it is started again in 1 s")
+    change(tmp_path, 12_345)
+    workers.broker.process.send_signal(signal.SIGHUP)
+    await asyncio.to_thread(until, lambda: 2 in ports_of(workers)[workers.port], "its start")
+    psutil.Process(workers.pids()[1]).resume()
+    await asyncio.to_thread(workers.broker.lines_with, "reloaded: ", 2)
+    assert await limits(workers) == [12_345] * 2
+
+
 async def started_again(workers: Workers, number: int) -> None:
     """Kill a worker; return when it serves again."""
     psutil.Process(workers.pids()[number]).kill()
