@@ -141,7 +141,7 @@ function functions.beat(keys, args)
 end
 
 -- Ends a member. `by` has to do for it what it cannot do any more, '' where that is nothing; and what
--- it had to do for others, which is any member's then.
+-- it had to do for others. Any member does so where that is none, as it has just left, too.
 local function remove(base, node, epoch, by)
   call('HDEL', base .. ':epochs', node)
   call('HDEL', base .. ':nodes', node)
@@ -149,16 +149,15 @@ local function remove(base, node, epoch, by)
   call('DEL', base .. ':alive:' .. node)
   call('UNLINK', base .. ':routes:' .. node)
   call('HDEL', base .. ':m', 'c ' .. node, 'r ' .. node)
-  local key = base .. ':duties'
-  local duties = call('HGETALL', key)
-  if by ~= '' then
-    call('HSET', key, node .. ' ' .. epoch, by)
-  elseif #duties > 0 then
+  local key, duty = base .. ':duties', by ~= ''
+  if by ~= node and call('HEXISTS', base .. ':epochs', by) == 0 then
     by = call('HKEYS', base .. ':epochs')[1] or node
   end
+  local duties = call('HGETALL', key)
   for i = 1, #duties, 2 do
     if duties[i + 1] == node then call('HSET', key, duties[i], by) end
   end
+  if duty then call('HSET', key, node .. ' ' .. epoch, by) end
   note(base, 'leave', node, epoch, 0, 'by', by)
 end
 

@@ -80,6 +80,19 @@ async def test_a_node_that_asks_twice_joins_once(server: RedisServer) -> None:
     await engine.close()
 
 
+async def test_node_that_stops_names_no_heir_that_has_just_stopped(
+    two: tuple[ClusterEngine, ClusterEngine], server: RedisServer
+) -> None:
+    """Both were told at once, as workers are; what they leave is for one that is there."""
+    a, b = two
+    c = await joined(server, "c")
+    first, second = ("a", a.epoch), ("b", b.epoch)
+    await a.leave("b")
+    await b.leave("a")
+    assert sorted(await c.duties()) == [first, second]
+    await c.close()
+
+
 async def test_what_was_not_put_is_refused_where_a_later_one_was_put(tmp_path: Path) -> None:
     """As a server was no master yet when it came: by its number it would be a repeat now."""
     with running_redis(tmp_path) as process, Redis(port=process.port) as admin:
