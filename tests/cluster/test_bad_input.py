@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any, Final
@@ -14,9 +15,12 @@ import pytest
 import yaml
 from redis import Redis
 
+import penstock as penstock_package
 from penstock.netem.runs.broker_process import reserved_port
+from penstock.plugins.cluster.engine import LIBRARY
 from tests.helpers.cluster import Cluster, running_brokers, until
 from tests.helpers.commands import penstock
+from tests.helpers.paho_client import PahoClient
 from tests.helpers.process import BrokerProcess
 from tests.helpers.redis_server import running_redis
 
@@ -149,7 +153,7 @@ def test_what_changes_at_the_engine_while_it_is_used(tmp_path: Path) -> None:
             for right, told in {
                 "fcall": "takes no beat of this node: the Redis server refuses: this user has no",
                 "xread": f"127.0.0.1:{redis.port} refuses XREAD ",
-                "xadd": f"127.0.0.1:{redis.port} refuses FCALL penstock_cluster_1_change: ",
+                "xadd": f"127.0.0.1:{redis.port} refuses FCALL {LIBRARY.prefix}change: ",
             }.items():
                 with cluster.client("a") as client:
                     admin.acl_setuser("penstock", enabled=True, commands=[f"-{right}"])
@@ -258,20 +262,67 @@ def test_what_belongs_to_one_broker_may_differ(tmp_path: Path) -> None:
 
 
 def test_brokers_of_two_versions_are_warned(tmp_path: Path) -> None:
-    """With both; an upgrade goes on all the same."""
+    """With both; an upgrade goes on all the same, also to other functions at the engine.
+
+    A broker that runs while the next one is installed loads the functions that it has begun with.
+    """
     installed = importlib.metadata.distribution("penstock-mqtt")
     version = installed.version
     other = tmp_path / "penstock_mqtt-9.9.dist-info"
     other.mkdir()
     (other / "METADATA").write_text("Name: penstock-mqtt\nVersion: 9.9\n")
     (other / "entry_points.txt").write_text(installed.read_text("entry_points.txt") or "")
+    functions = penstock_in(tmp_path) / "plugins" / "cluster" / "library.lua"
+    functions.write_text(f"{functions.read_text()}-- what 9.9 does better\n")
     path = f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"
-    with running_brokers(tmp_path, "a") as cluster:
+    with (
+        running_redis(tmp_path / "redis") as redis,
+        Redis(port=redis.port) as admin,
+        running_brokers(tmp_path, "a", redis={"server": f"127.0.0.1:{redis.port}"}) as cluster,
+    ):
         (tmp_path / "b").mkdir()
         environment = os.environ | {"PYTHONPATH": path}
         newer = BrokerProcess(cluster.policy("b"), tmp_path / "b", is_forked=False, env=environment)
         try:
             newer.wait_for_log(f"node a has version {version}, and this one 9.9")
             cluster["a"].wait_for_log(f"node b has version 9.9, and this one {version}")
+            assert len(admin.function_list()) == 2
+            with PahoClient(newer.port) as there, cluster.client("a", subscribes="a") as here:
+                assert there.connect()
+                there.subscribe("b", 1)
+                for is_reloaded in (False, True):
+                    if is_reloaded:
+                        functions.write_text("what comes after 9.9")
+                        admin.function_flush()
+                    there.publish("a", b"from b", 1)
+                    here.publish("b", b"from a", 1)
+                    assert [here.payloads(1), there.payloads(1)] == [[b"from b"], [b"from a"]]
         finally:
             newer.end()
+
+
+def penstock_in(folder: Path) -> Path:
+    """Make a package whose plugin `cluster` is a copy; return the package."""
+    own, package = Path(penstock_package.__file__).parent, folder / "penstock"
+    (package / "plugins").mkdir(parents=True)
+    for part in (own, own / "plugins"):
+        for each in part.iterdir():
+            place = package / each.relative_to(own)
+            if each.name == "cluster":
+                shutil.copytree(each, place)
+            elif not place.exists():
+                place.symlink_to(each.resolve())
+    return package
+
+
+def test_functions_of_a_version_that_does_not_go_together(tmp_path: Path) -> None:
+    """The start ends before anything is changed, and says how to go on."""
+    with running_redis(tmp_path / "redis") as redis, Redis(port=redis.port) as admin:
+        code = "redis.register_function('penstock_cluster_0_f', function() return 1 end)"
+        admin.function_load(f"#!lua name=penstock_cluster_0_1234\n{code}")
+        cluster = Cluster(tmp_path, {"server": f"127.0.0.1:{redis.port}"})
+        assert (
+            "read penstock_cluster_0_1234; allowed: penstock_cluster_1_*. Another version of "
+            "Penstock uses this server. FUNCTION DELETE"
+        ) in refused(cluster, "a", tmp_path / "a")
+        assert admin.dbsize() == 0

@@ -275,11 +275,6 @@ OTHERS: Final = (
 )
 
 
-def test_it_is_read_once() -> None:
-    """A program that runs while another version is installed still reaches its servers."""
-    assert LIBRARY.source() is LIBRARY.source()
-
-
 @pytest.mark.parametrize(("limit", "keeps_last"), [(None, False), (6, False), (None, True)])
 @settings(max_examples=examples(15))
 @given(news=NEWS, steps=steps_of([ORDERED, *RECEIVERS], *OTHERS))
