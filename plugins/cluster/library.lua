@@ -435,19 +435,15 @@ local function newest(ids)
   return found
 end
 
--- Notes that a session has no owner any more. Where that was no end of its own, what its owner has
--- read may have been sent.
+-- Notes that a session has no owner any more: only what has a packet identifier may not be dropped.
+-- Where that was no end of its own, what its owner has read may have been sent.
 local function leave_session(base, client, is_own)
   local key = base .. ':s:' .. client
-  local told = call('HMGET', key, 'origin', 'expiry', 'away', 'got')
+  local told = call('HMGET', key, 'origin', 'expiry', 'away', 'got', 'dup')
   if not told[1] or told[3] then return end
   local now = now_ms()
-  call('HSET', key, 'away', text(now))
-  if is_own then
-    call('HSET', key, 'got', newest(call('HKEYS', base .. ':i:' .. client)))
-  elseif told[4] then
-    call('HSET', key, 'dup', told[4])
-  end
+  call('HSET', key, 'away', text(now), 'got', newest(call('HKEYS', base .. ':i:' .. client)))
+  if not is_own and told[4] then call('HSET', key, 'dup', newest({told[4], told[5] or '0-0'})) end
   if told[2] and told[2] ~= '' then
     call('ZADD', base .. ':x', text(now + math.floor(told[2] * 1000)), told[1] .. ' ' .. client)
   end

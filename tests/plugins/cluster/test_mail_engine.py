@@ -325,16 +325,24 @@ async def test_what_the_owner_has_read_is_not_dropped() -> None:
         assert await values(a, own) == [b"00", b"22", b"33"]
 
 
-async def test_what_was_read_and_not_sent_may_be_dropped_once_the_client_is_away() -> None:
-    """Messages with a Packet Identifier stay."""
-    async with joined(server(), "a", (3, 1000, "drop_oldest")) as a:
+@pytest.mark.parametrize("has_died", [False, True])
+async def test_what_was_read_and_not_sent_may_be_dropped_once_the_client_is_away(
+    *, has_died: bool
+) -> None:
+    """Or its node is. Messages with a Packet Identifier stay."""
+    at = server()
+    async with joined(at, "a", (3, 1000, "drop_oldest")) as a, joined(at, "b") as b:
         own = await kept(a)
         await posted(a, b"0", b"1", b"2")
         first, *_ = (await a.fetch(X, own, FROM_START, 3, 10_000)).entries
         await commit(a, own, 2, "o1", "i", first[0], b"sent")
-        await released(a, own)
-        await posted(a, b"3")
-        assert await values(a, await claimed(a, 2)) == [b"0", b"2", b"3"]
+        if has_died:
+            await b.engine.sweep_owners("a", own.epoch)
+        else:
+            await released(a, own)
+        b.limits = a.limits
+        await posted(b, b"3")
+        assert await values(b, await claimed(b, 2)) == [b"0", b"2", b"3"]
 
 
 async def test_too_many_for_a_client_that_is_away_are_dropped() -> None:
