@@ -246,12 +246,12 @@ local function is_new(last, epoch, number)
   return last_epoch < epoch or tonumber(last_number) < tonumber(number)
 end
 
--- Refuses what a node of an epoch that has ended still puts.
+-- Refuses what a node of an epoch that has ended still puts; says whether none has begun since.
 local function refuse_ended(key, field, ended)
   local last = call('HGET', key, field)
-  if not last or tonumber(string.match(last, '%d+')) <= ended then
-    call('HSET', key, field, string.format('%d 0', ended + 1))
-  end
+  local is_newest = not last or tonumber(string.match(last, '%d+')) <= ended
+  if is_newest then call('HSET', key, field, string.format('%d 0', ended + 1)) end
+  return is_newest
 end
 
 -- Opens the inbox of a node for its epoch.
@@ -499,7 +499,8 @@ end
 -- Refuses what a node of an epoch that has ended still posts. Its publishers come to other nodes once
 -- that is so for all mailboxes, and send it again there.
 function functions.bar(keys, args)
-  refuse_ended(keys[1] .. ':last', args[1], tonumber(args[2]))
+  local key = keys[1] .. ':last'
+  if refuse_ended(key, args[1], tonumber(args[2])) then call('HDEL', key, 'x ' .. args[1]) end
   return '0'
 end
 

@@ -455,6 +455,17 @@ async def test_what_a_dead_node_still_posts_is_refused() -> None:
         assert await values(b, own) == [b"1", b"2"]
 
 
+async def test_what_was_refused_to_a_dead_node_is_forgotten() -> None:
+    """Each start of a container may have a name of its own."""
+    at = server()
+    async with joined(at, "a") as a, joined(at, "b") as b:
+        await plain(a.post(bucket(a), [b"head", run(b"1"), 1, IF_THERE, 1, X]))
+        with Redis(port=shared_redis()) as redis:
+            assert redis.hkeys(f"{bucket(a)}:last") == [b"a", b"x a"]
+            await b.engine.sweep_owners("a", a.engine.epoch)
+            assert redis.hkeys(f"{bucket(a)}:last") == [b"a"]
+
+
 async def test_owner_that_died_is_displaced_before_its_sessions_are_given_up() -> None:
     """The claim alone finds out that it did not let go."""
     at = server()
