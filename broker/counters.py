@@ -33,8 +33,8 @@ class Counters:
             `user_sessions`, `address_sessions`; `wills`; of an operator: `banned`), `cut_off` for
             those of them that got no answer, or what went wrong (`tls`, `websocket`,
             `proxy_header`, `timeout`).
-        clients_connected: clients connected now.
-        clients_connected_maximum: the most that were connected at once.
+        clients_connected: clients connected now, without those of the broker's own process.
+        clients_connected_maximum: the most of them that were connected at once.
         sessions_expired: sessions that ended as their Session Expiry Interval had passed.
         logins_failed: CONNECT packets and exchanges with a wrong user or password.
         logins_not_judged: logins refused unchecked after too many failures; see

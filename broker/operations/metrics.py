@@ -119,7 +119,8 @@ def counter(name: str, help_: str, value: float) -> Metric:
 
 
 def _clients(core: Core, totals: Totals) -> Iterator[Metric]:
-    yield from gauge("sessions", "Sessions, with or without a connection.", len(core.sessions))
+    told = "Sessions of clients, with or without a connection."
+    yield from gauge("sessions", told, core.sessions.n_of_clients)
     yield from gauge("sessions_limit", "`limits.sessions`.", core.limits.sessions)
     yield from gauge("connections_limit", "`limits.connections`.", core.limits.connections)
     yield Metric(

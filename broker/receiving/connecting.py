@@ -576,7 +576,9 @@ def _refuse_session(
     sessions = core.sessions
     limit, allowed = "", ""
     if sessions.get(client_id) is None:
-        limit, allowed = sessions.quota.refusal(len(sessions), username, client.remote_address)
+        limit, allowed = sessions.quota.refusal(
+            sessions.n_of_clients, username, client.remote_address
+        )
     if not limit and will is not None and not sessions.has_room_for(will, client_id):
         limit, allowed = "wills", f"allowed: {core.limits.total_will_bytes} bytes of all wills"
     if not limit:

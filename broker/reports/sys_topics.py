@@ -141,12 +141,13 @@ class SysTopics:
 
     def _common(self, now: float) -> Iterator[tuple[str, str]]:
         core = self._core
-        n_away = len(core.sessions) - core.counters.clients_connected
+        n_sessions = core.sessions.n_of_clients
+        n_away = n_sessions - core.counters.clients_connected
         heap_bytes = resident_bytes()
         self._most_heap_bytes = max(self._most_heap_bytes, heap_bytes)
         yield "version", f"Penstock {self._version}"
         yield "uptime", f"{int(now - self._started_at)} seconds"
-        yield "clients/total", str(len(core.sessions))
+        yield "clients/total", str(n_sessions)
         yield "clients/disconnected", str(n_away)
         yield "clients/inactive", str(n_away)
         yield "retained messages/count", str(len(core.retained))

@@ -522,10 +522,11 @@ class Client:
             session.resend = deque(session.inflight) if session.inflight else NO_QUEUE
             session.outbox.link_changed()
             self.outgoing.want_pump()
-        counters = core.counters
-        counters.clients_connected += 1
-        most = max(counters.clients_connected_maximum, counters.clients_connected)
-        counters.clients_connected_maximum = most
+        if not session.is_local:
+            counters = core.counters
+            counters.clients_connected += 1
+            most = max(counters.clients_connected_maximum, counters.clients_connected)
+            counters.clients_connected_maximum = most
         if session.shares:
             redelivery.member_came(session)
         if core.consuming is not None and session.subscriptions:

@@ -79,18 +79,24 @@ class SessionRegistry:
     Attributes:
         quota: how many there may be.
         will_bytes: about what the wills of all take of the memory.
+        n_local: how many are of clients in the broker's own process.
     """
 
     def __init__(self, core: Core) -> None:
         self._core = core
         self._sessions: dict[str, Session] = {}
         self.quota = SessionQuota(core.limits)
-        self.will_bytes = 0
+        self.will_bytes = self.n_local = 0
         self._leaving: dict[Session, tuple[Client, float]] = {}
         self._takeovers = Takeovers()
 
     def __len__(self) -> int:
         return len(self._sessions)
+
+    @property
+    def n_of_clients(self) -> int:
+        """The sessions of clients alone."""
+        return len(self._sessions) - self.n_local
 
     def __iter__(self) -> Iterator[Session]:
         return iter(list(self._sessions.values()))
@@ -236,6 +242,7 @@ class SessionRegistry:
     def create(self, client_id: str) -> Session:
         """Make a session for a client that has none, and return it."""
         session = self._sessions[client_id] = UnusedSession(client_id, self._core)
+        self.n_local += session.is_local
         return session
 
     def set_will(self, session: Session, will: Will | None) -> None:
@@ -326,7 +333,7 @@ class SessionRegistry:
             session.look_timer = None
         if session.large_ahead is not None:
             session.large_ahead.connection_lost()
-        self._core.counters.clients_connected -= 1
+        self._core.counters.clients_connected -= not session.is_local
 
     def count_absence(self, session: Session, since: float, now: float) -> None:
         """Let the time run that will and session have without a connection.
@@ -394,6 +401,7 @@ class SessionRegistry:
         """Remove a session and its subscriptions; return their topic filters."""
         core = self._core
         del self._sessions[session.client_id]
+        self.n_local -= session.is_local
         self.quota.forget(session)
         for timer in (session.expiry_timer, session.look_timer, session.overflow_timer):
             if timer is not None:

@@ -14,6 +14,7 @@ from hashlib import blake2b
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from penstock.broker.extensions import LOCAL_CLIENT_PREFIX
 from penstock.broker.link import Link
 from penstock.broker.message import Message
 from penstock.broker.mqtt.packets import Will
@@ -202,6 +203,11 @@ class Session:
         if not self.origin:
             self.origin = blake2b(self.client_id.encode(), digest_size=CLIENT_BYTES).digest()
         return self.origin + packet_id.to_bytes(2, "big")
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is of a client in the broker's own process: no figure of clients counts it."""
+        return self.client_id.startswith(LOCAL_CLIENT_PREFIX)
 
     @property
     def is_connected(self) -> bool:

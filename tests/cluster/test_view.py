@@ -191,12 +191,20 @@ def test_a_client_is_followed_wherever_it_is(shared: Cluster) -> None:
 
 
 def test_figures_are_those_of_all_nodes(shared: Cluster) -> None:
-    """At once in the overview, soon in `$SYS`; each node's own in `cluster status`."""
+    """At once in the overview, soon in `$SYS`; each node's own in `cluster status`.
+
+    What carries messages from node to node is no client.
+    """
     with (
-        clients(shared, sum1="a", sum2="b", sum3="c"),
+        clients(shared, sum1="a", sum2="b", sum3="c") as there,
         shared.client("a", subscribes="$SYS/broker/clients/connected") as reader,
     ):
         n_clients = 4
+        for client in there.values():
+            reader.publish("to/sum1", b"x")
+            client.publish("to/sum2", b"x")
+        there["sum1"].payloads(3)
+        there["sum2"].payloads(3)
         until(lambda: got(shared, "b", "overview")["clients"]["connected"] == n_clients)
         while int(reader.message().payload) != n_clients:
             pass

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
+from tests.helpers.commands import penstock
 from tests.helpers.paho_client import MQTT_3_1_1, PahoClient
 from tests.helpers.process import SECONDS, BrokerProcess, anonymous_policy, running_broker
 
@@ -305,13 +306,48 @@ def test_without_a_login_no_files_are_written(tmp_path: Path) -> None:
     assert not (tmp_path / "copy").exists()
 
 
+def uplink(port: int) -> dict[str, Any]:
+    """Return the settings of an uplink to a cloud."""
+    cloud = {"upstream": {"address": f"127.0.0.1:{port}"}, "up": [{"filter": "site/#"}]}
+    return {"uplink": {"site": "here", "uplinks": {"cloud": cloud}}}
+
+
+def test_the_brokers_own_clients_are_in_no_figure_of_clients(tmp_path: Path) -> None:
+    """One client beside those of an uplink: metrics, `$SYS`, overview and top tell of one."""
+    edge = tmp_path / "edge"
+    edge.mkdir()
+    with (
+        running_broker(anonymous_policy(), tmp_path) as cloud,
+        running_broker(
+            anonymous_policy(ADMIN | uplink(cloud.port), sys_interval=1), edge
+        ) as broker,
+        PahoClient(broker.port, "stock") as stock,
+    ):
+        assert stock.connect()
+        own = 'penstock_listener_clients{listener="$local"}'
+        told = eventually(lambda: found if (found := metrics(broker))[own] else None)
+        names = ("clients_connected", "clients_connected_maximum", "sessions")
+        assert [told[f"penstock_{name}"] for name in names] == [1, 1, 1]
+        found = ask(broker, "GET", "/api/overview")["clients"]
+        assert found == {"connected": 1, "sessions": 1, "maximum": 1}
+        done = penstock("top", "--once", "--url", broker.console_url)
+        assert ": 1 connected, 1 sessions\n" in done.out
+        awaited = dict.fromkeys(("connected", "active", "maximum", "total"), b"1")
+        awaited |= {"disconnected": b"0", "inactive": b"0"}
+        for name in awaited:
+            assert stock.subscribe(f"$SYS/broker/clients/{name}", 0)
+        while awaited:  # $SYS follows within a second
+            message = stock.message()
+            name = message.topic.removeprefix("$SYS/broker/clients/")
+            if awaited.get(name) == message.payload:
+                del awaited[name]
+
+
 def test_an_edge_broker_shows_its_uplinks(tmp_path: Path) -> None:
     """One whose cloud is not there says why; list, overview and metrics agree."""
     with socket.create_server(("127.0.0.1", 0)) as closed:
-        address = f"127.0.0.1:{closed.getsockname()[1]}"
-    cloud = {"upstream": {"address": address}, "up": [{"filter": "site/#"}]}
-    uplink = {"site": "here", "uplinks": {"cloud": cloud}}
-    with running_broker(anonymous_policy(ADMIN | {"uplink": uplink}), tmp_path) as broker:
+        port = closed.getsockname()[1]
+    with running_broker(anonymous_policy(ADMIN | uplink(port)), tmp_path) as broker:
         me = ask(broker, "GET", "/api/me")
         assert (me["kind"], "uplinks" in me["has"]) == ("edge", True)
 

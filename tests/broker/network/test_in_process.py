@@ -206,6 +206,29 @@ async def test_a_local_client_takes_nobodys_place_and_never_expires() -> None:
         assert session.client.timer is None
 
 
+async def test_a_local_client_is_in_no_figure_of_clients() -> None:
+    """Neither connected nor away, nor once its session has ended; no limit counts it."""
+    async with serving(limits={"sessions": 1}) as server:
+        core = server.core
+        local = await joined(server)
+
+        def figures() -> tuple[int, int, int]:
+            counters = core.counters
+            most = counters.clients_connected_maximum
+            return counters.clients_connected, most, core.sessions.n_of_clients
+
+        assert figures() == (0, 0, 0)
+        async with await connected(port_of(server), "other"):
+            assert figures() == (1, 1, 1)
+            local.transport.abort()
+            await local.lost.wait()
+            await until(lambda: core.sessions.get("$uplink/a").client is None)  # type: ignore[union-attr]
+            assert figures() == (1, 1, 1)
+            local_clients(server).end_sessions(lambda _: True)
+            assert (*figures(), len(core.sessions)) == (1, 1, 1, 1)
+        await until(lambda: figures() == (0, 1, 0))
+
+
 async def test_sessions_that_are_not_configured_any_more_end() -> None:
     """Messages would wait in them without end."""
     async with serving() as server:
