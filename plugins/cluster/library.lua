@@ -760,6 +760,13 @@ local function commit(base, words, first, stop)
     return FENCED  -- a failover has lost it
   end
   if box.commit == stamp then return box.added end
+  -- Or a message that is to be sent: it is another entry once it is sent again. And a client that
+  -- has it would take the next one with its packet identifier for it.
+  for i = first + 5, stop, 3 do
+    local id = words[i + 1]
+    if words[i] == 'i' and call('HEXISTS', sent, id) == 0
+      and #call('XRANGE', box.stream, id, id) == 0 then return FENCED end
+  end
   local added = {}
   for i = first + 5, stop, 3 do
     local what, one, other = words[i], words[i + 1], words[i + 2]

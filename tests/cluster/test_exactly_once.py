@@ -1,12 +1,13 @@
-"""A QoS 2 message that its publisher sends again at another broker comes once."""
+"""A QoS 2 message comes once, also where it is sent again at another broker or server."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import signal
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
 from redis import Redis
@@ -20,9 +21,10 @@ from tests.helpers.cluster import (
     Subscriber,
     lasting,
     reached,
+    roam,
     running_brokers,
 )
-from tests.helpers.redis_server import shared_redis
+from tests.helpers.redis_server import running_redis, running_sentinels, shared_redis
 from tests.helpers.wire import WireClient
 
 JUDGE = "judge"
@@ -134,3 +136,46 @@ async def test_client_that_has_gone_on_is_not_heard_where_it_was_not_let_in(tmp_
             assert subscriber.came == [1, 2]
             resting.cancel()
             taking.cancel()
+
+
+async def test_message_that_a_failover_has_lost_comes_once(tmp_path: Path) -> None:
+    """Its subscriber's broker had read it before any replica had it, and not sent it."""
+    subscriber = Subscriber()
+    with ExitStack() as stack:
+        master = stack.enter_context(running_redis(tmp_path / "0"))
+        line = f"replicaof 127.0.0.1 {master.port}"
+        replicas = [stack.enter_context(running_redis(tmp_path / name, line)) for name in "12"]
+        for replica in replicas:
+            stack.callback(replica.process.send_signal, signal.SIGCONT)
+        ports = stack.enter_context(running_sentinels(tmp_path / "sentinels", master.port))
+        servers = [f"127.0.0.1:{port}" for port in ports]
+        section = {"sentinel": {"servers": servers, "master": "m"}, "min_replicas": 1}
+        cluster = stack.enter_context(running_brokers(tmp_path, "a", "b", redis=section))
+        admin = stack.enter_context(Redis(port=master.port))
+        async with await cluster.connected("a", "reads", **lasting()) as reader:
+            await reader.subscribe("exact/#", 2)
+        roaming = asyncio.create_task(roam(cluster, "a", "reads", subscriber.run))
+        async with await cluster.connected("b", "writes", **lasting()) as writer:
+            await publish(writer, Publish("exact/x", b"0", 2, packet_id=7))
+            (stream,) = admin.scan_iter("*:q:reads")
+            await reached(lambda: not admin.xlen(stream), "the end of the first message")
+            for replica in replicas:
+                replica.process.send_signal(signal.SIGSTOP)
+            admin.execute_command("CLIENT", "KILL", "TYPE", "replica")
+            publishing = asyncio.create_task(
+                publish(writer, Publish("exact/x", b"1", 2, packet_id=8))
+            )
+            await reached(lambda: admin.xlen(stream), "the second message")
+            (entry, _), *_ = admin.xrange(stream)
+            (notes,) = admin.scan_iter("*:a}:*:notes")
+            admin.xadd(notes, {"b": json.dumps(["mail", ["reads"]])})
+            session = stream.replace(b":q:", b":s:")
+            await reached(lambda: admin.hget(session, "got") == entry, "that it is read")
+            master.process.kill()
+            for replica in replicas:
+                replica.process.send_signal(signal.SIGCONT)
+            await publishing
+            await publish(writer, Publish("exact/x", b"2", 2, packet_id=9))
+            await reached(lambda: 2 in subscriber.came, "the last message")
+            assert subscriber.came == [0, 1, 2]
+            roaming.cancel()

@@ -292,6 +292,22 @@ async def test_repeated_commit_answers_with_what_it_has_added() -> None:
         assert (await a.load(X, own)).sent == {added[0][0]: b"s"}
 
 
+async def test_nothing_is_sent_that_a_failover_has_lost() -> None:
+    """The session is loaded anew; what was noted before is changed, and nothing else is."""
+    async with joined(server(), "a") as a:
+        own = await kept(a)
+        await posted(a, b"1", b"2")
+        first, second = (await a.fetch(X, own, FROM_START, 10, 10_000)).entries
+        await commit(a, own, 2, "o1", "i", first[0], b"sent")
+        key = f":q:{X}"
+        await plain(a.engine.command(bucket(a), "XDEL", key, first[0], second[0]))
+        await commit(a, own, 3, "o1", "i", first[0], b"released")
+        with pytest.raises(FencedError):
+            await commit(a, own, 4, "o1", "n", 7, "", "i", second[0], b"sent")
+        state = await a.load(X, own)
+        assert (state.sent, state.incoming) == ({first[0]: b"released"}, [])
+
+
 async def test_messages_of_qos_0_are_for_sessions_with_a_connection() -> None:
     """They do not wait for one that is away, and are counted there."""
     async with joined(server(), "a") as a:
