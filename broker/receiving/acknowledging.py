@@ -183,7 +183,7 @@ def _forget_unknown(client: Client, packet_id: int) -> None:
 
     def answer() -> None:
         if client.is_open:
-            client.sender.send_packet(PubComp(packet_id, _not_found(client)))
+            client.sender.send_when_safe(PubComp(packet_id, _not_found(client)))
 
     client.forgetting(packet_id, client.core.sinks, answer).ask()
 

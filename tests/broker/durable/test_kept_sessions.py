@@ -217,6 +217,32 @@ def test_a_session_stays_until_sinks_have_forgotten_what_is_released() -> None:
     assert not boxes["s"].incoming
 
 
+def test_a_packet_identifier_is_free_once_the_store_has_it_no_more() -> None:
+    """Also for a client that releases it again, on its next connection."""
+    boxes, sink = Mailboxes(), HoldingSink("t")
+    held: list[Callable[[bool], None]] = []
+    sink.forget = lambda deduplication_id, done: held.append(done)  # type: ignore[method-assign] # noqa: ARG005
+    node = Node(boxes, sinks=[sink])
+    client = connected(node)
+    client.send(Publish("t", b"x", 2, packet_id=7))
+    sink.settle()
+    node.settle()
+    client.send(PubRel(7))
+    client.lose()
+    client = connected(node)
+    node.is_refusing = True
+    held.pop()(True)
+    client.send(PubRel(7))
+    held.pop()(True)
+    node.settle()
+    assert boxes["s"].incoming == {7}
+    assert not client.inbox
+    node.is_refusing = False
+    node.settle()
+    assert not boxes["s"].incoming
+    assert client.take(PubComp).packet_id == 7
+
+
 def test_what_a_dropped_session_has_published_is_not_routed_any_more() -> None:
     """Another broker has the client, which has sent it again there."""
     sink, access = HoldingSink("t"), Access()
