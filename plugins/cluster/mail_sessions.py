@@ -128,7 +128,7 @@ class KeptSessions(SessionStore):
 
     Attributes:
         sessions: by client.
-        prefixes: those of all sessions; see `Kept`.
+        prefixes: those of all sessions, and since when these are here; see `Kept`.
         n_fetched: messages that came from mailboxes.
         n_unreadable: messages that could not be read, and were dropped.
     """
@@ -143,7 +143,7 @@ class KeptSessions(SessionStore):
         logger: Logger,
     ) -> None:
         self.sessions: dict[str, Kept] = {}
-        self.prefixes: set[bytes] = set()
+        self.prefixes: dict[bytes, float] = {}
         self.n_fetched = 0
         self.n_unreadable = 0
         self._faults: dict[str, int] = {}
@@ -204,7 +204,7 @@ class KeptSessions(SessionStore):
         if client_id in self.sessions:
             self._forget(self.sessions[client_id])
         self.sessions[client_id] = kept
-        self.prefixes.add(kept.prefix)
+        self.prefixes[kept.prefix] = now
         self._rows.update(dict.fromkeys((kept.row, *kept.entries), kept))
         self._tell_filters(kept)
         return stored
@@ -269,7 +269,7 @@ class KeptSessions(SessionStore):
         del self.sessions[kept.client_id]
         for row in (kept.row, *kept.entries):
             self._rows.pop(row, None)
-        self.prefixes.discard(kept.prefix)
+        self.prefixes.pop(kept.prefix, None)
         if kept.fetching is not None:
             kept.fetching.cancel()
 

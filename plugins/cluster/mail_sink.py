@@ -114,7 +114,7 @@ class MailSink(BoundedSink):
         routes: whose mailboxes get what; set once it is made.
         lost: messages that mailboxes had no room for, or that had no session any more, by reason.
         prefixes: of the deduplication identifiers of sessions that were at another node, which may
-            have put their messages into mailboxes.
+            have put their messages into mailboxes; and since when they are here.
         n_posts: calls that were answered.
     """
 
@@ -142,7 +142,7 @@ class MailSink(BoundedSink):
         self._seen: dict[bytes, tuple[float, Sequence[str]]] = {}  # since when, and its buckets;
         # none where any may have it
         self._unknown_until = -math.inf  # some that the engine has are missing there
-        self.prefixes: set[bytes] = set()
+        self.prefixes: Mapping[bytes, float] = {}
         self._buckets: dict[str, _Bucket] = {}
         self._waiting: dict[str, None] = {}
         self._is_scheduled = False
@@ -390,12 +390,13 @@ class MailSink(BoundedSink):
     def forget(self, deduplication_id: bytes, done: Callable[[bool], None]) -> None:
         """Forget a message that its publisher cannot send again; see `MessageSink`."""
         seen = self._seen.pop(deduplication_id, None)
-        buckets = () if seen is None else seen[1]
+        here_since = self.prefixes.get(deduplication_id[:-2])
         may_be_there = (
-            seen is not None
-            or deduplication_id[:-2] in self.prefixes
-            or self._clock() < self._unknown_until
+            seen is not None or here_since is not None or self._clock() < self._unknown_until
         )
+        buckets: Sequence[str] = ()
+        if seen is not None and seen[0] >= (here_since or 0.0):
+            buckets = seen[1]  # else these are of an earlier message with the identifier
         if not buckets and may_be_there:
             buckets = list({box.bucket for box in self.routes.boxes.values()})
         if not buckets:

@@ -388,7 +388,7 @@ async def test_session_that_is_gone_leaves_nothing_here(monkeypatch: pytest.Monk
     values = {b"origin": b"o", b"options": options.encode()}
     node.engine.state = State(values, {}, {}, [3], [])
     await node.kept.load("x", OWNER)
-    assert node.kept.prefixes == {bytes(8)}
+    assert node.kept.prefixes.keys() == {bytes(8)}
     node.kept.unloaded("x")
     assert not node.kept.prefixes
     assert not node.kept._rows

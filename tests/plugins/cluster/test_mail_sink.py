@@ -304,7 +304,7 @@ async def test_qos_2_message_is_told_from_its_repeats_until_it_is_forgotten() ->
     sink.sink.routes.set("y1", "t", "o")
     ((_, words, _),) = sink.engine.posts
     assert words[3::7] == [b"+id", b"?other"]
-    sink.sink.prefixes.add(b"elsewhere")
+    sink.sink.prefixes = {b"elsewhere": 0.0}
     for one in (b"id", b"other", b"never seen", b"elsewhere\0\1"):
         sink.sink.forget(one, done.append)
     await asyncio.sleep(0)
@@ -316,6 +316,28 @@ async def test_qos_2_message_is_told_from_its_repeats_until_it_is_forgotten() ->
         ("x", b"other"),
         ("y", b"elsewhere\0\1"),
         ("y", b"other"),
+    ]
+
+
+async def test_message_of_another_node_is_forgotten_by_all_buckets() -> None:
+    """Also where an earlier one with its Packet Identifier was stored here, in some of them."""
+    sink, done = Sink(), list[bool]()
+    loop = asyncio.get_running_loop()
+    sink.sink.routes.set("y1", "t", "-o")
+    sink.send(Answer(b"session\0\1"), qos=2)
+    sink.sink.prefixes = {b"session": loop.time() + 1}
+    sink.ahead = 2.0
+    sink.send(Answer(b"session\0\2"), qos=2)
+    sink.sink.routes.set("y1", "t", "o")
+    for number in (b"\1", b"\2"):
+        sink.sink.forget(b"session\0" + number, done.append)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert done == [True, True]
+    assert sorted(sink.engine.unseen) == [
+        ("x", b"session\0\1"),
+        ("x", b"session\0\2"),
+        ("y", b"session\0\1"),
     ]
 
 
