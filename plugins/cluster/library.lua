@@ -532,12 +532,11 @@ local function is_here(base, token)
   return false
 end
 
--- Forgets messages that their publisher cannot send again; a node that was evicted does not know.
+-- Forgets a message that its publisher cannot send again; a node that was evicted does not know.
 function functions.unsee(keys, args)
-  if is_new(call('HGET', keys[1] .. ':last', args[1]), args[2], 0) == nil then
-    return refuse(FENCED)
-  end
-  return call('ZREM', keys[1] .. ':d', unpack(args, 3))
+  local base, id, node, epoch = keys[1], unpack(args)
+  if is_new(call('HGET', base .. ':last', node), epoch, 0) == nil then return refuse(FENCED) end
+  return call('ZREM', base .. ':d', id)
 end
 
 -- Returns what of a post was refused; of one that is repeated, what was refused the first time.

@@ -147,7 +147,8 @@ class MailEngine:
 
     def unsee(self, bucket: str, deduplication_id: bytes) -> asyncio.Future[Any]:
         """Forget a message that its publisher cannot send again."""
-        words = self.engine.node, self.engine.epoch, deduplication_id
+        # Were it the node's name that follows the key, this would be a later post: see `Pipeline`.
+        words = deduplication_id, self.engine.node, self.engine.epoch
         return self.engine.call("unsee", bucket, *words, is_stored=True)
 
     async def load(self, client_id: str, owner: Row) -> State:

@@ -28,7 +28,7 @@ from penstock.plugins.cluster.mail_engine import (
     MailEngine,
     Posted,
 )
-from penstock.plugins.redis.calls import plain
+from penstock.plugins.redis.calls import heed, plain
 from penstock.plugins.redis.errors import StorageFullError
 from penstock.plugins.redis.pipeline import Patience
 from penstock.plugins.redis.server import RedisServer
@@ -599,6 +599,21 @@ async def test_what_was_delivered_is_removed_however_long_the_engine_was_away(
             with running_redis(tmp_path, *lasts, port=port):
                 assert await asyncio.gather(*removing) == [1, 0]
                 assert await values(mail, own) == []
+
+
+async def test_what_waits_for_replicas_is_not_refused_for_what_is_forgotten(tmp_path: Path) -> None:
+    """The server takes calls again between the two; a later post would be another matter."""
+    with running_redis(tmp_path) as redis, Redis(port=redis.port) as admin:
+        async with joined(RedisServer("127.0.0.1", redis.port), "a") as a:
+            own = await kept(a)
+            admin.config_set("min-replicas-to-write", 1)
+            words = [b"head", run(b"1"), 2, b"+id", 1, X]
+            posting = a.post(bucket(a), words)
+            changing = "CONFIG", "SET", "min-replicas-to-write", 0
+            a.engine.calls.routes.call(bucket(a), *changing).add_done_callback(heed)
+            assert await a.unsee(bucket(a), b"another") == 0
+            assert (await posting)[0] == b""
+            assert await values(a, own) == [b"1"]
 
 
 async def test_large_message_for_several_mailboxes_is_there_once() -> None:
