@@ -272,9 +272,10 @@ class Roaming:
         """Wait until all that was begun has come; return the findings."""
         writer = self._writer
         writer.is_ending = True
-        wanted = set(range(writer.n_begun)) - writer.refused
         with contextlib.suppress(AssertionError):  # the findings tell
             await reached(lambda: writer.n_done == writer.n_begun, "all acknowledgements")
+        wanted = set(range(writer.n_begun)) - writer.refused  # the last of them until now
+        with contextlib.suppress(AssertionError):
             for reader in self._readers.values():
                 await reached(lambda r=reader: wanted <= {*r.came}, "all messages")  # type: ignore[misc]
         n_lost_sessions = sum(task.done() for task in self._tasks)
