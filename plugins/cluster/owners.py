@@ -2,7 +2,8 @@
 
 Theory of operation. The rules are those of ``docs/explanation/cluster.md``, where a model has
 checked them in all states of small cases; `tests/cluster/test_ownership_model.py` names the steps.
-A client whose owner is this node costs the engine nothing when it connects.
+A client whose owner is this node costs the engine nothing when it connects, unless the node may
+have been evicted meanwhile: then another one may have had the client.
 """
 
 from __future__ import annotations
@@ -47,6 +48,10 @@ Release = Callable[..., None]
 
 class NotOwnedError(PenstockError):
     """A client cannot be had, as another node has it or the engine cannot be asked."""
+
+
+def _unanswered(client_id: str, who: str) -> NotOwnedError:
+    return NotOwnedError(f"client {client_id}: no answer from {who} for {CLAIM_SECONDS:g} s")
 
 
 class _Claim:
@@ -128,6 +133,8 @@ class Owners(SessionOwner):
     def claim(self, client_id: str, *, clean_start: bool) -> Awaitable[Stored | None] | None:
         """Make this node the owner of a client; see `SessionOwner`."""
         if client_id in self.owned:
+            if not self._is_certain():
+                return self._still_own(client_id)
             is_on_way = client_id in self._mail.sessions and not self._mail.is_loaded(client_id)
             return asyncio.sleep(0) if is_on_way else None
         claim = self._claims.get(client_id)
@@ -137,6 +144,21 @@ class Owners(SessionOwner):
             claim.task.add_done_callback(heed)  # its client may have gone
         assert claim.task is not None  # noqa: S101 (it is made with the claim)
         return self._wait(client_id, claim.task)
+
+    async def _still_own(self, client_id: str) -> None:
+        """Wait until this node is a member beyond doubt: what it has of a client may be of old.
+
+        Raises:
+            NotOwnedError: the engine has not answered, or this node's epoch has ended.
+        """
+        try:
+            async with asyncio.timeout(CLAIM_SECONDS):
+                while not self._is_certain():  # noqa: ASYNC110 (time is a part of it)
+                    await asyncio.sleep(_LOOK_SECONDS)
+        except TimeoutError as error:
+            raise _unanswered(client_id, "the engine") from error
+        if client_id not in self.owned:
+            raise NotOwnedError(f"client {client_id}: this node was taken for dead")
 
     async def _wait(self, client_id: str, task: asyncio.Task[Stored | None]) -> Stored | None:
         """Wait for a claim; the session is opened in the step in which this ends.
@@ -181,9 +203,7 @@ class Owners(SessionOwner):
                     stored = await self._mail.load(client_id, claim.row)
         except TimeoutError as error:
             owner = "the engine" if claim.owner is None else f"node {claim.owner.node}"
-            raise NotOwnedError(
-                f"client {client_id}: no answer from {owner} for {CLAIM_SECONDS:g} s"
-            ) from error
+            raise _unanswered(client_id, owner) from error
         except StorageError as error:
             raise NotOwnedError(f"client {client_id}: {error}") from error
         else:

@@ -267,3 +267,43 @@ async def test_broker_that_is_cut_off_takes_no_message_for_a_repeat(tmp_path: Pa
             await reached(lambda: 2 in subscriber.came, "the last message")
             assert subscriber.came == [1, 2]
             taking.cancel()
+
+
+async def test_broker_that_was_evicted_lets_nobody_in_to_what_it_had(tmp_path: Path) -> None:
+    """It would acknowledge a message as one that it has had, by what is over elsewhere."""
+    subscriber = Subscriber()
+    with (
+        running_redis(tmp_path / "redis") as redis,
+        Redis(port=redis.port) as admin,
+        running_brokers(tmp_path, "a", "b", redis={"server": f"127.0.0.1:{redis.port}"}) as cluster,
+    ):
+        async with (
+            await cluster.connected("b", "reads", **lasting()) as reader,
+            await cluster.connected("a", "writes", **lasting()) as writer,
+        ):
+            await reader.subscribe("exact/#", 2)
+            taking = asyncio.create_task(subscriber.run(reader))
+            await writer.send(Publish("exact/x", b"1", 2, packet_id=7))
+            await writer.take(PubRec)
+            cluster["a"].process.send_signal(signal.SIGSTOP)
+            admin.execute_command("CLIENT", "KILL", "TYPE", "normal")
+            async with await back(cluster["b"].port, "writes") as client:
+                await client.send(PubRel(7))
+                await client.take(PubComp)
+            # No beat of "a" is answered, and it does not hear that it is dead.
+            admin.config_set("min-replicas-to-write", 1)
+            admin.acl_setuser("default", enabled=True, commands=["-xread"])
+            async with await WireClient.dial(cluster["a"].port) as again:
+                await again.send(Connect("writes", keep_alive=0, **lasting()))
+                await again.send(Publish("exact/x", b"2", 2, dup=True, packet_id=7))
+                cluster["a"].process.send_signal(signal.SIGCONT)
+                answer = await again.receive()
+                assert isinstance(answer, ConnAck | None)
+                assert answer is None or answer.reason_code >= 0x80
+            admin.config_set("min-replicas-to-write", 0)
+            admin.acl_setuser("default", enabled=True, commands=["+xread"])
+            async with await back(cluster["a"].port, "writes") as client:
+                await publish(client, Publish("exact/x", b"2", 2, dup=True, packet_id=7))
+            await reached(lambda: 2 in subscriber.came, "the last message")
+            assert subscriber.came == [1, 2]
+            taking.cancel()
