@@ -27,7 +27,7 @@ from penstock.broker.message import OF_MQTT_3, Message, Properties
 from penstock.broker.mqtt.data_types import read_variable_byte_integer
 from penstock.broker.mqtt.enums import MQTT_5, PacketType
 from penstock.broker.mqtt.expiry import expiry_time
-from penstock.broker.mqtt.packets import REASON_CODES
+from penstock.broker.mqtt.packets import REASON_CODES, PubRec
 from penstock.broker.mqtt.properties import read_publish_properties
 from penstock.broker.mqtt.publish_head import read_publish_head
 from penstock.broker.mqtt.reason_codes import SUCCESS, ReasonCode
@@ -58,8 +58,6 @@ MAX_LOGGED_TOPIC: Final = 80
 
 DUP: Final = 0x08
 """DUP in the first byte of a PUBLISH."""
-
-_PUBREC: Final = PacketType.PUBREC << 4
 
 _QOS_BITS: Final = 0x06
 """QoS in the first byte of a PUBLISH."""
@@ -286,9 +284,7 @@ def _is_repeat(client: Client, packet_id: int, qos: int) -> bool:
         return False
     receipt = incoming[packet_id]
     if not isinstance(receipt, PublishReceipt):
-        # Not before it is certain that the session is still this broker's: elsewhere the identifier
-        # may be another message's by now. CONNACK does not wait for that while commits fail.
-        client.sender.send_short(_PUBREC, packet_id)
+        client.sender.send_packet(PubRec(packet_id))
     elif receipt.client is not client:
         receipt.move_to(client)
     return True

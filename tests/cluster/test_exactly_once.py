@@ -6,10 +6,9 @@ import asyncio
 import json
 import logging
 import signal
-from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 from redis import Redis
 
@@ -29,56 +28,6 @@ from tests.helpers.redis_server import running_redis, running_sentinels, shared_
 from tests.helpers.wire import WireClient
 
 JUDGE = "judge"
-
-
-class Refusable(Cluster):
-    """A cluster whose engine can refuse all that the broker `a` asks."""
-
-    def __init__(self, folder: Path, admin: Redis) -> None:
-        super().__init__(folder)
-        self._admin = admin
-        self._user = self.section["redis"]["prefix"]
-        self._password_file = folder / "password"
-        self._password_file.write_text("pass\n")
-        admin.acl_setuser(self._user, enabled=True, passwords="+pass", keys="*", channels="*")
-        self.allow()
-
-    def policy(self, name: str) -> dict[str, Any]:
-        """Return the policy of a broker: `a` is another user of the engine."""
-        policy = super().policy(name)
-        if name == "a":
-            login = {"user": self._user, "password_file": str(self._password_file)}
-            policy["cluster"]["redis"] = policy["cluster"]["redis"] | login
-        return policy
-
-    def allow(self) -> None:
-        """Refuse nothing."""
-        self._admin.execute_command("ACL", "SETUSER", self._user, "+@all")
-
-    def refuse(self) -> None:
-        """Refuse what `a` asks from now on."""
-        self._admin.execute_command("ACL", "SETUSER", self._user, "-@all")
-
-    def cut_off(self) -> None:
-        """End the connections of `a` as well: it hears nothing any more."""
-        self._admin.client_kill_filter(user=self._user)
-
-    def end(self) -> None:
-        """Kill what still runs, and remove the user."""
-        super().end()
-        self._admin.acl_deluser(self._user)
-
-
-@contextmanager
-def refusable_brokers(folder: Path) -> Iterator[Refusable]:
-    """Run such a cluster for a block."""
-    with Redis(port=shared_redis()) as admin:
-        cluster = Refusable(folder, admin)
-        try:
-            cluster.start("a", "b")
-            yield cluster
-        finally:
-            cluster.end()
 
 
 @asynccontextmanager
@@ -230,43 +179,6 @@ async def test_message_that_a_failover_has_lost_comes_once(tmp_path: Path) -> No
             await reached(lambda: 2 in subscriber.came, "the last message")
             assert subscriber.came == [0, 1, 2]
             roaming.cancel()
-
-
-async def test_broker_that_is_cut_off_takes_no_message_for_a_repeat(tmp_path: Path) -> None:
-    """Its client has been elsewhere since, and uses the identifier for another message."""
-    subscriber = Subscriber()
-    with refusable_brokers(tmp_path) as cluster:
-        async with (
-            judge_of(cluster) as judge,
-            await cluster.connected("b", "reads", **lasting()) as reader,
-        ):
-            await reader.subscribe("exact/#", 2)
-            taking = asyncio.create_task(subscriber.run(reader))
-            async with await cluster.connected("a", "writes", **lasting()) as writer:
-                await writer.send(Publish("exact/x", b"1", 2, packet_id=7))
-                assert (await writer.take(PubRec)).reason_code < 0x80
-                epoch, _ = (await judge.members())["a"]
-                cluster.refuse()
-            await asyncio.to_thread(cluster["a"].wait_for_log, "persistence: ")
-            cluster.cut_off()
-            evict(judge, "a", epoch)
-            await judge.sweep_owners("a", epoch)
-            await judge.done("a", epoch)
-            async with await back(cluster["b"].port, "writes") as writer:
-                await writer.send(PubRel(7))
-                await writer.take(PubComp)
-            other = Publish("exact/x", b"2", 2, dup=True, packet_id=7)  # "b" has not got it
-            async with await back(cluster["a"].port, "writes") as writer:
-                await writer.send(other)
-                answering = asyncio.create_task(writer.rest())
-                await asyncio.wait([answering], timeout=1.0)
-                cluster.allow()
-                assert not any(isinstance(one, PubRec) for one in await answering)
-            async with await back(cluster["b"].port, "writes") as writer:
-                await publish(writer, other)
-            await reached(lambda: 2 in subscriber.came, "the last message")
-            assert subscriber.came == [1, 2]
-            taking.cancel()
 
 
 async def test_broker_that_was_evicted_lets_nobody_in_to_what_it_had(tmp_path: Path) -> None:
