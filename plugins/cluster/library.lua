@@ -53,7 +53,8 @@
 --   :n:CLIENT   set: packet identifiers of QoS 2 messages that it has sent and not released
 --
 -- A call may come twice: what has an effect that cannot be repeated has a number, beside the epoch of
--- its node. What comes of an epoch that has ended is refused with FENCED.
+-- its node. What comes of an epoch that has ended is refused with FENCED. A repeat, too, writes: the
+-- WAIT behind it, since Redis 7.2, is for what its own connection has written.
 
 local MOST_CHANGES = 20000  -- that are kept; who is behind them reads everything anew
 local INLINE_BYTES = 4096   -- a larger retained message is looked up by who reads of it
@@ -183,9 +184,9 @@ end
 local function is_repeat(base, kind, node, number)
   local name = kind .. ' ' .. node
   local last = call('HGET', base .. ':m', name)
-  if last and tonumber(last) >= tonumber(number) then return true end
-  call('HSET', base .. ':m', name, number)
-  return false
+  local is_over = last and tonumber(last) >= tonumber(number)
+  call('HSET', base .. ':m', name, is_over and last or number)
+  return is_over
 end
 
 -- Changes a subscription of a session: its origin, or that behind '-' for its end.
@@ -272,7 +273,10 @@ function functions.put(keys, args)
   if data == '' then return bytes end
   local is_first = is_new(told[2], epoch, number)
   if is_first == nil then return refuse(FENCED) end
-  if not is_first then return bytes end
+  if not is_first then
+    call('HSET', key, own, told[2])
+    return bytes
+  end
   bytes = bytes + #data
   local origin = epoch .. ' ' .. number
   call('XADD', base .. ':inbox', '*', node .. ' ' .. origin, data)
@@ -535,7 +539,9 @@ end
 -- Forgets a message that its publisher cannot send again; a node that was evicted does not know.
 function functions.unsee(keys, args)
   local base, id, node, epoch = keys[1], unpack(args)
-  if is_new(call('HGET', base .. ':last', node), epoch, 0) == nil then return refuse(FENCED) end
+  local last = call('HGET', base .. ':last', node)
+  if is_new(last, epoch, 0) == nil then return refuse(FENCED) end
+  if last then call('HSET', base .. ':last', node, last) end
   return call('ZREM', base .. ':d', id)
 end
 
@@ -611,10 +617,11 @@ end
 function functions.post(keys, args)
   local base, node, epoch, number = keys[1], unpack(args, 1, 3)
   local limits = {messages = tonumber(args[4]), bytes = tonumber(args[5]), mode = args[6]}
-  local is_first = is_new(call('HGET', base .. ':last', node), epoch, number)
+  local last = call('HGET', base .. ':last', node)
+  local is_first = is_new(last, epoch, number)
   if is_first == nil then return refuse(FENCED) end
   local origin, n_shared = epoch .. ' ' .. number, 0
-  if is_first then call('HSET', base .. ':last', node, origin) end
+  call('HSET', base .. ':last', node, is_first and origin or last)
   local boxes, asked, refused = {}, {}, {}
   local at, run = 7, 0
   while at <= #args do
@@ -758,7 +765,10 @@ local function commit(base, words, first, stop)
   elseif not box.origin and words[first + 5] ~= 's' then
     return FENCED  -- a failover has lost it
   end
-  if box.commit == stamp then return box.added end
+  if box.commit == stamp then
+    call('HSET', box.key, 'commit', stamp)
+    return box.added
+  end
   -- Or a message that is to be sent: it is another entry once it is sent again. And a client that
   -- has it would take the next one with its packet identifier for it.
   for i = first + 5, stop, 3 do

@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from redis import Redis
@@ -131,6 +132,27 @@ async def test_what_is_put_twice_is_in_the_inbox_once(
     await reader.close()
     for _ in range(2):
         assert await b.delete(ids, 3) == 5
+
+
+async def test_what_is_repeated_writes_again(tmp_path: Path) -> None:
+    """Else a WAIT on a new connection would not wait for what an earlier one has written."""
+    with running_redis(tmp_path) as process, Redis(port=process.port) as admin:
+        a, b = [await joined(RedisServer(port=process.port), name) for name in "ab"]
+        bucket, post = a.bucket("c"), (9, 9, "drop", b"", b"0\0", 0, b"", 1, "c")
+        calls: list[tuple[str, str, tuple[Any, ...]]] = [
+            ("put", a.node_key("b", b.epoch), ("a", a.epoch, 1, b"one")),
+            ("change", a.base, ("a", a.epoch, 1, "x", "1")),
+            ("retain", a.base, ("a", a.epoch, 1, "x", b"one")),
+            ("post", bucket, ("a", a.epoch, 1, *post)),
+            ("unsee", bucket, ("x", "a", a.epoch)),
+        ]
+        for name, key, words in calls:
+            await a.call(name, key, *words)
+            n_writes = admin.info("persistence")["rdb_changes_since_last_save"]
+            await a.call(name, key, *words)
+            assert admin.info("persistence")["rdb_changes_since_last_save"] > n_writes, name
+        for engine in (a, b):
+            await engine.close()
 
 
 async def test_who_was_evicted_changes_nothing(two: tuple[ClusterEngine, ClusterEngine]) -> None:
