@@ -45,7 +45,7 @@ class FunctionCalls:
         self.logger = logger
         self.routes = Routes(server.finder(), self._connect, server.patience, logger)
         self._library = library
-        self._prefix = library.prefix
+        self._functions = library.prefix
 
     async def _connect(self, address: Address) -> AbstractConnection:
         return await self.server.connect(self.logger, address, self._library)
@@ -90,7 +90,7 @@ class FunctionCalls:
             is_stored: whether replicas are waited for, as they are for the library's `stored`.
             is_kept: whether it waits for a server, and for replicas, however long that takes.
         """
-        name = self._prefix + function
+        name = self._functions + function
         is_stored = is_stored or function in self._library.stored
         return self.routes.call(
             keys[0], "FCALL", name, len(keys), *keys, *args, is_stored=is_stored, is_kept=is_kept

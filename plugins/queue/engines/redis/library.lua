@@ -147,12 +147,17 @@ end
 
 local UNKNOWN = {err = 'PENSTOCK unknown: the answer of a repeated call is not kept any more'}
 
--- Returns the key of a program's answers, and what is kept of this call's.
-local function kept(base, program, number)
+-- Returns the key of a program's answers, and what is kept of this call's, which is repeated or asked
+-- for.
+local function kept(base, program, number, is_asked)
   local key = base .. ':c:' .. program
   local found = call('HGET', key, number % RING)
   local values = found and {cmsgpack.unpack(found)} or {-1}
-  if values[1] == tonumber(number) then return key, values end
+  if values[1] == tonumber(number) then
+    -- Since Redis 7.2 a WAIT is for what its own connection has written.
+    if not is_asked then call('HSET', key, number % RING, found) end
+    return key, values
+  end
   return key, nil, values[1] > tonumber(number), not found
 end
 
@@ -423,7 +428,7 @@ local function verify(keys, argv)
   if not next_offset then return 1 end  -- it was deleted
   if tonumber(next_offset) < tonumber(argv[1]) then return 0 end
   if argv[3] == '' then return 1 end
-  local _, values, is_late = kept(keys[1], argv[2], argv[3])
+  local _, values, is_late = kept(keys[1], argv[2], argv[3], true)
   return (values or is_late) and 1 or 0
 end
 

@@ -4,6 +4,7 @@ import struct
 import uuid
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import pytest
@@ -13,7 +14,7 @@ from redis import Redis
 
 from penstock.plugins.queue.engines.redis.functions import LIBRARY
 from tests.helpers.effort import examples
-from tests.helpers.redis_server import shared_redis
+from tests.helpers.redis_server import running_redis, shared_redis
 
 RECEIVERS: Final = ("1", "2")
 READERS: Final = "3"
@@ -343,6 +344,18 @@ def test_a_call_may_concern_thousands_of_messages(client: Redis) -> None:
         more = store.call("sweep", more, n)[1]
     state = store.state()[":s"]
     assert (state[b"earliest"], state[b"messages"], state[b"stored"]) == (b"9000", b"0", b"0")
+
+
+def test_a_repeated_call_writes_again(tmp_path: Path) -> None:
+    """Else a WAIT on a new connection would not wait for what an earlier one has written."""
+    with running_redis(tmp_path) as process, Redis(port=process.port) as client:
+        client.function_load(LIBRARY.source())
+        store = Store(client, is_each=False)
+        words = ("program", 1, 1, "9.0", "0.0", 0, "", "", "", *New().words())
+        assert store.call("append", *words)[1] == [0]
+        n_writes = client.info("persistence")["rdb_changes_since_last_save"]
+        assert store.call("append", *words)[1] == [0]
+        assert client.info("persistence")["rdb_changes_since_last_save"] > n_writes
 
 
 def test_holes_behind_the_earliest_message_cost_nothing(client: Redis) -> None:
