@@ -522,7 +522,7 @@ class Client:
             session.resend = deque(session.inflight) if session.inflight else NO_QUEUE
             session.outbox.link_changed()
             self.outgoing.want_pump()
-        if not session.is_local:
+        if not self.is_local:
             counters = core.counters
             counters.clients_connected += 1
             most = max(counters.clients_connected_maximum, counters.clients_connected)

@@ -323,6 +323,8 @@ class SessionRegistry:
 
     def _part(self, session: Session) -> None:
         """Part a session from its connection: nothing more is sent to the client."""
+        if session.client is not None and not session.client.is_local:
+            self._core.counters.clients_connected -= 1
         session.client = session.sender = None
         del session.outgoing
         session.is_direct = False
@@ -333,7 +335,6 @@ class SessionRegistry:
             session.look_timer = None
         if session.large_ahead is not None:
             session.large_ahead.connection_lost()
-        self._core.counters.clients_connected -= not session.is_local
 
     def count_absence(self, session: Session, since: float, now: float) -> None:
         """Let the time run that will and session have without a connection.
