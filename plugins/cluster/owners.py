@@ -133,10 +133,8 @@ class Owners(SessionOwner):
     def claim(self, client_id: str, *, clean_start: bool) -> Awaitable[Stored | None] | None:
         """Make this node the owner of a client; see `SessionOwner`."""
         if client_id in self.owned:
-            if not self._is_certain():
-                return self._still_own(client_id)
             is_on_way = client_id in self._mail.sessions and not self._mail.is_loaded(client_id)
-            return asyncio.sleep(0) if is_on_way else None
+            return None if self._is_certain() and not is_on_way else self._still_own(client_id)
         claim = self._claims.get(client_id)
         if claim is None:
             claim = self._claims[client_id] = _Claim(self._next_row(), clean_start=clean_start)
@@ -157,6 +155,7 @@ class Owners(SessionOwner):
                     await asyncio.sleep(_LOOK_SECONDS)
         except TimeoutError as error:
             raise _unanswered(client_id, "the engine") from error
+        await asyncio.sleep(0)  # the session may be on its way to the broker
         if client_id not in self.owned:
             raise NotOwnedError(f"client {client_id}: this node was taken for dead")
 
